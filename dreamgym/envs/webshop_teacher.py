@@ -1,0 +1,99 @@
+"""The rule-based teacher for WebShop: reasoning traces from the environment's true state, and buy pages relabelled with other instructions.
+
+A trace states the facts first and the verdict last, because a small model can only conclude from what it has already written: an option is looked
+up among the options of the page before it is taken, and at buy-time each constraint is checked one by one (facts/tiny-scale, section 7).
+Relabelling makes the reward a judgement: the same real page with an instruction it meets, or with one that breaks a single constraint.
+"""
+from __future__ import annotations
+
+import numpy as np
+
+from dreamgym.envs import webshop_text as text
+from dreamgym.envs.webshop import Goal, Product, WebShopEngine
+from dreamgym.episode import Episode, Step, Task
+
+BREAKABLE = ("attribute", "noun", "price", "option")
+MAX_LOOKED_UP = 16
+
+
+def verdict_rows(goal: Goal, details: dict, price: float) -> list[tuple[str, bool]]:
+    """(what is wanted, met) for each constraint, from the engine's own reward details; the order of the instruction."""
+    rows = [(a, a in details["matched_attributes"]) for a in goal.attributes] + [(goal.query, details["r_type"] == 1.0)]
+    options = goal.goal_options.items() if isinstance(goal.goal_options, dict) else [("", value) for value in goal.goal_options]
+    rows += [(f"{name} {value}".strip(), met) for (name, value), met in zip(options, details["option_met"])]
+    if goal.price_upper < 1_000_000:
+        rows.append((f"{price:g} under {goal.price_upper:g}", details["price_ok"]))
+    return rows
+
+
+def explain(state: str, action: str, verdict: list[tuple[str, bool]] | None = None, success: bool = False) -> str:
+    """One line of reasoning for a transition; `verdict` only where something was bought."""
+    kind, (_, argument) = text.action_type(state, action), text.split_action(action)
+    item = text.read_item(state)
+    if verdict is not None and item:
+        got = f"got {item.title} {item.price} {' / '.join(item.chosen) or 'none'}"
+        return f"{got} want {' '.join(f'{what} {_yes(met)}' for what, met in verdict)} so {'success' if success else 'failure'}"
+    if kind == "search":
+        return f"the shop lists matches for {argument}"
+    if kind == "open":
+        title, price = text.read_results(state)[argument]
+        return f"{argument} is {title} {price} and opens"
+    if item and kind in ("option", "refused") and argument:
+        return _look_up(item.values, argument)
+    if kind == "prev":
+        return "back to the page before"
+    return {"next": "the next page of the same results", "sub": "details of this item", "back": "back to the search page"}.get(kind, "that is not possible here so the same page")
+
+
+def _look_up(values: list[str], wanted: str) -> str:
+    looked = values[:values.index(wanted) + 1] if wanted in values else values
+    facts = " ".join(f"{value} {_yes(value == wanted)}" for value in looked[-MAX_LOOKED_UP:])
+    return f"look for {wanted} : {facts} so {'it is chosen' if wanted in values else 'the same page'}".replace("  ", " ")
+
+
+def _yes(met: bool) -> str:
+    return "yes" if met else "no"
+
+
+def relabelled_buy(engine: WebShopEngine, product: Product, chosen: dict[str, str], state: str, broken: str | None, rng: np.random.Generator, name: str) -> Episode | None:
+    """The purchase of `product` with `chosen` options, under an instruction it meets (`broken` None) or that breaks exactly one constraint.
+
+    The engine's reward decides; None when this page cannot break that constraint, or when the engine disagrees with the intent (upstream's quirks:
+    fuzzy matches, colours by substring, prices drawn from a range).
+    """
+    attributes = [a for a in product.attributes if a in product.title.lower().split()] or list(product.attributes)
+    wanted = [attributes[i] for i in sorted(rng.permutation(len(attributes))[:rng.integers(1, len(attributes) + 1)])] if attributes else []
+    options = {k: v for k, v in chosen.items() if rng.random() < 0.85}
+    price, query, target = engine.price_of(product.asin), product.query, product
+    upper = 10 * float(np.floor(price / 10) + rng.integers(1, 5))
+    products = engine.products
+    if broken == "attribute":
+        others = sorted({a for p in engine.same_category(product) for a in p.attributes} - set(product.attributes))
+        if not wanted or not others:
+            return None
+        wanted[rng.integers(len(wanted))] = str(rng.choice(others))
+    elif broken == "noun":
+        target = products[rng.integers(len(products))]
+        query = target.query
+        if query == product.query:
+            return None
+    elif broken == "price":
+        upper = 10 * float(np.ceil(price / 10) - rng.integers(1, 4))
+        if upper <= 0 or upper >= price:
+            return None
+    elif broken == "option":
+        if not product.options:
+            return None
+        option = str(rng.choice(list(product.options)))
+        values = engine.option_values(option) or product.options[option]
+        others = [v for v in values if v != chosen.get(option)]
+        options[option] = str(rng.choice(others))
+    goal = Goal(asin=target.asin, instruction="", attributes=wanted, goal_options={k: options[k] for k in sorted(options)}, price_upper=upper,
+                query=query, product_category=target.product_category, name=target.title)
+    score, details = engine.judge(goal, product, price, chosen)
+    if (score == 1.0) != (broken is None):
+        return None
+    instruction = text.Wanted([*wanted, query], goal.goal_options, upper).text()
+    reasoning = explain(state, "click[buy now]", verdict_rows(goal, details, price), score == 1.0)
+    step = Step(state, "click[buy now]", text.PLACED, float(score == 1.0), True, "click[buy now]", reasoning, info={"broken": broken or "none"})
+    return Episode(name, Task(name, instruction, "webshop", state), [step], source="relabelled", stop="success" if score == 1.0 else "failure", score=score)

@@ -1,0 +1,237 @@
+"""WebShop as text: the one mapping from official pages to short states, and every rule that reads states. Pure functions.
+
+Real pages go through `abstract`; the experience model writes the same form, so that a policy sees one language in both worlds (DreamGym, section 4:
+abstract text states). Nothing here sees the engine, a goal, or a model. The forms:
+
+    search page | results page 1 of 5        | item classic slim jacket $40     | details of the item | order placed
+                | classic slim jacket $40 [1] | color: red / blue / black        | this jacket is slim |
+                | royal slim vest $20 [2]     | chosen: red                      |                     |
+
+A product is clicked by its number (`click[2]`); every other action is upstream's own string.
+"""
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+START = "search page"
+PLACED = "order placed"
+NOTHING = "nothing"
+BUTTONS = ("back to search", "< prev", "next >", "description", "features", "reviews", "buy now")
+MAX_DETAIL_CHARS = 600
+
+_BUTTON = re.compile(r"\s*\[(?:clicked )?button\] (.*) \[(?:clicked )?button_\]$")
+_CLICKED = re.compile(r"\s*\[clicked button\] (.*) \[clicked button_\]$")
+_PRICE = re.compile(r"\$(\d+(?:\.\d+)?)")
+_LISTED = re.compile(r"^(.*) (\$\S+(?: to \$\S+)?) \[(\d+)\]$")
+_ITEM = re.compile(r"^item (.*?) (\$\S+(?: to \$\S+)?)$")
+_TASK = re.compile(r"^(?P<words>.*?)(?: with (?P<options>[^:]+: .*?))?(?:,? and price lower than (?P<price>\d+(?:\.\d+)?) dollars)?\.?$")
+_FILLER = frozenset("find me i need want looking for am a an the some please of with and that is are in to my".split())
+
+
+def clean(text: str) -> str:
+    """One line without control characters or runs of blanks: what page text must be before it enters a state."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
+
+
+def short_price(text: str) -> str:
+    return _PRICE.sub(lambda m: f"${float(m[1]):g}", text)
+
+
+def abstract(page: str, results_shown: int = 10) -> tuple[str, list[str]]:
+    """Official `text_rich` page -> (state, asins listed in it, in the order of their numbers). Never raises on odd page text."""
+    lines = page.split("\n")
+    buttons = [(m[1].lower() if (m := _BUTTON.match(line)) else None) for line in lines]
+    if "search" in buttons and "back to search" not in buttons:
+        return START, []
+    if any(line.startswith("Thank you for shopping with us!") for line in lines):
+        return PLACED, []
+    if "buy now" in buttons:
+        return _item_state(lines, buttons), []
+    if "next >" in buttons:
+        return _results_state(lines, buttons, results_shown)
+    after = buttons.index("< prev") + 1 if "< prev" in buttons else len(lines)
+    detail = clean(" ".join(lines[after:]))[:MAX_DETAIL_CHARS]
+    return f"details of the item\n{detail or NOTHING}", []
+
+
+def _results_state(lines: list[str], buttons: list[str | None], shown: int) -> tuple[str, list[str]]:
+    header = next((m for line in lines if (m := re.match(r"Page (\d+) \(Total results: (\d+)\)$", line.strip()))), None)
+    number, total = (int(header[1]), int(header[2])) if header else (1, 0)
+    rows, asins = [f"results page {number} of {-(-total // 10)}"], []
+    for i, name in enumerate(buttons):
+        if name and name not in BUTTONS and len(asins) < shown:
+            title, price = ([clean(line) for line in lines[i + 1:i + 3]] + ["", ""])[:2]
+            asins.append(name)
+            rows.append(f"{title} {short_price(price)} [{len(asins)}]")
+    return "\n".join(rows if asins else [*rows, NOTHING]), asins
+
+
+def _item_state(lines: list[str], buttons: list[str | None]) -> str:
+    options: dict[str, list[str]] = {}
+    chosen, name, title, price = [], "", "", ""
+    for line, button in list(zip(lines, buttons))[buttons.index("< prev") + 1:]:
+        if button in ("description", "features", "reviews", "attributes", "buy now") and price:
+            break
+        if button is not None:
+            options.setdefault(name, []).append(clean(button))
+            if clicked := _CLICKED.match(line):
+                chosen.append(clean(clicked[1].lower()))
+        elif line.startswith("Price: "):
+            title, price = name, short_price(clean(line[len("Price: "):]))
+        elif line.strip() and not price:
+            name = clean(line)
+    rows = [f"{key}: {' / '.join(values)}" for key, values in options.items()]
+    return "\n".join([f"item {title} {price}", *rows, f"chosen: {' / '.join(chosen) or 'none'}"])
+
+
+# ---- reading states and actions ----------------------------------------------------------------------------------------------------------------
+
+def page_kind(state: str) -> str:
+    for prefix, kind in (("search page", "index"), ("results page", "results"), ("item ", "item"), ("details ", "sub"), (PLACED, "done")):
+        if state.startswith(prefix):
+            return kind
+    return "unknown"
+
+
+@dataclass
+class Item:
+    title: str
+    price: str
+    options: dict[str, list[str]]
+    chosen: list[str]
+
+    @property
+    def values(self) -> list[str]:
+        return [value for values in self.options.values() for value in values]
+
+    @property
+    def price_low(self) -> float:
+        return float(_PRICE.search(self.price)[1])
+
+
+def read_item(state: str) -> Item | None:
+    """The parts of an item state; None when the text is not one."""
+    lines = state.split("\n")
+    head = _ITEM.match(lines[0])
+    if not head or not _PRICE.search(head[2]) or not lines[-1].startswith("chosen: "):
+        return None
+    rows = [line.split(": ", 1) for line in lines[1:-1]]
+    if any(len(row) != 2 for row in rows):
+        return None
+    chosen = lines[-1][len("chosen: "):]
+    return Item(head[1], head[2], {key: values.split(" / ") for key, values in rows}, [] if chosen == "none" else chosen.split(" / "))
+
+
+def read_results(state: str) -> dict[str, tuple[str, str]]:
+    """number -> (title, price) of a results state."""
+    return {m[3]: (m[1], m[2]) for line in state.split("\n")[1:] if (m := _LISTED.match(line))}
+
+
+def split_action(action: str) -> tuple[str, str]:
+    """('search' | 'click', argument), or ('', '') for anything upstream would take as a no-op."""
+    match = re.match(r"(.+)\[(.+)\]", action)
+    return (match[1], match[2].lower()) if match and match[1] in ("search", "click") else ("", "")
+
+
+def ground(state: str, action: str) -> str:
+    """The action with the text of the element it names: what the experience model reads and the replay buffer is searched by."""
+    verb, argument = split_action(action)
+    if verb == "click" and page_kind(state) == "results" and argument.isdigit():
+        title, price = read_results(state).get(argument, (NOTHING, ""))
+        return f"{action} {title} {price}".strip()
+    return action
+
+
+def retrieval_context(state: str) -> str:
+    """The part of a state that decides, with the action, what follows: the item's title; nothing on other pages."""
+    return state.split("\n")[0] if page_kind(state) == "item" else ""
+
+
+def judged(state: str, action: str) -> bool:
+    """True where only the task and this page decide the outcome (buying): the experience model then sees neither history nor demonstrations, so that
+    'this looks like a good shopper' cannot stand in for a judgement."""
+    return action.strip().lower() == "click[buy now]" and page_kind(state) == "item"
+
+
+def action_type(state: str, action: str) -> str:
+    """search | open | option | prev | back | next | sub | buy | refused (upstream would change nothing)."""
+    verb, argument = split_action(action)
+    kind = page_kind(state)
+    if verb == "search":
+        return "search"
+    if verb == "click" and argument == "back to search" and kind != "index":
+        return "back"
+    if verb == "click" and kind == "results":
+        if argument == "next >" or (argument == "< prev" and not state.startswith("results page 1 ")):
+            return argument.strip("<> ")
+        return "open" if argument in read_results(state) else "refused"
+    if verb == "click" and kind == "sub" and argument == "< prev":
+        return "prev"
+    if verb == "click" and kind == "item":
+        named = {"buy now": "buy", "< prev": "prev", "description": "sub", "features": "sub", "reviews": "sub"}
+        if argument in named:
+            return named[argument]
+        item = read_item(state)
+        return "option" if item and argument in item.values else "refused"
+    return "refused"
+
+
+def determined(history: list[str], state: str, action: str) -> bool:
+    """True when the next page follows from pages already seen in this episode; False when the experience model must recall or invent it."""
+    kind = action_type(state, action)
+    if kind == "prev":
+        return page_kind(state) != "results" or len(history) > 0
+    return kind in ("option", "buy", "back", "refused")
+
+
+# ---- reading tasks -----------------------------------------------------------------------------------------------------------------------------
+
+@dataclass
+class Wanted:
+    """What an instruction asks for: words of the title, option values by name, an upper price (None: any)."""
+    words: list[str]
+    options: dict[str, str]
+    price: float | None
+
+    def text(self) -> str:
+        options = ", and ".join(f"{k}: {v}" for k, v in self.options.items())
+        price = f", and price lower than {self.price:.2f} dollars" if self.price is not None else ""
+        return f"find me {' '.join(self.words)}" + (f" with {options}" if options else "") + price
+
+
+def read_task(text: str) -> Wanted:
+    """Raises ValueError for an instruction the grammar 'find me WORDS [with NAME: VALUE[, and NAME: VALUE]][, and price lower than N dollars]' cannot express."""
+    match = _TASK.match(clean(text).lower())
+    words = [w.strip(",.;") for w in (match["words"] if match else "").split()]
+    words = [w for w in words if w and w not in _FILLER]
+    options = {}
+    for part in filter(None, (match["options"] or "" if match else "").split(", and ")):
+        name, _, value = part.partition(": ")
+        if not value.strip(" ,") or name.strip() in options:
+            raise ValueError(f"task {text[:80]!r}: found option {part!r}, expected 'name: value' with each name once")
+        options[name.strip()] = value.strip(" ,")
+    if not words or any("price lower" in v for v in options.values()):
+        raise ValueError(f"task {text[:80]!r}: cannot be read; expected 'find me WORDS [with NAME: VALUE[, and NAME: VALUE]][, and price lower than N dollars]'")
+    return Wanted(words, options, float(match["price"]) if match["price"] else None)
+
+
+def checks(wanted: Wanted, item: Item) -> list[tuple[str, bool]]:
+    """Each constraint of a task against an item page, by rule: (what is wanted, met). RL never sees it; it audits the experience model's reward."""
+    title = item.title.lower().split()
+    rows = [(word, word in title) for word in wanted.words]
+    rows += [(f"{name} {value}", value in item.chosen) for name, value in wanted.options.items()]
+    if wanted.price is not None:
+        rows.append((f"{item.price[1:].split(' ')[0]} under {wanted.price:g}", item.price_low <= wanted.price))
+    return rows
+
+
+def rule_success(task_text: str, state: str, action: str) -> bool | None:
+    """The rule check's verdict on a buy: True / False; None where the action is no buy or the page or task cannot be read."""
+    item = read_item(state)
+    if not judged(state, action) or item is None:
+        return None
+    try:
+        return all(met for _, met in checks(read_task(task_text), item))
+    except ValueError:
+        return None

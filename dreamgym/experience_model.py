@@ -1,0 +1,179 @@
+"""The experience model M_exp as a world: retrieve, reason, write the next state and the reward (DreamGym, arXiv 2511.03773, Eq. 4-5).
+
+`ExperienceModel` has the contract of a real environment (see envs/__init__.py): `start(tasks)`, `act(sessions, actions)`, batched over any running
+episodes. `training_row` builds the token row of one transition with the very prompt that `act` uses, so that training and dreaming cannot drift apart.
+Left out on purpose: training itself (train_expmodel.py), metrics of its errors (evaluate.py), and any real environment.
+"""
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import ModuleType
+
+import numpy as np
+import torch
+
+from dreamgym.envs import Session, StepResult
+from dreamgym.episode import Episode, Step, Task
+from dreamgym.model import Row, chat_format, encode, encode_untrusted
+from dreamgym.prompts import EXPERIENCE_SYSTEM, Demo, Prediction, experience_answer, experience_prompt, parse_experience
+from dreamgym.replay import ReplayBuffer, Transition
+from dreamgym.sample import Sampler
+
+
+@dataclass
+class DreamSettings:
+    """What the experience model reads and writes; saved beside its weights, because it was trained for exactly this prompt."""
+    k: int = 1                    # retrieved demonstrations
+    history: bool = True          # the episode so far
+    reasoning: bool = True        # a reasoning trace before the next state
+    context: int = 1024           # tokens of prompt and answer
+    max_new_tok: int = 200        # an answer that has not ended by then is malformed
+    system: str = ""              # system prompt (chat models)
+
+
+def settings_for(env: str, tiny: bool, **overrides) -> DreamSettings:
+    return DreamSettings(**({"system": "" if tiny else EXPERIENCE_SYSTEM[env]} | overrides))
+
+
+class Encoder:
+    """phi(state, action): mean-pooled hidden states of a Hugging Face model, by default the experience model as it was before training (frozen, so
+    that stored vectors never go stale; random features of a bag of words when it starts from scratch)."""
+
+    def __init__(self, model, tokenizer, layer: int = 0, batch: int = 64):
+        self.model, self.tokenizer, self.layer, self.batch = model.eval(), tokenizer, layer, batch
+        self.cache: dict[str, np.ndarray] = {}
+        self.dim = model.config.hidden_size
+
+    @torch.inference_mode()
+    def __call__(self, texts: Sequence[str]) -> np.ndarray:
+        """texts -> float32 [B, H], in order; equal texts are computed once."""
+        missing = sorted({text for text in texts if text not in self.cache}, key=len)
+        device = next(self.model.parameters()).device
+        for start in range(0, len(missing), self.batch):
+            chunk = missing[start:start + self.batch]
+            ids = [encode_untrusted(self.tokenizer, text)[:512] or [0] for text in chunk]
+            width = max(map(len, ids))
+            ids_BT = torch.tensor([row + [0] * (width - len(row)) for row in ids], device=device)
+            mask_BT = torch.tensor([[1.0] * len(row) + [0.0] * (width - len(row)) for row in ids], device=device)
+            hidden_BTH = self.model(input_ids=ids_BT, attention_mask=mask_BT.long(), output_hidden_states=True, use_cache=False).hidden_states[self.layer].float()
+            mean_BH = (hidden_BTH * mask_BT[..., None]).sum(1) / mask_BT.sum(1, keepdim=True)
+            self.cache.update(zip(chunk, mean_BH.cpu().numpy()))
+        found = np.stack([self.cache[text] for text in texts])
+        if len(self.cache) > 200_000:
+            self.cache.clear()
+        return found
+
+
+def retrieval_text(rules: ModuleType, state: str, grounded: str) -> str:
+    return f"{grounded}\n{rules.retrieval_context(state)}".strip()
+
+
+def to_transitions(episodes: list[Episode]) -> list[Transition]:
+    """The steps of episodes as replay records; `synthetic` is true for dreamt ones."""
+    return [Transition(state=s.state, action=s.grounded or s.action, reasoning=s.reasoning, next_state=s.next_state, reward=s.reward, done=s.done,
+                       episode_id=e.id, task_id=e.task.id, synthetic=e.world == "dream", step=i) for e in episodes for i, s in enumerate(e.steps)]
+
+
+def fill_buffer(buffer: ReplayBuffer, encoder: Encoder, rules: ModuleType, episodes: list[Episode]) -> None:
+    transitions = to_transitions(episodes)
+    if transitions:
+        buffer.add(transitions, encoder([retrieval_text(rules, t.state, t.action) for t in transitions]))
+
+
+def retrieve(buffer: ReplayBuffer | None, encoder: Encoder, rules: ModuleType, k: int, queries: list[tuple[str, str, str]]) -> list[list[Demo]]:
+    """queries: (state, grounded action, own episode id). The most similar demonstration comes last. Judged actions get none (see webshop_text.judged)."""
+    demos: list[list[Demo]] = [[] for _ in queries]
+    asked = [i for i, (state, action, _) in enumerate(queries) if not rules.judged(state, action)]
+    if buffer is None or not k or not asked or not len(buffer):
+        return demos
+    vectors = encoder([retrieval_text(rules, queries[i][0], queries[i][1]) for i in asked])
+    for i, found in zip(asked, buffer.search(vectors, k, [queries[i][2] for i in asked])):
+        demos[i] = [Demo(t.action, t.next_state) for t, _ in reversed(found)]
+    return demos
+
+
+def prompt_ids(fmt, tokenizer, rules: ModuleType, settings: DreamSettings, task_text: str, history: list[tuple[str, str]], demos: list[Demo],
+               state: str, grounded: str) -> list[int]:
+    """Token ids of the prompt of Eq. 4. History is cut from its oldest end, and demonstrations go last, where the prompt would pass the context."""
+    if not settings.history or rules.judged(state, grounded):
+        history = []
+    room = settings.context - settings.max_new_tok
+    while True:
+        text = experience_prompt(task_text, history, demos, state, grounded)
+        ids = encode(tokenizer, fmt.open) + encode_untrusted(tokenizer, text) + encode(tokenizer, fmt.ask)
+        if len(ids) <= room or not (history or demos):
+            return ids
+        history, demos = (history[1:], demos) if history else (history, demos[1:])
+
+
+def training_row(fmt, tokenizer, rules: ModuleType, settings: DreamSettings, task_text: str, history: list[tuple[str, str]], demos: list[Demo], step: Step) -> Row:
+    """One transition as ids and mask. The loss covers reasoning, next state AND reward; Eq. 5 as printed leaves the reward out, which nothing could then teach."""
+    prompt = prompt_ids(fmt, tokenizer, rules, settings, task_text, history, demos, step.state, step.grounded)
+    text = experience_answer(step.reasoning, step.state, step.next_state, step.reward, step.done, settings.reasoning)
+    answer = encode_untrusted(tokenizer, text) + fmt.end_ids[:1]
+    return Row(prompt + answer, [0] * len(prompt) + [1] * len(answer))
+
+
+@dataclass
+class Query:
+    """One question to the experience model: what follows `grounded` in `state`? `episode_id` is never retrieved from."""
+    task_text: str
+    history: list[tuple[str, str]]
+    state: str
+    grounded: str
+    episode_id: str
+
+
+class ExperienceModel:
+    """The dream. Deterministic at temperature 0 (the default: the policy supplies the variety). Counts of malformed answers are in `counts`."""
+
+    def __init__(self, model, tokenizer, rules: ModuleType, settings: DreamSettings, buffer: ReplayBuffer | None, encoder: Encoder | None,
+                 slots: int = 128, temperature: float = 0.0, seed: int = 0):
+        self.model, self.tokenizer, self.rules, self.settings = model, tokenizer, rules, settings
+        self.buffer, self.encoder, self.temperature = buffer, encoder, temperature
+        self.fmt = chat_format(tokenizer, settings.system)
+        self.sampler = Sampler(model, slots, settings.context, self.fmt.end_ids, seed)
+        self.counts = {"steps": 0, "malformed": 0}
+        self.started = 0
+
+    def start(self, tasks: list[Task]) -> list[Session]:
+        """A task without a first state cannot be dreamt: ValueError."""
+        sessions = []
+        for task in tasks:
+            if not task.start:
+                raise ValueError(f"task {task.id}: no first state (`start`); a dream begins where the environment's mapping begins")
+            self.started += 1
+            sessions.append(Session(f"dream-{self.started}", task, task.start, inner=[]))
+        return sessions
+
+    def predict(self, queries: list[Query], keys: list[str]) -> list[tuple[Prediction | None, str]]:
+        """Eq. 4 for a batch: (answer, or None where it is malformed; the text). `keys` name the conversations whose KV cache may be re-used."""
+        demos = retrieve(self.buffer, self.encoder, self.rules, self.settings.k, [(q.state, q.grounded, q.episode_id) for q in queries])
+        prompts = [prompt_ids(self.fmt, self.tokenizer, self.rules, self.settings, q.task_text, q.history, d, q.state, q.grounded) for q, d in zip(queries, demos)]
+        forced = "" if self.settings.reasoning else "next:\n"      # a model that was trained to reason is kept from it (ablation)
+        forced_ids = encode_untrusted(self.tokenizer, forced) if forced else []
+        samples = self.sampler.sample([p + forced_ids for p in prompts], keys, self.settings.max_new_tok, self.temperature)
+        answers = []
+        for query, sample in zip(queries, samples):
+            text = forced + self.tokenizer.decode([i for i in sample.ids if i not in self.fmt.end_ids])
+            answers.append((parse_experience(text, query.state) if sample.stop == "end" else None, text))
+        return answers
+
+    def act(self, sessions: list[Session], actions: list[str]) -> list[StepResult]:
+        """One imagined step for each session. Text that does not parse ends the episode as a failure (reward 0, stop 'malformed')."""
+        grounded = [self.rules.ground(s.state, a) for s, a in zip(sessions, actions)]
+        queries = [Query(s.task.text, s.inner, s.state, g, s.id) for s, g in zip(sessions, grounded)]
+        return [self._result(s, q, *answer) for s, q, answer in zip(sessions, queries, self.predict(queries, [s.id for s in sessions]))]
+
+    def _result(self, session: Session, query: Query, answer: Prediction | None, output: str) -> StepResult:
+        self.counts["steps"] += 1
+        info = {"valid": self.rules.action_type(query.state, query.grounded) != "refused", "grounded": query.grounded}
+        session.inner.append((query.state, query.grounded))
+        session.steps += 1
+        if answer is None:
+            self.counts["malformed"] += 1
+            return StepResult(session.state, 0.0, True, info | {"stop": "malformed", "output": output[:500]})
+        session.state = answer.next_state
+        stop = ("success" if answer.reward else "failure") if answer.done else ""
+        return StepResult(answer.next_state, answer.reward, answer.done, info | {"score": answer.reward, "stop": stop, "reasoning": answer.reasoning})

@@ -1,0 +1,115 @@
+"""Every prompt, and every parser of model text: pure functions of strings.
+
+The same words serve a 200k-parameter model trained from scratch and a chat model; a chat model also gets a system prompt that explains them. The
+experience model's prompt follows DreamGym, Eq. 4 (task, history, demonstrations, state, action -> reasoning, next state, reward, done). History
+comes first and only grows within an episode, so that a sampler keeps its KV cache; the demonstrations of one step stand at the end and are dropped again.
+A parser never trusts text: what does not fit the form exactly is None, and the caller counts it as a failure with reward 0.
+"""
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+MAX_REASONING_CHARS, MAX_STATE_CHARS = 4000, 8000
+_TAGS = re.compile(r"^(think|next|reward|task|state|action|similar|vary)\b\s*:", re.MULTILINE | re.IGNORECASE)
+
+POLICY_SYSTEM = {
+    "webshop": "You shop in a web store. Each turn shows the page; answer with exactly one action and nothing else. Actions: search[words] on the search page; "
+               "click[N] opens product N of a results page; click[next >], click[< prev], click[back to search] move between pages; on an item page "
+               "click[VALUE] chooses an option, click[description] and click[features] show details, click[buy now] ends the episode. Buy only a product that meets "
+               "every wish of the task, with its options chosen; go back when an option is absent.",
+}
+EXPERIENCE_SYSTEM = {
+    "webshop": "You are a web store. Given a shopper's task, what happened so far, similar past transitions, and an action, think about whether the action is possible and "
+               "what it leads to, then answer in this form and no other:\nthink: REASONING\nnext:\nNEXT PAGE, or 'same page'\nreward: 0 or 1 done: yes or no\n"
+               "The reward is 1 only when the purchase meets every wish of the task.",
+}
+VARY_SYSTEM = {"webshop": "You write shopping tasks. Given a task, write a different and harder one in the same form: 'find me WORDS with NAME: VALUE, and price lower than N dollars'."}
+
+SAME = "same page"
+
+
+# ---- policy ------------------------------------------------------------------------------------------------------------------------------------
+
+def policy_first(task_text: str, state: str) -> str:
+    return f"task: {task_text}\nstate:\n{state}\n"
+
+
+def policy_next(state: str) -> str:
+    return f"state:\n{state}\n"
+
+
+def policy_recap(task_text: str, turns: list[tuple[str, str]], state: str) -> str:
+    """The first user text of a new stream when the old one would pass the context: the task and the last few (state, action) turns."""
+    seen = "".join(f"state:\n{s}\naction: {a}\n" for s, a in turns)
+    return f"task: {task_text}\n{seen}state:\n{state}\n"
+
+
+def parse_action(text: str) -> str:
+    """The action in a policy's answer: the last 'action:' line, or the last `<action>..</action>`, or the only line; '' when there is none."""
+    tagged = re.findall(r"<action>(.*?)</action>", text, re.DOTALL)
+    lines = [line.strip() for line in (tagged[-1] if tagged else text).split("\n") if line.strip()]
+    named = [line[len("action:"):].strip() for line in lines if line.lower().startswith("action:")]
+    action = named[-1] if named else lines[-1] if lines else ""
+    return "".join(c for c in action if c.isprintable())[:200]
+
+
+# ---- experience model --------------------------------------------------------------------------------------------------------------------------
+
+@dataclass
+class Demo:
+    """A retrieved transition d_j (Eq. 4), reduced to what it teaches: the grounded action and what followed."""
+    action: str
+    next_state: str
+
+
+@dataclass
+class Prediction:
+    reasoning: str
+    next_state: str
+    reward: float
+    done: bool
+
+
+def experience_prompt(task_text: str, history: list[tuple[str, str]], demos: list[Demo], state: str, action: str) -> str:
+    """history: (state, grounded action) from the first step on; demos: the most similar LAST, next to the answer."""
+    past = "".join(f"state:\n{s}\naction: {a}\n" for s, a in history)
+    similar = "".join(f"similar: {d.action}\n{d.next_state}\n" for d in demos)
+    return f"task: {task_text}\n{past}state:\n{state}\naction: {action}\n{similar}"
+
+
+def experience_answer(reasoning: str, state: str, next_state: str, reward: float, done: bool, use_reasoning: bool = True) -> str:
+    page = SAME if next_state == state and not done else next_state
+    think = f"think: {reasoning}\n" if use_reasoning else ""
+    return f"{think}next:\n{page}\nreward: {int(reward)} done: {'yes' if done else 'no'}"
+
+
+_ANSWER = re.compile(r"(?:think: (?P<think>[^\n]*)\n)?next:\n(?P<next>.+)\nreward: (?P<reward>[01]) done: (?P<done>yes|no)", re.DOTALL)
+
+
+def parse_experience(text: str, state: str) -> Prediction | None:
+    """The experience model's answer, or None when it is malformed: wrong form, too long, control characters, tags forged inside the page, or a
+    reward without an end. `state` replaces 'same page'."""
+    text = text.strip()
+    match = _ANSWER.fullmatch(text) if len(text) <= MAX_REASONING_CHARS + MAX_STATE_CHARS else None
+    if not match:
+        return None
+    page, reward, done = match["next"].strip(), float(match["reward"]), match["done"] == "yes"
+    forged = _TAGS.search(page) or any(not c.isprintable() and c != "\n" for c in text)
+    if forged or not page or len(page) > MAX_STATE_CHARS or (reward and not done) or (page == SAME and done):
+        return None
+    return Prediction((match["think"] or "").strip(), state if page == SAME else page, reward, done)
+
+
+# ---- task variation (Eq. 6) --------------------------------------------------------------------------------------------------------------------
+
+def vary_prompt(seed_task: str) -> str:
+    return f"vary: {seed_task}\n"
+
+
+def parse_task(text: str) -> str | None:
+    """One line of task text from M_task's answer; None when it is empty, has several lines, control characters, or tags."""
+    text = text.strip()
+    if not text or len(text) > 400 or not text.isprintable() or _TAGS.search(text):
+        return None
+    return text

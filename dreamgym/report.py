@@ -1,0 +1,123 @@
+"""What the experience model and a policy are worth, measured: errors by action type, probes of the reward, success with intervals.
+
+Used by train_expmodel.py (expmodel/report.json), train_policy.py (every few iterations) and evaluate.py. The paper never measures the two errors its
+Theorem 1 rests on (eps_R, eps_P); here they are the reward confusion matrix and the next-state error on held-out real transitions.
+"""
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from types import ModuleType
+
+from dreamgym.episode import Episode
+from dreamgym.experience_model import ExperienceModel, Query
+from dreamgym.prompts import Prediction
+
+PROBE_LIMIT, REFUSAL_LIMIT = 0.05, 0.10          # a near-miss paid, a refusal accepted: training goes on above these
+
+
+def interval(successes: float, n: int) -> tuple[float, float]:
+    """Wilson 95 % interval of a share; (0, 1) for n = 0."""
+    if not n:
+        return 0.0, 1.0
+    p, z2 = successes / n, 1.96 ** 2
+    centre, half = (p + z2 / (2 * n)) / (1 + z2 / n), 1.96 / (1 + z2 / n) * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n))
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def seed_interval(values: list[float]) -> tuple[float, float]:
+    """Mean and 95 % half-width over seeds (Student's t); half-width is nan for one seed."""
+    n, mean = len(values), sum(values) / len(values)
+    t = {2: 12.71, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
+    sd = math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1)) if n > 1 else math.nan
+    return mean, t.get(n, 1.96) * sd / math.sqrt(n)
+
+
+def word_f1(predicted: str, true: str) -> float:
+    """F1 of the two bags of words."""
+    a, b = Counter(predicted.split()), Counter(true.split())
+    common = sum((a & b).values())
+    return 2 * common / (sum(a.values()) + sum(b.values())) if common else float(not a and not b)
+
+
+def held_out_queries(episodes: list[Episode]) -> tuple[list[Query], list]:
+    """Every held-out step with its true history (teacher forcing)."""
+    queries, steps = [], []
+    for episode in episodes:
+        history: list[tuple[str, str]] = []
+        for step in episode.steps:
+            queries.append(Query(episode.task.text, list(history), step.state, step.grounded, episode.id))
+            steps.append((episode, step))
+            history.append((step.state, step.grounded))
+    return queries, steps
+
+
+def _share(rows: list[bool]) -> dict:
+    low, high = interval(sum(rows), len(rows))
+    return {"n": len(rows), "share": sum(rows) / len(rows) if rows else None, "low": low, "high": high}
+
+
+def experience_report(dream: ExperienceModel, episodes: list[Episode], on_batch: Callable[[int], None] = lambda n: None, batch: int = 256) -> dict:
+    """Held-out errors of the experience model (see the module): exact and F1 of the next state by action type, apart for pages determined by what was
+    seen and pages that must be recalled or invented; reward confusion; near-miss probe by broken constraint; refusal probe; malformed outputs."""
+    queries, steps = held_out_queries(episodes)
+    answers: list[Prediction | None] = []
+    for start in range(0, len(queries), batch):
+        part = queries[start:start + batch]
+        answers += [answer for answer, _ in dream.predict(part, [f"probe-{start + i}" for i in range(len(part))])]
+        on_batch(len(part))
+    rules: ModuleType = dream.rules
+    exact, f1, known, confusion = defaultdict(list), defaultdict(list), defaultdict(list), Counter()
+    near_miss, refused, malformed = defaultdict(list), [], 0
+    for query, (episode, step), answer in zip(queries, steps, answers):
+        malformed += answer is None
+        kind = rules.action_type(step.state, step.action)
+        paid = bool(answer and answer.reward)
+        if episode.source == "relabelled":
+            near_miss[step.info["broken"]].append(paid)
+            continue
+        same = answer is not None and answer.next_state == step.next_state and answer.done == step.done
+        exact[kind].append(same)
+        f1[kind].append(word_f1(answer.next_state, step.next_state) if answer else 0.0)
+        known["determined" if rules.determined([s for s, _ in query.history], step.state, step.action) else "recalled or invented"].append(same)
+        if kind == "refused":
+            refused.append(answer is not None and answer.next_state != step.state)
+        if step.done:
+            confusion[("T" if paid == bool(step.reward) else "F") + ("P" if paid else "N")] += 1
+    every, scores = [e for rows in exact.values() for e in rows], [x for rows in f1.values() for x in rows]
+    return {
+        "transitions": len(every), "exact": _share(every), "f1": sum(scores) / max(1, len(scores)),
+        "by_action": {k: {**_share(rows), "f1": sum(f1[k]) / len(rows)} for k, rows in sorted(exact.items())},
+        "by_knowledge": {k: _share(rows) for k, rows in sorted(known.items())},
+        "reward_confusion": {k: confusion[k] for k in ("TP", "FP", "FN", "TN")},
+        "near_miss_paid": {k: _share(rows) for k, rows in sorted(near_miss.items())},
+        "refusals_accepted": _share(refused), "malformed": malformed,
+    }
+
+
+def probes_passed(report: dict) -> list[str]:
+    """The probes that did not pass, in words; [] when all did."""
+    failed = [f"a purchase that breaks '{k}' is paid {v['share']:.0%} of the time (limit {PROBE_LIMIT:.0%})"
+              for k, v in report["near_miss_paid"].items() if k != "none" and v["n"] and v["share"] > PROBE_LIMIT]
+    refusals = report["refusals_accepted"]
+    if refusals["n"] and refusals["share"] > REFUSAL_LIMIT:
+        failed.append(f"an action the world refuses is accepted {refusals['share']:.0%} of the time (limit {REFUSAL_LIMIT:.0%})")
+    return failed
+
+
+def policy_report(episodes: list[Episode], rules: ModuleType) -> dict:
+    """Success, score, stop reasons and lengths of episodes; for dreamt ones the reward's confusion with the rule check that RL never sees."""
+    n, wins = len(episodes), sum(e.success for e in episodes)
+    low, high = interval(wins, n)
+    confusion: Counter = Counter()
+    for episode in episodes:
+        last = episode.steps[-1]
+        truth = rules.rule_success(episode.task.text, last.state, last.action)
+        if truth is not None:
+            confusion[("T" if bool(last.reward) == truth else "F") + ("P" if last.reward else "N")] += 1
+    stops = Counter(e.stop for e in episodes)
+    invalid = sum(not s.valid for e in episodes for s in e.steps)
+    transitions = sum(len(e.steps) for e in episodes)
+    return {"n": n, "success": wins / max(1, n), "low": low, "high": high, "score": sum(e.score for e in episodes) / max(1, n), "transitions": transitions,
+            "length": transitions / max(1, n), "invalid": invalid / max(1, transitions), "stops": dict(stops), "judge": {k: confusion[k] for k in ("TP", "FP", "FN", "TN")}}

@@ -1,0 +1,259 @@
+"""Offline transitions -> experience model: supervised learning of reasoning, next state and reward (DreamGym, arXiv 2511.03773, Eq. 5).
+
+    python train_expmodel.py --data out/data --out out/expmodel                      # tiny, from scratch, minutes on a CPU
+    torchrun --nproc-per-node 8 train_expmodel.py --model Qwen/Qwen2.5-1.5B-Instruct # the same, larger
+    python train_expmodel.py --model Qwen/Qwen2.5-1.5B-Instruct --quantize nf4 --lora-rank 16
+
+Two stages: the dynamics first, then dynamics together with relabelled purchases, until the probes pass (a near miss is never paid, a refused
+action is never accepted) or --max-steps is reached, which is then said plainly. Writes the model, its replay buffer, phi, and report.json.
+"""
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+
+from dreamgym import run
+from dreamgym.envs import make_rules
+from dreamgym.episode import read_episodes, read_tasks
+from dreamgym.experience_model import DreamSettings, Encoder, ExperienceModel, fill_buffer, retrieve, settings_for, training_row
+from dreamgym.losses import aggregate, check_finite, sft_loss
+from dreamgym.model import Row, build_tokenizer, chat_format, clip_grad_norm, create_tiny, load_model, micro_batches, row_logps, save_model, shard, gathered
+from dreamgym.prompts import VARY_SYSTEM, experience_answer, experience_prompt, vary_prompt
+from dreamgym.replay import ReplayBuffer
+from dreamgym.report import experience_report, probes_passed
+from dreamgym.task_generation import variation_rows
+
+
+@dataclass
+class Args:
+    data: str = "out/data"             # folder written by collect.py
+    out: str = "out/expmodel"          # folder to write
+    model: str = "tiny"                # tiny | tiny128 (from scratch), or a path or hub name of a causal LM
+    quantize: Literal["none", "nf4"] = "none"  # nf4: 4-bit weights, trained through --lora-rank
+    lora_rank: int = 0                 # rank of LoRA on all linear layers (0: full fine-tuning)
+    encoder: str = "self"              # phi: self (the untrained model) | path or hub name of an encoder
+    k: int = 1                         # retrieved demonstrations (ours; the paper does not say)
+    retrieval: bool = True             # ablation: without the replay buffer
+    history: bool = True               # ablation: without the episode so far
+    reasoning: bool = True             # ablation: without reasoning traces
+    judged: bool = True                # train on relabelled purchases (--no-judged: the naive reward)
+    steps: int = 1_600                 # optimizer steps before the probes are first looked at
+    max_steps: int = 3_200             # ... and at most
+    dynamics_share: float = 0.4        # share of --steps before relabelled purchases come in
+    rows: int = 32                     # transitions per optimizer step
+    lr: float = 2e-3                   # peak learning rate (2e-3 tiny; take 1e-5 full, 1e-4 LoRA for a large model)
+    context: int = 1024                # tokens of prompt and answer
+    micro_batch_tok: int = 8192        # tokens per micro-batch: memory only, never changes the gradient
+    probe_rows: int = 600              # held-out episodes per probe during training (the final report uses all)
+    report_variants: bool = True       # report also without history, retrieval, reasoning
+    save_every: int = 200              # steps between checkpoints
+    seed: int = 0                      # weights, batches
+    threads: int = 1                   # torch threads
+    fresh: bool = False                # start over even when the folder holds a fitting model or checkpoint
+
+
+def build_rows(args: Args, tokenizer, rules, settings: DreamSettings, episodes, buffer, encoder) -> list[Row]:
+    """One row per transition, with the demonstrations it would retrieve (never from its own episode)."""
+    fmt = chat_format(tokenizer, settings.system)
+    steps, histories, queries = [], [], []
+    for episode in episodes:
+        past: list[tuple[str, str]] = []
+        for step in episode.steps:
+            steps.append((episode.task.text, step))
+            histories.append(list(past))
+            queries.append((step.state, step.grounded, episode.id))
+            past.append((step.state, step.grounded))
+    rows = []
+    with run.progress(len(steps), "rows") as bar:
+        for start in range(0, len(steps), 256):
+            part = slice(start, start + 256)
+            for (task, step), past, demos in zip(steps[part], histories[part], retrieve(buffer, encoder, rules, settings.k, queries[part])):
+                rows.append(training_row(fmt, tokenizer, rules, settings, task, past, demos, step))
+            bar.update(len(steps[part]))
+    return rows
+
+
+def learning_rate(step: int, args: Args) -> float:
+    """Warm-up over 50 steps, cosine to a tenth at --steps, then constant."""
+    progress = min(1.0, step / args.steps)
+    return args.lr * min(1.0, (step + 1) / 50) * (0.1 + 0.45 * (1 + math.cos(math.pi * progress)))
+
+
+def main() -> None:
+    args = run.parse(Args)
+    ranks = run.start(args.seed, args.threads)
+    data, out = Path(args.data), Path(args.out)
+    data_meta = run.read_json(data / "meta.json")
+    env_name = data_meta["environment"]["env"]
+    rules, tiny = make_rules(env_name), args.model.startswith("tiny")
+    kept = {k: v for k, v in asdict(args).items() if k not in ("out", "fresh", "threads", "micro_batch_tok", "save_every")}
+    expected = {"settings": kept, "environment": data_meta["environment"], "data_seed": data_meta["settings"]["seed"]}
+    resume = None if args.fresh else run.latest_checkpoint(out, "model", ranks)
+    if resume:
+        meta = run.load_meta(resume)
+        run.check_meta(meta, expected, resume)
+        if meta["finished"]:
+            print(f"{out}: finished and fits these flags, kept (--fresh starts over)")
+            return
+    episodes, heldout = read_episodes(data / "train.jsonl"), read_episodes(data / "heldout.jsonl")
+    tasks = read_tasks(data / "tasks_train.jsonl")
+    offline = [e for e in episodes if e.source != "relabelled"]
+    judged = [e for e in episodes if e.source == "relabelled"] if args.judged else []
+
+    if resume:
+        model, tokenizer = load_model(resume)
+    elif tiny:
+        tokenizer = build_tokenizer(corpus(episodes, tasks))
+        model = create_tiny(tokenizer, args.model, args.seed)
+    else:
+        model, tokenizer = load_model(args.model, quantize=args.quantize, lora_rank=args.lora_rank)
+    model.to(ranks.device)
+    settings = settings_for(env_name, tiny, k=args.k if args.retrieval else 0, history=args.history, reasoning=args.reasoning, context=args.context)
+    encoder = make_encoder(args, model, tokenizer, out, ranks)
+    buffer = ReplayBuffer(encoder.dim, capacity=200_000, seed=args.seed)
+    fill_buffer(buffer, encoder, rules, offline)
+    rows = build_rows(args, tokenizer, rules, settings, offline, buffer, encoder)
+    judged_rows = build_rows(args, tokenizer, rules, settings, judged, None, encoder)
+    vary_rows = variation_rows(tokenizer, rules, tasks, 2_000, run.rng(args.seed, "vary"), "" if tiny else VARY_SYSTEM[env_name])
+    model = shard(model)
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=args.lr, betas=(0.9, 0.95), weight_decay=0.01)
+    step = 0
+    if resume:
+        step = load_training(resume, optimizer)
+    log = run.Log(out, ranks, resume_step=step if resume else -1)
+    parameters = sum(p.numel() for p in model.parameters())
+    mean_tok = np.mean([len(r.ids) for r in rows])
+    log.say(f"experience model {args.model}: {parameters:,} parameters, vocabulary {len(tokenizer)}; {len(rows)} transitions of {mean_tok:.0f} tokens, "
+            f"{len(judged_rows)} relabelled purchases, {len(vary_rows)} task variations; {args.rows} rows a step, {args.rows * ranks.world} over {ranks.world} rank(s)")
+
+    def save(finished: bool, report: dict | None = None) -> None:
+        def write(path: Path) -> None:
+            save_model(model, tokenizer, path)
+            save_training(path, optimizer, step, ranks)
+            if ranks.is_main:
+                buffer.save(path / "replay")
+        run.save_checkpoint(out, "model", write, expected | {"finished": finished, "step": step, "dream": asdict(settings), "tokens": len(tokenizer)}, ranks)
+        if report and ranks.is_main:
+            run.write_json(out / "report.json", report)
+
+    probe = [e for e in heldout if e.source == "relabelled"][:args.probe_rows] + [e for e in heldout if any(rules.action_type(s.state, s.action) == "refused" for s in e.steps)]
+    probe = probe[:args.probe_rows] + probe[args.probe_rows:][:args.probe_rows // 6]
+    if not resume:
+        save(False)                              # a save that cannot work fails in the first minute
+    with run.graceful(log) as stop, run.progress(args.max_steps, "experience model") as bar:
+        bar.update(step)
+        failed: list[str] = ["not looked at yet"]
+        while step < args.max_steps:
+            if step >= args.steps and (step - args.steps) % 400 == 0:
+                failed = probes_passed(report_on(model, tokenizer, rules, settings, buffer, encoder, probe))
+                log.say(f"step {step}: probes {'passed' if not failed else 'not passed: ' + '; '.join(failed)}")
+                if not failed or not args.judged:
+                    break
+            values = train_step(args, model, optimizer, step, rows, judged_rows if step >= args.steps * args.dynamics_share else [], vary_rows, ranks)
+            step += 1
+            bar.update(1)
+            if step % 50 == 0:
+                log.step("expmodel", step, values, ["loss", "lr"])
+            if stop.agreed(ranks):
+                save(False)
+                raise SystemExit(130)
+            if step % args.save_every == 0:
+                save(False)
+    with run.progress(4 if args.report_variants else 1, "report") as bar:
+        report = {"data": data_meta["environment"], "parameters": parameters, "steps": step, "full": report_on(model, tokenizer, rules, settings, buffer, encoder, heldout)}
+        bar.update(1)
+        failed = probes_passed(report["full"])
+        report["probes_failed"] = failed
+        for name, change in {"history": {"history": False}, "retrieval": {"k": 0}, "reasoning": {"reasoning": False}}.items() if args.report_variants else []:
+            report[f"without {name}"] = report_on(model, tokenizer, rules, replace(settings, **change), buffer, encoder, heldout)
+            bar.update(1)
+    save(True, report)
+    show(log, report, failed)
+    log.close()
+    ranks.close()
+
+
+def corpus(episodes, tasks):
+    """Every text the tokenizer must know, in the form the model will see it."""
+    for task in tasks:
+        yield vary_prompt(task.text)
+    for episode in episodes:
+        for step in episode.steps:
+            yield experience_prompt(episode.task.text, [], [], step.state, step.grounded)
+            yield experience_answer(step.reasoning, step.state, step.next_state, step.reward, step.done)
+
+
+def make_encoder(args: Args, model, tokenizer, out: Path, ranks) -> Encoder:
+    """phi, frozen beside the model: the untrained model itself, or any Hugging Face encoder."""
+    folder = out / "phi"
+    if args.encoder != "self":
+        encoder_model, encoder_tokenizer = load_model(args.encoder, encoder=True)
+        return Encoder(encoder_model.to(ranks.device), encoder_tokenizer, layer=-1)
+    if (folder / "config.json").exists() and not args.fresh:
+        return Encoder(load_model(folder)[0].to(ranks.device), tokenizer)
+    if ranks.is_main:
+        save_model(model, tokenizer, folder)
+    ranks.barrier()
+    return Encoder(copy.deepcopy(model).requires_grad_(False), tokenizer)
+
+
+def train_step(args: Args, model, optimizer, step: int, rows, judged_rows, vary_rows, ranks) -> dict:
+    """One optimizer step on --rows rows, drawn by step (so that a resumed run draws the same): after the first stage 40 % relabelled purchases, 5 % task variations."""
+    rng = run.rng(args.seed, "batch", step)
+    kinds = rng.random(args.rows)
+    source = [judged_rows if judged_rows and x < 0.40 else vary_rows if vary_rows and x > 0.95 else rows for x in kinds]
+    batch = [pool[rng.integers(len(pool))] for pool in source][ranks.rank::ranks.world]
+    total = ranks.all_reduce_sum(float(sum(sum(r.mask) for r in batch)))
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate(step, args)
+    loss_sum = 0.0
+    for indices in micro_batches(batch, args.micro_batch_tok):
+        logp_N, _, _ = row_logps(model, [batch[i] for i in indices], with_entropy=False)
+        loss = aggregate(sft_loss(logp_N), total / ranks.world)
+        check_finite(loss, f"experience model loss of step {step}, rows {indices}")
+        loss.backward()
+        loss_sum += float(loss.detach()) / ranks.world
+    norm = clip_grad_norm(model, 1.0)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return {"loss": ranks.all_reduce_sum(loss_sum), "lr": optimizer.param_groups[0]["lr"], "grad_norm": norm, "tokens": total}
+
+
+def report_on(model, tokenizer, rules, settings, buffer, encoder, episodes) -> dict:
+    model.eval()
+    with gathered(model):
+        report = experience_report(ExperienceModel(model, tokenizer, rules, settings, buffer, encoder), episodes)
+    model.train()
+    return report
+
+
+def save_training(path: Path, optimizer, step: int, ranks) -> None:
+    torch.save({"optimizer": optimizer.state_dict(), "step": step, "random": run.get_random_state()}, path / f"training-{ranks.rank}.pt")
+
+
+def load_training(path: Path, optimizer, rank: int = 0) -> int:
+    state = torch.load(path / f"training-{rank}.pt", weights_only=True)
+    optimizer.load_state_dict(state["optimizer"])
+    run.set_random_state(state["random"])
+    return state["step"]
+
+
+def show(log, report: dict, failed: list[str]) -> None:
+    names = [n for n in ("full", "without history", "without retrieval", "without reasoning") if n in report]
+    table = [{"model": n, "exact": report[n]["exact"]["share"], "F1": report[n]["f1"], **{k: v["share"] for k, v in report[n]["by_knowledge"].items()},
+              "near miss paid (max)": max([v["share"] for k, v in report[n]["near_miss_paid"].items() if k != "none"], default=float("nan")),
+              "refusals accepted": report[n]["refusals_accepted"]["share"], "malformed": report[n]["malformed"]} for n in names]
+    log.say(run.summary_table(table))
+    log.say("by action: " + "  ".join(f"{k} {v['share']:.3f} (n {v['n']})" for k, v in report["full"]["by_action"].items()))
+    log.say("near misses paid: " + "  ".join(f"{k} {v['share']:.3f} (n {v['n']})" for k, v in report["full"]["near_miss_paid"].items()))
+    log.say("probes passed" if not failed else "PROBES NOT PASSED: " + "; ".join(failed))
+
+
+if __name__ == "__main__":
+    main()
