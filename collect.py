@@ -52,7 +52,7 @@ def play(env, task: Task, kind: str, rng: np.random.Generator, values: list[str]
     episode = Episode(name, task, source=kind)
     while not episode.stop:
         state, action, engine = session.state, act(session.state), session.inner
-        purchase = (engine.products[engine.asin], dict(engine.chosen)) if env.text.judged(state, action) else None
+        purchase = (engine.product(engine.asin), dict(engine.options)) if env.text.judged(state, action) else None
         result = env.act([session], [action])[0]
         verdict = None
         if purchase and result.done:

@@ -9,7 +9,6 @@ action is never accepted) or --max-steps is reached, which is then said plainly.
 """
 from __future__ import annotations
 
-import copy
 import math
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -21,7 +20,7 @@ import torch
 from dreamgym import run
 from dreamgym.envs import make_rules
 from dreamgym.episode import read_episodes, read_tasks
-from dreamgym.experience_model import DreamSettings, Encoder, ExperienceModel, fill_buffer, retrieve, settings_for, training_row
+from dreamgym.experience_model import DreamSettings, Encoder, ExperienceModel, fill_buffer, load_encoder, retrieve, settings_for, training_row
 from dreamgym.losses import aggregate, check_finite, sft_loss
 from dreamgym.model import Row, build_tokenizer, chat_format, clip_grad_norm, create_tiny, load_model, micro_batches, row_logps, save_model, shard, gathered
 from dreamgym.prompts import VARY_SYSTEM, experience_answer, experience_prompt, vary_prompt
@@ -192,15 +191,9 @@ def corpus(episodes, tasks):
 def make_encoder(args: Args, model, tokenizer, out: Path, ranks) -> Encoder:
     """phi, frozen beside the model: the untrained model itself, or any Hugging Face encoder."""
     folder = out / "phi"
-    if args.encoder != "self":
-        encoder_model, encoder_tokenizer = load_model(args.encoder, encoder=True)
-        return Encoder(encoder_model.to(ranks.device), encoder_tokenizer, layer=-1)
-    if (folder / "config.json").exists() and not args.fresh:
-        return Encoder(load_model(folder)[0].to(ranks.device), tokenizer)
-    if ranks.is_main:
+    if args.encoder == "self" and (args.fresh or not (folder / "config.json").exists()):
         save_model(model, tokenizer, folder)
-    ranks.barrier()
-    return Encoder(copy.deepcopy(model).requires_grad_(False), tokenizer)
+    return load_encoder(args.encoder, out, ranks.device)
 
 
 def train_step(args: Args, model, optimizer, step: int, rows, judged_rows, vary_rows, ranks) -> dict:
@@ -219,7 +212,7 @@ def train_step(args: Args, model, optimizer, step: int, rows, judged_rows, vary_
         check_finite(loss, f"experience model loss of step {step}, rows {indices}")
         loss.backward()
         loss_sum += float(loss.detach()) / ranks.world
-    norm = clip_grad_norm(model, 1.0)
+    norm = clip_grad_norm(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return {"loss": ranks.all_reduce_sum(loss_sum), "lr": optimizer.param_groups[0]["lr"], "grad_norm": norm, "tokens": total}

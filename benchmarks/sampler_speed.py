@@ -3,8 +3,8 @@
     python benchmarks/sampler_speed.py                                        # tiny model, 16 tasks x 8 rollouts, 4 turns, one CPU thread
     python benchmarks/sampler_speed.py --tasks 2 --hidden 256 --layers 6 --vocab 8192
 
-Random weights. Every variant generates the same number of tokens in every row and turn (forced lengths, temperature 1, no top-k or top-p) on the same prompts and
-observations. Variants are interleaved within one process and timed in CPU seconds, or wall seconds on a GPU: quote the ratios, not the seconds.
+Random weights. Every variant generates the same number of tokens in every row and turn (forced lengths, temperature 1, no top-k or top-p) on the same
+prompts and observations. Variants are interleaved within one process and timed in CPU seconds, or wall seconds on a GPU: quote the ratios, not the seconds.
 """
 
 import argparse
@@ -154,12 +154,14 @@ def main():
             kept.reset(), narrow.reset()
             seconds[name].append(play(answer, work, clock))
     base = np.array(seconds["model.generate anew each turn"])
-    print(f"{rows} rows ({args.tasks} tasks x {args.rollouts}), {args.turns} turns, 5-{args.new} new tokens, hidden {args.hidden}, {args.layers} layers, V {args.vocab}")
+    shape = f"hidden {args.hidden}, {args.layers} layers, V {args.vocab}"
+    print(f"{rows} rows ({args.tasks} tasks x {args.rollouts}), {args.turns} turns, 5-{args.new} new tokens, {shape}")
     print(f"\n| variant | {'wall' if on_gpu else 'CPU'} s (median of {args.reps}) | times faster (min-max) |\n|---|---|---|")
     for name, s in seconds.items():
         ratio = base / np.array(s)
         print(f"| {name} | {np.median(s):.2f} | {np.median(ratio):.2f} ({ratio.min():.2f}-{ratio.max():.2f}) |")
-    print(f"\nms per decode step, {rows} rows: " + ", ".join(f"{ms:.1f} at {length} tokens" for length, ms in decode_step_ms(model, rows, context, clock)))
+    steps = ", ".join(f"{ms:.1f} at {length} tokens" for length, ms in decode_step_ms(model, rows, context, clock))
+    print(f"\nms per decode step, {rows} rows: {steps}")
 
 
 if __name__ == "__main__":

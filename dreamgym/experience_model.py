@@ -6,16 +6,19 @@ Left out on purpose: training itself (train_expmodel.py), metrics of its errors 
 """
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import torch
+from transformers import AutoModel, AutoTokenizer
 
 from dreamgym.envs import Session, StepResult
 from dreamgym.episode import Episode, Step, Task
-from dreamgym.model import Row, chat_format, encode, encode_untrusted
+from dreamgym.model import Row, chat_format, encode, encode_untrusted, load_model
 from dreamgym.prompts import EXPERIENCE_SYSTEM, Demo, Prediction, experience_answer, experience_prompt, parse_experience
 from dreamgym.replay import ReplayBuffer, Transition
 from dreamgym.sample import Sampler
@@ -177,3 +180,21 @@ class ExperienceModel:
         session.state = answer.next_state
         stop = ("success" if answer.reward else "failure") if answer.done else ""
         return StepResult(answer.next_state, answer.reward, answer.done, info | {"score": answer.reward, "stop": stop, "reasoning": answer.reasoning})
+
+
+def load_dream(folder: Path | str, rules: ModuleType, device, slots: int = 128, temperature: float = 0.0, seed: int = 0, replay: Path | None = None) -> ExperienceModel:
+    """The experience model that train_expmodel.py wrote into `folder`, with its replay buffer (or another one, `replay`) and phi."""
+    folder = Path(folder)
+    meta = json.loads((folder / "model" / "meta.json").read_text())
+    model, tokenizer = load_model(folder / "model")
+    encoder = load_encoder(meta["settings"]["encoder"], folder, device)
+    buffer = ReplayBuffer.load(replay or folder / "model" / "replay")
+    return ExperienceModel(model.to(device).eval(), tokenizer, rules, DreamSettings(**meta["dream"]), buffer, encoder, slots, temperature, seed)
+
+
+def load_encoder(name: str, folder: Path, device) -> Encoder:
+    """phi by name: 'self' (saved beside the experience model) or any Hugging Face encoder (last layer)."""
+    if name == "self":
+        model, tokenizer = load_model(folder / "phi")
+        return Encoder(model.to(device), tokenizer)
+    return Encoder(AutoModel.from_pretrained(name).to(device), AutoTokenizer.from_pretrained(name), layer=-1)

@@ -1,12 +1,12 @@
-"""Advantages, clipped objectives, KL estimators, value, SFT and DPO losses: pure functions of torch tensors, and the one aggregator that all of them share.
+"""Advantages, clipped objectives, KL estimators, value, SFT and DPO losses: pure functions of tensors, and the one aggregator that all of them share.
 
-Every loss is a flat vector over the trained tokens of all rows (suffix _N; no padding, so no mask), and `aggregate` turns it into the number to call backward on:
+Every loss is a flat vector over the trained tokens of all rows (suffix _N; no padding, so no mask); `aggregate` makes one number of it:
 
     loss_N, stats = policy_loss(logp_new_N, logp_old_N, adv_N)
     loss_N = loss_N + 0.01 * kl_estimate(logp_new_N, logp_ref_N, "k3")
     aggregate(loss_N, total_tok).backward()
 
-Left out on purpose: per-sequence means (they weigh a token by the length of its episode) and the entropy bonus (it needs the logits, which never leave model.py).
+Left out on purpose: per-sequence means (they weigh a token by the length of its episode), and the entropy bonus (it needs the whole logits).
 Suffixes: N trained tokens, E episodes, K turns of one episode, P preference pairs. old = the policy that sampled, new = being trained, ref = frozen.
 """
 
@@ -30,13 +30,14 @@ def check_finite(value: Tensor | float, what: str) -> None:
     bad = ~torch.isfinite(flat)
     if bad.any():
         first = int(bad.nonzero()[0])
-        raise FloatingPointError(f"{what}: {int(bad.sum())} of {flat.numel()} values are not finite, the first is {flat[first].item()} at flat index {first}")
+        count = f"{int(bad.sum())} of {flat.numel()} values are not finite"
+        raise FloatingPointError(f"{what}: {count}, the first is {flat[first].item()} at flat index {first}")
 
 
 def aggregate(loss_N: Tensor, total: float) -> Tensor:
     """Sum of the token losses divided by `total`, the count of trained tokens of the WHOLE optimizer step (all micro-batches, all ranks).
 
-    Because the divisor is the same for each micro-batch, the gradients of the micro-batches add up to the gradient of the whole batch: how the rows are cut into
+    Because the divisor is the same for each micro-batch, their gradients add up to the gradient of the whole batch: how the rows are cut into
     micro-batches never changes the result. Dividing by a micro-batch's own count would give a mean of means.
     FSDP and DDP average gradients over ranks instead of adding them: pass `total / world_size` there. For pairs, `total` counts pairs.
     """
@@ -50,16 +51,19 @@ def sequence_sums(logp_N: Tensor, row_N: Tensor, rows: int) -> Tensor:
     return logp_N.new_zeros(rows).index_add(0, row_N, logp_N)
 
 
-def group_advantages(rewards_E: Sequence[float] | Tensor, groups_E: Sequence[Hashable], normalize_std: bool = True, eps: float = 1e-6) -> Tensor:
+def group_advantages(
+    rewards_E: Sequence[float] | Tensor, groups_E: Sequence[Hashable], normalize_std: bool = True, eps: float = 1e-6
+) -> Tensor:
     """GRPO advantage of each episode within its group: (r - mean) / (std + eps), float32 [E] (DreamGym, arXiv 2511.03773, Eq. 3).
 
-    `groups_E` holds one group key per episode, in any order. std is the population one, as in Eq. 7. `normalize_std=False` keeps r - mean (Dr. GRPO, arXiv 2503.20783).
-    A group whose rewards are all equal gets exactly 0, never rounding noise divided by rounding noise.
+    `groups_E` holds one group key per episode, in any order. std is the population one, as in Eq. 7. `normalize_std=False` keeps r - mean (Dr. GRPO,
+    arXiv 2503.20783). A group whose rewards are all equal gets exactly 0, never rounding noise divided by rounding noise.
     Example: rewards [1, 0, 0, 0] of one group -> [1.73, -0.58, -0.58, -0.58]; without std [0.75, -0.25, -0.25, -0.25].
     """
     reward_E = torch.as_tensor(rewards_E, dtype=torch.float64).detach().cpu()
     if reward_E.ndim != 1 or len(reward_E) != len(groups_E):
-        raise ValueError(f"group_advantages: rewards have shape {tuple(reward_E.shape)} and there are {len(groups_E)} group keys, expected one of each per episode")
+        found = f"rewards have shape {tuple(reward_E.shape)} and there are {len(groups_E)} group keys"
+        raise ValueError(f"group_advantages: {found}, expected one of each per episode")
     check_finite(reward_E, "rewards of the groups")
     members: dict[Hashable, list[int]] = {}
     for i, group in enumerate(groups_E):
@@ -74,8 +78,10 @@ def group_advantages(rewards_E: Sequence[float] | Tensor, groups_E: Sequence[Has
     return adv_E.float()
 
 
-def gae(rewards_K: Sequence[float] | Tensor, values_K: Sequence[float] | Tensor, gamma: float, lam: float, bootstrap_last_value: float = 0.0) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimates and returns of ONE episode, per turn or per token: two float32 [K] (DreamGym, Eq. 2; arXiv 1506.02438, Eq. 16).
+def gae(
+    rewards_K: Sequence[float] | Tensor, values_K: Sequence[float] | Tensor, gamma: float, lam: float, bootstrap_last_value: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimates and returns of ONE episode, per turn or per token: two float32 [K] (DreamGym, Eq. 2; arXiv 1506.02438).
 
     values_K[t] is V of the state before reward t. `bootstrap_last_value` is V of the state after the last reward: 0 when the episode ended,
     the critic's value when it was cut. Returns are advantage + value, the targets of `value_loss`. Nothing here carries a gradient.
@@ -84,7 +90,8 @@ def gae(rewards_K: Sequence[float] | Tensor, values_K: Sequence[float] | Tensor,
     reward_K = torch.as_tensor(rewards_K, dtype=torch.float64).detach().cpu()
     value_K = torch.as_tensor(values_K, dtype=torch.float64).detach().cpu()
     if reward_K.ndim != 1 or reward_K.shape != value_K.shape:
-        raise ValueError(f"gae: rewards have shape {tuple(reward_K.shape)} and values {tuple(value_K.shape)}, expected two equal vectors of one episode")
+        found = f"rewards have shape {tuple(reward_K.shape)} and values {tuple(value_K.shape)}"
+        raise ValueError(f"gae: {found}, expected two equal vectors of one episode")
     adv_K, running, next_value = torch.zeros_like(reward_K), 0.0, float(bootstrap_last_value)
     for t in reversed(range(len(reward_K))):
         delta = reward_K[t] + gamma * next_value - value_K[t]
@@ -94,9 +101,9 @@ def gae(rewards_K: Sequence[float] | Tensor, values_K: Sequence[float] | Tensor,
 
 
 def kl_estimate(logp_new_N: Tensor, logp_ref_N: Tensor, kind: str = "k3") -> Tensor:
-    """Per-token estimate of KL(new || ref) from tokens sampled by the new policy: [N], with gradient to new (Schulman 2020, "Approximating KL divergence").
+    """Per-token estimate of KL(new || ref) from tokens of the new policy: [N], with gradient to new (Schulman 2020, "Approximating KL divergence").
 
-    k1 = log ratio: unbiased, may be negative; its gradient is 0 in expectation, so it is of use as a reward penalty or a log line, not as a loss term.
+    k1 = log ratio: unbiased, may be negative; its expected gradient is 0, so it is of use as a reward penalty or a log line, not as a loss term.
     k2 = half the squared log ratio: biased, >= 0. k3 = exp(-log ratio) - 1 + log ratio: unbiased, >= 0, low variance (GRPO, arXiv 2402.03300, Eq. 4).
     The exponent of k3 is held within +-20; the gradient is 0 beyond.
     """
@@ -114,18 +121,20 @@ def kl_estimate(logp_new_N: Tensor, logp_ref_N: Tensor, kind: str = "k3") -> Ten
 def policy_loss(
     logp_new_N: Tensor, logp_old_N: Tensor, adv_N: Tensor, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = 3.0
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Clipped policy-gradient loss per token: [N] and statistics (PPO, arXiv 1707.06347, Eq. 7; dual clip: arXiv 1912.09729, Eq. 5).
+    """Clipped policy-gradient loss per token, [N], and statistics (PPO, arXiv 1707.06347, Eq. 7; dual clip: arXiv 1912.09729).
 
-    loss = -min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A), and for A < 0 never above -dual_clip * A (dual_clip > 1, None = off): without that bound
-    one token with a huge ratio and a bad outcome decides the step. Statistics are detached 0-d tensors: `clipped_sum`, `dual_clipped_sum` (tokens at a clip),
-    `approx_kl_sum` (k3 of KL(old || new)), to be added over micro-batches and ranks and divided by the same total as the loss; and `ratio_max`, 0 without tokens.
+    loss = -min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A), and for A < 0 never above -dual_clip * A (dual_clip > 1, None = off):
+    without that bound one token with a huge ratio and a bad outcome decides the step. Statistics are detached 0-d tensors: `clipped_sum` and
+    `dual_clipped_sum` (tokens at a clip) and `approx_kl_sum` (k3 of KL(old || new)), to be added over micro-batches and ranks and divided by the same
+    total as the loss; and `ratio_max`, 0 without tokens.
     """
     if not (0 <= clip_low < 1 and clip_high >= 0):
         raise ValueError(f"policy_loss: clip_low is {clip_low} and clip_high is {clip_high}, expected 0 <= clip_low < 1 and clip_high >= 0")
     if dual_clip is not None and not dual_clip > 1:
         raise ValueError(f"policy_loss: dual_clip is {dual_clip}, expected a number above 1, or None to switch it off")
     if not logp_new_N.shape == logp_old_N.shape == adv_N.shape:
-        raise ValueError(f"policy_loss: shapes are new {tuple(logp_new_N.shape)}, old {tuple(logp_old_N.shape)}, advantage {tuple(adv_N.shape)}, expected them equal")
+        shapes = f"new {tuple(logp_new_N.shape)}, old {tuple(logp_old_N.shape)}, advantage {tuple(adv_N.shape)}"
+        raise ValueError(f"policy_loss: shapes are {shapes}, expected them equal")
     adv_N = adv_N.detach()
     log_ratio_N = (logp_new_N - logp_old_N.detach()).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     ratio_N = log_ratio_N.exp()
@@ -160,7 +169,7 @@ def explained_variance(value_N: Tensor, return_N: Tensor) -> Tensor:
 def value_loss(value_N: Tensor, value_old_N: Tensor, return_N: Tensor, clip: float | None = 0.2) -> tuple[Tensor, Tensor]:
     """Half squared error of the critic per token, and the explained variance of these tokens: [N] and 0-d.
 
-    With `clip`, the new value may win only inside value_old +- clip: the larger of the clipped and unclipped errors counts (as in OpenAI's baselines, arXiv 2005.12729 §3).
+    With `clip` the larger of the errors of the value and of the value held within value_old +- clip counts (arXiv 2005.12729, section 3).
     The explained variance is not additive: over a step, call `explained_variance` once on all tokens.
     """
     return_N, value_old_N = return_N.detach(), value_old_N.detach()
@@ -176,7 +185,9 @@ def sft_loss(logp_N: Tensor) -> Tensor:
     return -logp_N
 
 
-def dpo_loss(logp_chosen_P: Tensor, logp_rejected_P: Tensor, ref_chosen_P: Tensor, ref_rejected_P: Tensor, beta: float = 0.1) -> tuple[Tensor, Tensor]:
+def dpo_loss(
+    logp_chosen_P: Tensor, logp_rejected_P: Tensor, ref_chosen_P: Tensor, ref_rejected_P: Tensor, beta: float = 0.1
+) -> tuple[Tensor, Tensor]:
     """DPO loss per preference pair and its detached reward margin: two [P] (arXiv 2305.18290, Eq. 7).
 
     The inputs are log-probability SUMS over the trained tokens of a sequence (see `sequence_sums`). margin > 0 means the pair is ranked right.

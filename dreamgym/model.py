@@ -41,8 +41,9 @@ from transformers import (
 from dreamgym.tokenizer import ChatFormat, build_tokenizer, chat_format, check_tokenizer, encode, encode_untrusted
 
 __all__ = [
-    "ChatFormat", "Row", "build_tokenizer", "chat_format", "check_tokenizer", "clip_grad_norm", "create_tiny", "encode",
-    "encode_untrusted", "gathered", "load_model", "make_reference", "micro_batches", "prefix_packs", "reference_logps", "row_logps", "save_model", "shard", "trainable_parameters",
+    "ChatFormat", "Row", "build_tokenizer", "chat_format", "check_tokenizer", "clip_grad_norm", "create_tiny", "encode", "encode_untrusted",
+    "gathered", "load_model", "make_reference", "micro_batches", "prefix_packs", "reference_logps", "row_logps", "save_model", "shard",
+    "trainable_parameters",
 ]  # fmt: skip
 
 SIZES = {"tiny": {"hidden_size": 64, "intermediate_size": 224}, "tiny128": {"hidden_size": 128, "intermediate_size": 448}}
@@ -99,9 +100,14 @@ def load_model(
         ) from error
     model = model if quantize == "nf4" else model.to(device)
     if gradient_checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     if quantize == "nf4" and (lora_rank or adapters):
+        from bitsandbytes.nn import Linear4bit  # here, so that a machine without bitsandbytes can do all else
+
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+        for module in model.modules():
+            if isinstance(module, Linear4bit):  # on a CPU, bitsandbytes repacks weights for good at the first eval forward: gradients are then wrong
+                module.support_avx512bf16_for_cpu = False
     if adapters:
         model = PeftModel.from_pretrained(model, name_or_path, is_trainable=True)
     elif lora_rank:
@@ -266,7 +272,7 @@ def micro_batches(rows: list[Row], micro_batch_tok: int, share_prefix: bool = Fa
     batches: list[list[int]] = []
     count = width = 0
     for indices, length in sorted(units, key=lambda unit: -unit[1]):
-        if not batches or (count + 1) * width > micro_batch_tok:
+        if not batches or (count + 1) * width > micro_batch_tok or 2 * length < width:  # much shorter ones would be mostly padding
             batches.append([])
             count, width = 0, length
         batches[-1] += indices
@@ -368,7 +374,7 @@ def row_logps(
 def make_reference(model: torch.nn.Module) -> torch.nn.Module:
     """The frozen policy of a KL term: a copy, or for LoRA the model itself with a second adapter "reference"; call it before `shard`."""
     if isinstance(model, FSDPModule):
-        raise RuntimeError("make the reference before shard(): sharded modules cannot be copied; then shard both")
+        raise TypeError("make the reference before shard(): sharded modules cannot be copied; then shard both")
     if not isinstance(model, PeftModel):
         return deepcopy(model).requires_grad_(False).eval()
     model.add_adapter("reference", model.peft_config["default"])

@@ -214,7 +214,7 @@ class ReplayBuffer:
     def _best(self, score_R: np.ndarray, first: int, k: int, excluded: set[str], min_score: float | None) -> Picks:
         """Exact picks from the scores of all rows from `first` on. Sorts only the best few, and widens when exclusions and duplicates eat them up."""
         rows, fetch = slice(first, first + len(score_R)), 4 * k + 16
-        ranked_R = np.where(self._alive_R[rows], self._ranked(rows, score_R), -np.inf)
+        ranked_R = self._ranked(rows, score_R)
         while True:
             top = np.argpartition(-ranked_R, fetch)[:fetch] if fetch < len(ranked_R) else np.arange(len(ranked_R))
             picks = self._pick(first + top, score_R[top], k, excluded, min_score)

@@ -121,3 +121,44 @@ def policy_report(episodes: list[Episode], rules: ModuleType) -> dict:
     transitions = sum(len(e.steps) for e in episodes)
     return {"n": n, "success": wins / max(1, n), "low": low, "high": high, "score": sum(e.score for e in episodes) / max(1, n), "transitions": transitions,
             "length": transitions / max(1, n), "invalid": invalid / max(1, transitions), "stops": dict(stops), "judge": {k: confusion[k] for k in ("TP", "FP", "FN", "TN")}}
+
+
+def search_report(episodes: list[Episode], rules: ModuleType) -> dict:
+    """Share of result pages that list a product whose title and price fit the task: a dream that finds more than the world is easier than it."""
+    fits = []
+    for episode in episodes:
+        try:
+            wanted = rules.read_task(episode.task.text)
+        except ValueError:
+            continue
+        for step in episode.steps:
+            listed = rules.read_results(step.next_state) if rules.action_type(step.state, step.action) == "search" else {}
+            if listed or rules.action_type(step.state, step.action) == "search":
+                fits.append(any(all(w in title.lower().split() for w in wanted.words) and (wanted.price is None or float(price[1:].split(" ")[0]) <= wanted.price)
+                                for title, price in listed.values()))
+    return _share(fits)
+
+
+def gap_alarm(evaluations: list[dict], probes: dict) -> str:
+    """A sentence when dream success has risen while real success has fallen below the interval of an earlier evaluation ('' otherwise), with the likely cause.
+
+    The cause is named from what audits the dream: the judge's false positives on the policy's own episodes, the near-miss probe, the refusal probe.
+    """
+    if len(evaluations) < 2:
+        return ""
+    now = evaluations[-1]
+    dream, real = now["dream_sampled"], now["real_sampled"]
+    for earlier in evaluations[:-1]:
+        if dream["success"] > earlier["dream_sampled"]["success"] and real["high"] < earlier["real_sampled"]["low"] + 1e-9:
+            break
+        if dream["success"] >= earlier["dream_sampled"]["success"] and real["success"] < earlier["real_sampled"]["low"]:
+            break
+    else:
+        return ""
+    judge = dream["judge"]
+    wrong = judge["FP"] / max(1, judge["FP"] + judge["TP"])
+    causes = [f"the experience model pays for wrong purchases: {wrong:.0%} of those it rewarded fail the rule check"] if wrong > 0.1 else []
+    causes += probes_passed(probes)
+    cause = "; ".join(causes) or "the probes are clean, so look at the dreamt pages themselves (evaluate.py --play 10)"
+    return (f"dream success rose {earlier['dream_sampled']['success']:.3f} -> {dream['success']:.3f} while real success fell {earlier['real_sampled']['success']:.3f} -> "
+            f"{real['success']:.3f} since iteration {earlier['iteration']}. Likely cause: {cause}")

@@ -1,11 +1,12 @@
 """Batched decoding for any full-attention Hugging Face causal LM, with a KV cache that is kept across the turns of a conversation.
 
-Ids in, ids and log-probs out: `Sampler(model, slots, context, stop_ids, seed).sample(prompts, keys, max_new_tok, temperature)`. Each cache row ("slot") belongs to
-one conversation key; a later prompt of that key computes only what differs from the cached ids. Column c of a slot is position c of its text: there is no
-left padding and there are no holes. Pads at the right end of a prefill chunk leave garbage behind the row's length, where no query looks and later tokens overwrite it.
-Left out on purpose: the model's generation_config, beams, top-k and top-p (the sampled distribution is the one that is trained), sliding windows shorter than the context.
+Ids in, ids and log-probs out: `Sampler(model, slots, context, stop_ids, seed).sample(prompts, keys, max_new_tok, temperature)`. Each cache row
+("slot") belongs to one conversation key; a later prompt of that key computes only what differs from the cached ids. Column c of a slot is position c
+of its text: no left padding, no holes. Pads at the right end of a prefill chunk leave garbage behind the row's length, where no query looks and
+which later tokens overwrite. Left out on purpose: the model's generation_config, beams, top-k and top-p (the sampled distribution is the one that is
+trained), sliding windows shorter than the context.
 
-Legend: B rows, T tokens, V vocabulary, S slots, P prompts of a call. A slot index is also the row index in the cache tensors [S, heads, columns, head_dim].
+Legend: B rows, T tokens, V vocabulary, H hidden, S slots, P prompts of a call. Slot s is row s of the cache tensors [S, heads, columns, head_dim].
 """
 
 import itertools
@@ -116,8 +117,8 @@ def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
 def draw(logits_BV: torch.Tensor, uniform_B: torch.Tensor | None, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Samples one id per row by inverse CDF (float64), or takes the argmax when temperature is 0.
 
-    Returns ids [B] (-1 where the logits hold NaN, +inf, or nothing finite) and log-probs [B] float64 of softmax(logits / temperature), or of softmax(logits) when greedy.
-    One uniform in [0, 1) per row instead of V random numbers: example p = (.2, .5, .3), u = .2 -> id 1, the first with CDF > u.
+    Returns ids [B] (-1 where the logits hold NaN, +inf, or nothing finite) and log-probs [B] float64 of softmax(logits / temperature), or of
+    softmax(logits) when greedy. One uniform in [0, 1) per row instead of V random numbers: p = (.2, .5, .3), u = .2 -> id 1, the first with CDF > u.
     """
     logits_BV = logits_BV.float()
     top_B1, argmax_B1 = logits_BV.max(-1, keepdim=True)
@@ -134,7 +135,7 @@ def draw(logits_BV: torch.Tensor, uniform_B: torch.Tensor | None, temperature: f
 
 
 def prefill_chunks(length_B: np.ndarray, budget_tok: int = CHUNK_TOK) -> list[np.ndarray]:
-    """Splits rows (by the number of tokens to prefill) into batches of similar length, longest first; padding stays below 1/8 or 128 tokens of a batch."""
+    """Splits rows, given their tokens to prefill, into batches of similar length, longest first; at most 1/8 of a batch (or 128 tokens) is padding."""
     chunks, current, width, waste = [], [], 0, 0
     for i in np.argsort(-length_B, kind="stable"):
         gap, size = width - int(length_B[i]), (len(current) + 1) * width
@@ -168,7 +169,7 @@ class Sampler:
     """Decodes with one model; see the module text. Call `reset` whenever the weights change.
 
     slots: rows decoded at once and conversations remembered. context: longest prompt plus answer in tokens. stop_ids: ids that end a row.
-    seed_or_generator: int or numpy Generator. suppress_ids: never sampled (removed before the softmax, so log-probs are of the distribution really sampled).
+    seed_or_generator: int or numpy Generator. suppress_ids: never sampled (removed before the softmax, so log-probs are those really sampled from).
     FSDP2 models must be unsharded by the caller around `sample`. Raises ValueError for models whose decoding would differ from their forward.
     """
 
@@ -185,7 +186,7 @@ class Sampler:
         self.window = _Window()
         self.layers = [_SlotLayer(slots, self.window) for _ in range(inner.config.num_hidden_layers)]
         self.cache = Cache(layers=self.layers)
-        self.prefill_tok = self.decode_tok = self.reused_tok = 0  # computed in prefill (no pads) | sampled | prompt tokens found in the cache or copied
+        self.prefill_tok = self.decode_tok = self.reused_tok = 0  # prompt tokens computed (no pads) | tokens sampled | prompt tokens cached or copied
         self.calls = 0
         self.ids_SL = np.zeros((slots, context), np.int32)  # untouched pages of a long context cost no memory
         self.length_S = np.zeros(slots, np.int64)  # ids whose keys and values are in the cache
@@ -277,7 +278,8 @@ class Sampler:
                 row = next((r for r in idle if r not in mine), None)
                 if row is None:
                     break
-                self.slot_of.pop(self.key_S[row], None)
+                if self.used_S[row] >= 0:
+                    del self.slot_of[self.key_S[row]]
                 self.slot_of[call.keys[i]], self.key_S[row] = row, call.keys[i]
                 fresh.append(row)
             call.queue.popleft()
@@ -288,7 +290,10 @@ class Sampler:
             rows.append(row)
         hidden, order = [], []
         for wave, copies in self._waves(call, rows, fresh):
-            self._copy(copies)
+            if copies:
+                dst, src, n = (np.array(x) for x in zip(*copies))
+                self._copy_rows(dst, src, int(n.max()))
+                self.length_S[dst] = n
             end_B = np.array([len(call.arrays[i]) for i in self.job_S[wave]])
             self.reused_tok += int(self.length_S[wave].sum())
             self.prefill_tok += int((end_B - self.length_S[wave]).sum())
@@ -298,7 +303,7 @@ class Sampler:
         self._emit(call, np.concatenate(order), torch.cat(hidden))
 
     def _waves(self, call: _Call, rows: list, fresh: list) -> list:
-        """Orders admitted rows so that each comes after the row it copies from: [(rows, [(to, from, tokens)])]. Only rows new to their key (`fresh`) copy."""
+        """Orders admitted rows so that each comes after the row it copies from: [(rows, [(to, from, tokens)])]. Only rows new to their key copy."""
         prompts = [call.arrays[self.job_S[r]] for r in fresh]
         order, parent, shared = share_tree([call.prompts[self.job_S[r]] for r in fresh])
         depth, copies = dict.fromkeys(rows, 0), {}
@@ -317,12 +322,6 @@ class Sampler:
                 copies[row], depth[row] = (row, source, n), wave
         waves = [[r for r in rows if depth[r] == d] for d in range(max(depth.values()) + 1)]
         return [(np.array(wave), [copies[r] for r in wave if r in copies]) for wave in waves]
-
-    def _copy(self, copies: list) -> None:
-        if copies:
-            dst, src, n = (np.array(x) for x in zip(*copies))
-            self._copy_rows(dst, src, int(n.max()))
-            self.length_S[dst] = n
 
     def _copy_rows(self, dst: np.ndarray, src: np.ndarray, columns: int) -> None:
         for layer in self.layers:
@@ -343,7 +342,7 @@ class Sampler:
 
     def _prefill(self, rows: np.ndarray, end_B: np.ndarray) -> torch.Tensor:
         """Computes columns length..end of each row (longest first); returns the hidden state of each row's last token [B, H]."""
-        start_B, last = self.length_S[rows], [None] * len(rows)
+        start_B, last_BH = self.length_S[rows], None
         todo_B = end_B - start_B
         for at in range(0, int(todo_B[0]), PIECE_TOK):
             B = int((todo_B > at).sum())
@@ -352,11 +351,12 @@ class Sampler:
             cols_BT = np.minimum(start_B[:B, None] + np.arange(at, at + T), self.context - 1)
             kv = int(np.minimum(end_B[:B], start_B[:B] + at + T).max())
             hidden_BTH = self._forward(rows[:B], cols_BT, kv, fresh=self.is_sdpa and at == 0 and not start_B.any())
-            ending = np.flatnonzero(todo_B[:B] <= at + T)
-            for b, hidden_H in zip(ending, hidden_BTH[torch.from_numpy(ending), torch.from_numpy(todo_B[ending] - 1 - at)]):
-                last[b] = hidden_H
+            if last_BH is None:
+                last_BH = hidden_BTH.new_empty(len(rows), hidden_BTH.shape[2])
+            ending = torch.from_numpy(np.flatnonzero((todo_B > at) & (todo_B <= at + T)))
+            last_BH[ending] = hidden_BTH[ending, torch.from_numpy(todo_B)[ending] - 1 - at]
         self.length_S[rows] = end_B
-        return torch.stack(last)
+        return last_BH
 
     def _decode(self, call: _Call, live: np.ndarray) -> None:
         """One token for every live row. Idle rows among them compute along on the column behind their text, where it does no harm."""
@@ -397,7 +397,8 @@ class Sampler:
         ids = ids.astype(np.int64)
         if ids.min() < 0:
             i = int(jobs[ids.argmin()])
-            raise FloatingPointError(f"logits of prompt {i} (key {call.keys[i]!r}) at new token {call.count_P[i]} are NaN or infinite: check the weights.")
+            where = f"prompt {i} (key {call.keys[i]!r}) at new token {call.count_P[i]}"
+            raise FloatingPointError(f"logits of {where} are NaN or infinite: check the weights.")
         call.ids_PT[jobs, at], call.logp_PT[jobs, at] = ids, logp
         call.count_P[jobs] += 1
         self.token_S[rows] = ids
@@ -416,15 +417,19 @@ def _sample_of(call: _Call, i: int, max_new_tok: int) -> Sample:
 def _check_model(model, inner, context: int) -> None:
     """Refuses models whose cached decoding here would not equal their own forward."""
     config = inner.config
-    found = []
+    found = [] if inner.get_output_embeddings() is not None else ["a model without a language-model head"]
     if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
         found.append("a PEFT prompt-learning adapter (it prepends virtual tokens)")
-    found += [f"{n} = {getattr(config, n)}" for n in ("final_logit_softcapping", "logit_scale", "logits_scaling") if getattr(config, n, None) not in (None, 1)]
+    after_head = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+    found += [f"{name} = {getattr(config, name)}" for name in after_head if getattr(config, name, None) not in (None, 1)]
     if config._attn_implementation.startswith(("flash", "flex", "paged")):
         found.append(f"attention {config._attn_implementation!r} (load with attn_implementation='sdpa')")
     types = set(getattr(config, "layer_types", None) or ())
     window = getattr(config, "sliding_window", None) if "sliding_attention" in types or not types else None
     if types - {"full_attention", "sliding_attention"} or (window and getattr(config, "use_sliding_window", True) and window < context):
         found.append(f"layers {sorted(types)} with sliding_window = {window} at context = {context} (expected attention over the whole context)")
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope in ("dynamic", "longrope"):
+        found.append(f"rope_type {rope!r} (positions change with the longest row of the batch)")
     if found:
         raise ValueError(f"The sampler cannot decode {type(inner).__name__}: {'; '.join(found)}.")

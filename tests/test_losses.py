@@ -160,7 +160,8 @@ def test_value_loss_matches_a_loop_and_explained_variance_has_its_anchors():
         assert got == pytest.approx(0.5 * max((v - r) ** 2, (near - r) ** 2), abs=1e-5)
     assert explained.item() == pytest.approx(1 - np.var((target - value).numpy()) / np.var(target.numpy()), abs=1e-5)
     assert torch.allclose(losses.value_loss(value, old, target, clip=None)[0], 0.5 * (value - target) ** 2)
-    assert losses.explained_variance(target, target).item() == 1 and losses.explained_variance(torch.zeros(100), target).item() == pytest.approx(0, abs=1e-6)
+    assert losses.explained_variance(target, target).item() == 1
+    assert losses.explained_variance(torch.zeros(100), target).item() == pytest.approx(0, abs=1e-6)
     assert losses.explained_variance(torch.zeros(3), torch.ones(3)).isnan() and losses.explained_variance(torch.zeros(0), torch.zeros(0)).isnan()
 
 

@@ -44,7 +44,7 @@ def slow_search(entries, mean, query, k, excluded, min_score=None, bonus=0.0):
 @pytest.mark.parametrize("exact_below", [10_000, 0])
 @pytest.mark.parametrize("min_score,bonus,texts", [(None, 0.0, 10**9), (0.3, 0.0, 10**9), (None, 0.3, 10**9), (None, 0.0, 15), (0.2, 0.1, 60)])
 def test_search_equals_a_slow_search(exact_below, min_score, bonus, texts):
-    """Stops: exclusions or duplicates that eat up the k results, a lost bonus, a cut at min_score before the bonus, index and exact tail merged wrongly."""
+    """Stops: exclusions or duplicates that eat up the k results, a lost bonus, index and exact tail merged wrongly."""
     rng = np.random.default_rng(1)
     transitions, vectors, queries = make(400, rng, texts=texts), embed(400, 24, rng), embed(25, 24, rng)
     buffer = ReplayBuffer(24, 1000, exact_below=exact_below, real_first=bonus > 0, real_bonus=bonus, ef=400)
@@ -80,7 +80,7 @@ def test_eviction_takes_the_oldest_synthetic_then_the_oldest_real():
     buffer, kept = ReplayBuffer(4, 50), []
     for round_ in range(40):
         batch = make(int(rng.integers(0, 30)), rng, synthetic=float(rng.choice([0.9, 0.5])) if round_ < 25 else 0.2, first=1000 * round_)
-        buffer.add(batch, embed(len(batch), 4, rng) if round_ else embed(len(batch), 4, rng))
+        buffer.add(batch, embed(len(batch), 4, rng))
         kept += batch
         while len(kept) > 50:
             kept.remove(next((t for t in kept if t.synthetic), kept[0]))
@@ -196,11 +196,25 @@ def test_real_bonus_prefers_real_only_within_its_size():
     assert order == {(False, 0.05): [3, 0, 1], (True, 0.0): [3, 0, 1], (True, 0.05): [3, 1, 0], (True, 0.2): [1, 2, 3]}
 
 
+def test_real_bonus_reaches_past_what_the_index_fetched():
+    """Stops: real entries overlooked because hundreds of synthetic ones, each a little nearer, fill what the index returns."""
+    rng = np.random.default_rng(11)
+    angle = np.concatenate([np.linspace(0.1, 0.2, 300), np.full(5, 0.3)])[:, None]  # cosines 0.995 to 0.980, then 0.955
+    side = rng.standard_normal((305, 7))
+    vectors = np.concatenate([np.cos(angle), np.sin(angle) * side / np.linalg.norm(side, axis=1, keepdims=True)], axis=1)
+    transitions = [replace(t, synthetic=i < 300) for i, t in enumerate(make(305, rng))]
+    for bonus, real in ((0.06, 4), (0.03, 0)):
+        buffer = ReplayBuffer(8, 1000, exact_below=0, real_first=True, real_bonus=bonus, center=False)
+        buffer.add(transitions, vectors)
+        (found,) = buffer.search(np.eye(8)[:1], 4, [None])
+        assert sum(not t.synthetic for t, _ in found) == real
+
+
 @pytest.mark.parametrize("exact_below", [10_000, 40])
 def test_saved_and_loaded_buffer_goes_on_bit_equal(tmp_path, exact_below):
-    """Stops: a resumed run that retrieves other demonstrations: lost mean, lost order of eviction, an index built anew from other rows, ef forgotten."""
+    """Stops: a resumed run that retrieves other demonstrations: lost mean, lost order of eviction, an index of other rows."""
     rng = np.random.default_rng(8)
-    going = ReplayBuffer(12, 200, exact_below=exact_below, seed=3, real_first=True)
+    going = ReplayBuffer(12, 200, exact_below=exact_below, seed=3, real_first=True, ef=1, M=2, ef_construction=2)  # poor recall: the graph matters
     for round_ in range(12):
         going.add(make(30, rng, first=100 * round_), embed(30, 12, rng))
         going.search(embed(2, 12, rng), 3, [None, None])

@@ -378,6 +378,20 @@ def test_kill_during_the_repair(tmp_path, monkeypatch):
             assert whole_step(folder) in {1, 2, 3}
 
 
+def test_the_newest_whole_checkpoint_wins(tmp_path):
+    """Stops a repair that takes the older of two whole ones, and one that throws the older away when the newer is half written."""
+    for newer_is_whole in (True, False):
+        save(tmp_path / "one", 1)
+        save(tmp_path / "two", 2)
+        folder = tmp_path / f"{newer_is_whole}"
+        folder.mkdir()
+        (tmp_path / "one" / "policy").rename(folder / ".policy.old")
+        (tmp_path / "two" / "policy").rename(folder / ".policy.new")
+        if not newer_is_whole:
+            (folder / ".policy.new" / "meta.json").unlink()
+        assert whole_step(folder) == (2 if newer_is_whole else 1)
+
+
 def test_save_refuses_a_folder_that_is_no_checkpoint(tmp_path):
     """Stops a save that deletes somebody's files."""
     (tmp_path / "policy").mkdir()
@@ -407,13 +421,16 @@ def test_ctrl_c_twice(tmp_path, capfd):
     """Stops a lost step at the first Ctrl-C, a run that cannot be stopped at the second, and handlers left behind."""
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     log = run.Log(tmp_path, ALONE, tensorboard=False)
+    calm = False
     with pytest.raises(KeyboardInterrupt), run.graceful(log) as stop:
         assert not stop.requested and not stop.agreed(ALONE)
         os.kill(os.getpid(), signal.SIGINT)
         assert stop.requested and stop.agreed(ALONE)
         os.kill(os.getpid(), signal.SIGTERM)  # a scheduler repeating itself is no second Ctrl-C
+        calm = stop.requested
         os.kill(os.getpid(), signal.SIGINT)
         pytest.fail("the second Ctrl-C went unheard")
+    assert calm
     assert before == (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM))
     assert capfd.readouterr().err.count("stopping after this step; run the same command to continue") == 1
 

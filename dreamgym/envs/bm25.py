@@ -9,6 +9,7 @@ import math
 import re
 from array import array
 from collections import Counter
+from functools import lru_cache
 
 import numpy as np
 import regex
@@ -16,9 +17,8 @@ import regex
 K1, B = np.float32(0.9), np.float32(0.4)
 MAX_TOKEN_CHARS = 255  # Lucene's tokenizer cuts longer ones
 BLOCK_DOCS = 16384  # documents inverted at a time while building: bounds the memory of the Python-side arrays
-STOP_WORDS = frozenset(
-    "a an and are as at be but by for if in into is it no not of on or such that the their then there these they this to was will with".split()
-)
+_STOP = "a an and are as at be but by for if in into is it no not of on or such that the their then there these they this to was will with"
+STOP_WORDS = frozenset(_STOP.split())
 
 # Word rules of Unicode's UAX #29 and emoji tokens as Lucene 9's StandardTokenizer cuts them (its character data are Unicode 12's, so symbols of
 # many kinds are tokens); checked against it on every character to U+1FFFF. Left out: the quotation rules for Hebrew.
@@ -50,11 +50,12 @@ _TOKEN = regex.compile(
 _ASCII_RUN = r"(?:[0-9]+(?:[,;.'][0-9]+)*|[A-Za-z]+(?:[:.'][A-Za-z]+)*)+"
 _ASCII_TOKEN = re.compile(rf"_*{_ASCII_RUN}(?:_+{_ASCII_RUN})*_*")
 
-_STEP2 = [pair.split(">") for pair in (
-    "ational>ate tional>tion enci>ence anci>ance izer>ize bli>ble alli>al entli>ent eli>e ousli>ous ization>ize ation>ate ator>ate alism>al "
-    "iveness>ive fulness>ful ousness>ous aliti>al iviti>ive biliti>ble logi>log").split()]
-_STEP3 = [pair.split(">") for pair in "icate>ic ative> alize>al iciti>ic ical>ic ful> ness>".split()]
-_STEP4 = [[suffix, ""] for suffix in "al ance ence er ic able ible ant ement ment ent sion tion ou ism ate iti ous ive ize".split()]
+# Porter's suffixes as "suffix>replacement", in the order they are tried.
+_STEP2_TEXT = """ational>ate tional>tion enci>ence anci>ance izer>ize bli>ble alli>al entli>ent eli>e ousli>ous ization>ize ation>ate ator>ate
+    alism>al iveness>ive fulness>ful ousness>ous aliti>al iviti>ive biliti>ble logi>log"""
+_STEP3_TEXT = "icate>ic ative> alize>al iciti>ic ical>ic ful> ness>"
+_STEP4_TEXT = "al> ance> ence> er> ic> able> ible> ant> ement> ment> ent> sion>s tion>t ou> ism> ate> iti> ous> ive> ize>"
+_STEP2, _STEP3, _STEP4 = ([pair.split(">") for pair in text.split()] for text in (_STEP2_TEXT, _STEP3_TEXT, _STEP4_TEXT))
 
 
 def _shape(word):
@@ -73,8 +74,10 @@ def _swap_suffix(word, table, more_than):
     """Replace the first suffix of `table` that the word ends in, if the measure of what stands before it is above `more_than`."""
     for suffix, new in table:
         if word.endswith(suffix):
-            keep = 1 if suffix in ("sion", "tion") and not new else 0  # step 4 drops 'ion' only after s or t, which stay
-            stem = word[: len(word) - len(suffix) + keep]
+            if new and new in "st":  # step 4 drops 'ion' after s or t, which count as part of what stands before it
+                stem, new = word[:-3], ""
+            else:
+                stem = word[: -len(suffix)]
             return stem + new if _shape(stem).count("vc") > more_than else word
     return word
 
@@ -96,7 +99,7 @@ def porter_stem(word):
     """Porter's stem of a lower-case word (M. F. Porter, 1980), with the departures his own later code makes (bli, logi, words of 1 or 2 letters)."""
     if len(word.encode("utf-16-le")) <= 4:
         return word
-    if word.endswith("sses") or word.endswith("ies"):
+    if word.endswith(("sses", "ies")):
         word = word[:-2]
     elif word.endswith("s") and not word.endswith("ss"):
         word = word[:-1]
@@ -120,7 +123,7 @@ def words(text):
     return found
 
 
-def term_of(word):
+def _term_of(word):
     """The index term of one token: possessive dropped, lower case, stemmed; "" for a stop word."""
     if word[-2:-1] in ("'", "\u2019", "\uff07") and word[-1] in "sS":
         word = word[:-2]
@@ -128,9 +131,14 @@ def term_of(word):
     return "" if word in STOP_WORDS else porter_stem(word)
 
 
+@lru_cache(maxsize=1 << 18)
+def _terms_of_piece(piece):
+    return tuple(term for word in words(piece) if (term := _term_of(word)))
+
+
 def analyze(text):
     """The index terms of `text`, in order, repeats kept."""
-    return [term for word in words(text) if (term := term_of(word))]
+    return [term for piece in text.split() for term in _terms_of_piece(piece)]  # no token reaches across white space
 
 
 class BM25Index:
@@ -156,13 +164,12 @@ class BM25Index:
 
     def _invert(self, texts):
         """Blocks of (terms, documents, frequencies) sorted by term then document, and all document lengths in terms."""
-        blocks, lengths, number_of_word = [], array("i"), {}
-        terms, docs, freqs = array("i"), array("i"), array("H")
+        blocks, lengths, terms, docs, freqs = [], array("i"), array("i"), array("i"), array("H")
+        numbers = self._term_numbers
         for doc, text in enumerate(texts):
-            counts = Counter(self._numbers(words(text), number_of_word))
-            del counts[-1]
+            counts = Counter(analyze(text))
             lengths.append(counts.total())
-            terms.extend(counts.keys())
+            terms.extend([numbers.setdefault(term, len(numbers)) for term in counts])
             freqs.extend(min(n, 65535) for n in counts.values())
             docs.extend([doc] * len(counts))
             if doc % BLOCK_DOCS == BLOCK_DOCS - 1:
@@ -170,14 +177,6 @@ class BM25Index:
                 terms, docs, freqs = array("i"), array("i"), array("H")
         blocks.append(_sorted_block(terms, docs, freqs))
         return blocks, np.array(lengths, np.int64)
-
-    def _numbers(self, found, number_of_word):
-        """Term numbers of words, -1 for a stop word; each distinct word is analysed once."""
-        for word in found:
-            if word not in number_of_word:
-                term = term_of(word)
-                number_of_word[word] = self._term_numbers.setdefault(term, len(self._term_numbers)) if term else -1
-        return [number_of_word[word] for word in found]
 
     def _merge(self, blocks):
         """Lay the blocks' postings out term after term: CSR arrays without sorting everything at once."""

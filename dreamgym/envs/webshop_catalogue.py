@@ -24,7 +24,7 @@ CATEGORIES = {
                 {"color": ["yellow", "blue", "black", "green", "silver", "orange"]}),
     "beauty": (["shampoo", "soap", "lotion", "perfume", "serum", "balm", "scrub", "mask"],
                ["organic", "gentle", "hydrating", "sensitive", "mild", "herbal"],
-               {"scent": ["rose", "lemon", "mint", "vanilla", "coconut", "lavender"], "volume": ["travel", "standard", "family"]}),
+               {"scent": ["rose", "lemon", "mint", "vanilla", "coconut", "lavender"], "volume": ["travel", "regular", "family"]}),
     "grocery": (["tea", "coffee", "cookies", "crackers", "granola", "chocolate", "noodles", "sauce"],
                 ["sugarfree", "spicy", "roasted", "crunchy", "natural", "instant"],
                 {"flavor": ["honey", "ginger", "cherry", "almond", "maple", "apple"], "pack": ["single", "twin", "bulk"]}),

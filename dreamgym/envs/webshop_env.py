@@ -76,8 +76,7 @@ class WebShop:
         session.steps += 1
         reward = float(done and raw == 1.0)
         stop = ("success" if reward else "failure") if done else ""
-        valid = webshop_text.action_type(before, action) != "refused"
-        return StepResult(session.state, reward, done, {"valid": valid, "score": float(raw), "stop": stop, "grounded": webshop_text.ground(before, action)})
+        return StepResult(session.state, reward, done, {"valid": engine.valid, "score": float(raw), "stop": stop, "grounded": webshop_text.ground(before, action)})
 
     def _official(self, engine: WebShopEngine, state: str, action: str) -> str:
         """`click[2]` on a results page -> upstream's click on that product; everything else goes to the engine as it is."""
