@@ -39,13 +39,13 @@ class Args:
     encoder: str = "self"              # phi: self (the untrained model) | path or hub name of an encoder
     k: int = 1                         # retrieved demonstrations (ours; the paper does not say)
     retrieval: bool = True             # ablation: without the replay buffer
-    history: bool = True               # ablation: without the episode so far
+    history: int = 2                   # pages of the episode so far that it reads (0: ablation without history; ours)
     reasoning: bool = True             # ablation: without reasoning traces
     judged: bool = True                # train on relabelled purchases (--no-judged: the naive reward)
     steps: int = 1_600                 # optimizer steps before the probes are first looked at
     max_steps: int = 3_200             # ... and at most
     dynamics_share: float = 0.4        # share of --steps before relabelled purchases come in
-    rows: int = 32                     # transitions per optimizer step
+    rows: int = 24                     # transitions per optimizer step
     lr: float = 2e-3                   # peak learning rate (2e-3 tiny; take 1e-5 full, 1e-4 LoRA for a large model)
     context: int = 1024                # tokens of prompt and answer
     micro_batch_tok: int = 8192        # tokens per micro-batch: memory only, never changes the gradient
@@ -169,7 +169,7 @@ def main() -> None:
         bar.update(1)
         failed = probes_passed(report["full"])
         report["probes_failed"] = failed
-        for name, change in {"history": {"history": False}, "retrieval": {"k": 0}, "reasoning": {"reasoning": False}}.items() if args.report_variants else []:
+        for name, change in {"history": {"history": 0}, "retrieval": {"k": 0}, "reasoning": {"reasoning": False}}.items() if args.report_variants else []:
             report[f"without {name}"] = report_on(model, tokenizer, rules, replace(settings, **change), buffer, encoder, heldout)
             bar.update(1)
     save(True, report)

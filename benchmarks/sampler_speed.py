@@ -1,10 +1,11 @@
 """Speed of dreamgym.sample.Sampler against `model.generate` called anew each turn, as a table of ratios.
 
-    python benchmarks/sampler_speed.py                                        # tiny model, 16 tasks x 8 rollouts, 4 turns, one CPU thread
-    python benchmarks/sampler_speed.py --tasks 2 --hidden 256 --layers 6 --vocab 8192
+    python -m benchmarks.sampler_speed                    # tiny model, 16 tasks x 8 rollouts, 4 turns, one CPU thread
+    python -m benchmarks.sampler_speed --tasks 2 --hidden 256 --layers 6 --vocab 8192
 
 Random weights. Every variant generates the same number of tokens in every row and turn (forced lengths, temperature 1, no top-k or top-p) on the same
-prompts and observations. Variants are interleaved within one process and timed in CPU seconds, or wall seconds on a GPU: quote the ratios, not the seconds.
+prompts and observations. Variants are interleaved within one process and timed in CPU seconds, or wall seconds on a GPU: quote the ratios, not the
+seconds.
 """
 
 import argparse

@@ -113,31 +113,24 @@ class Curriculum:
     def pick(self, n: int, rng: np.random.Generator, lam: float | None = None) -> list[str]:
         """n different task ids, drawn in proportion to (1 - explore) * estimate + explore * mean estimate; at most floor(lam * n) of them generated.
 
-        The bound holds for every single call, so with lam * n < 1 no generated task is ever picked. `lam` takes the place of the curriculum's own, as 0
-        does where a real environment knows no generated task. Raises ValueError when the tasks do not suffice.
+        lam (default: the curriculum's): the bound holds for every single call, so with lam * n < 1 no generated task is ever picked; what is generated is
+        used at once, because the policy it was made for changes. Raises ValueError when the tasks do not suffice.
         """
+        lam = self.lam if lam is None else lam
         ids = list(self.stats)
-        allowed = math.floor((self.lam if lam is None else lam) * n + 1e-9)  # 0.29 * 100 is 28.999...
-        originals = sum(not stats.generated for stats in self.stats.values())
-        enough = originals + min(allowed, len(ids) - originals)
-        if not 1 <= n <= enough:
-            supply = f"{originals} original tasks and at most {allowed} of {len(ids) - originals} generated ones"
-            raise ValueError(f"Curriculum.pick: n is {n}, expected 1 to {enough}: there are {supply}; lower n or raise lam")
+        is_generated = np.array([self.stats[task_id].generated for task_id in ids])
+        generated = min(math.floor(lam * n + 1e-9), int(is_generated.sum()))  # 0.29 * 100 is 28.999...
+        originals = int((~is_generated).sum())
+        if not 1 <= n <= originals + generated:
+            supply = f"{originals} original tasks and at most {generated} of {len(ids) - originals} generated ones"
+            raise ValueError(f"Curriculum.pick: n is {n}, expected 1 to {originals + generated}: there are {supply}; lower n or raise lam")
         value = np.ones(len(ids)) if self.uniform else np.array([self.estimate(task_id) for task_id in ids])
         weight = (1 - self.explore) * value + self.explore * value.mean() + 1e-12
         # The largest Gumbel-perturbed log weights are a draw without replacement in proportion to the weights.
         order = np.argsort(-(np.log(weight) + rng.gumbel(size=len(ids))), kind="stable")
-        chosen: list[str] = []
-        generated = 0
-        for i in order:
-            if self.stats[ids[i]].generated and generated == allowed:
-                continue
-            generated += self.stats[ids[i]].generated
-            chosen.append(ids[i])
-            if len(chosen) == n:
-                break
+        chosen = np.concatenate([order[is_generated[order]][:generated], order[~is_generated[order]][:n - generated]])
         self.last_share_generated = generated / n
-        return chosen
+        return [ids[i] for i in rng.permutation(chosen)]
 
     def seeds(self, m: int) -> list[str]:
         """The tasks of highest measured value, at most m, as seeds of task generation (DreamGym, Eq. 6).

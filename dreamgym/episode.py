@@ -7,7 +7,7 @@ Left out on purpose: tensors, tokenizers, anything about one benchmark (that liv
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 SCHEMA = 1
@@ -70,7 +70,7 @@ class Episode:
 
 
 def to_json(episode: Episode) -> dict:
-    record = asdict(episode)
+    record = asdict(replace(episode, streams=[]))        # asdict copies number by number: not the token ids
     del record["streams"]
     return {"schema": SCHEMA, **record}
 
@@ -99,8 +99,8 @@ def _checked(record: object, kinds: dict, required: tuple[str, ...], where: str)
 def task_from_json(record: object, where: str = "task") -> Task:
     """Raises ValueError naming `where` and the field."""
     task = Task(**_checked(record, _TASK_FIELDS, ("id", "text"), where))
-    if not task.text.strip():
-        raise ValueError(f"{where}: field `text` is empty; expected the instruction")
+    if len(task.text.strip().splitlines()) != 1:
+        raise ValueError(f"{where}: field `text` is empty or has line breaks ({task.text[:40]!r}); expected the instruction on one line")
     return task
 
 
@@ -108,12 +108,14 @@ def episode_from_json(record: object, where: str = "episode") -> Episode:
     """Raises ValueError naming `where` (file and line) and the field that does not fit."""
     if not isinstance(record, dict) or record.get("schema") != SCHEMA:
         found = record.get("schema") if isinstance(record, dict) else type(record).__name__
-        raise ValueError(f"{where}: field `schema` is {found!r}, expected {SCHEMA}; see README, 'Data formats'")
+        raise ValueError(f"{where}: field `schema` is {str(found)[:40]!r}, expected {SCHEMA}; see README, 'Data formats'")
     record = dict(_checked({k: v for k, v in record.items() if k != "schema"}, _EPISODE_FIELDS, ("id", "task", "steps"), where))
     record["task"] = task_from_json(record["task"], f"{where}, task")
     steps = []
     for i, step in enumerate(record["steps"]):
         step = Step(**_checked(step, _STEP_FIELDS, ("state", "action", "next_state"), f"{where}, steps[{i}]"))
+        if len(step.action.splitlines()) > 1 or len(step.grounded.splitlines()) > 1 or len(step.reasoning.splitlines()) > 1:
+            raise ValueError(f"{where}, steps[{i}]: fields `action`, `grounded` and `reasoning` are single lines; found a line break")
         if step.reward not in (0, 1):
             raise ValueError(f"{where}, steps[{i}]: field `reward` is {step.reward}, expected 0 or 1 (the raw score goes into `score`)")
         if step.reward == 1 and not step.done:
@@ -131,6 +133,10 @@ def episode_from_json(record: object, where: str = "episode") -> Episode:
     return Episode(**record)
 
 
+def _refuse_constant(name: str):
+    raise ValueError(f"{name} is no JSON number")
+
+
 def _read_lines(path: Path | str):
     path = Path(path)
     if not path.is_file():
@@ -139,20 +145,23 @@ def _read_lines(path: Path | str):
         for number, line in enumerate(lines, 1):
             if line.strip():
                 try:
-                    yield f"{path}:{number}", json.loads(line)
-                except ValueError as error:
-                    raise ValueError(f"{path}:{number}: not JSON ({error})") from None
+                    text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+                    record = json.loads(text, parse_constant=_refuse_constant)
+                    json.dumps(record, ensure_ascii=False).encode()     # a lone surrogate could be read but never be written again
+                except (ValueError, RecursionError) as error:
+                    raise ValueError(f"{path}:{number}: not JSON ({str(error)[:200]})") from None
+                yield f"{path}:{number}", record
 
 
 def read_episodes(path: Path | str) -> list[Episode]:
     """All episodes of a JSONL file. Raises ValueError naming file, line and field."""
-    episodes = [episode_from_json(record, where) for where, record in _read_lines(path)]
-    seen: set[str] = set()
-    for episode in episodes:
-        if episode.id in seen:
-            raise ValueError(f"{path}: episode id {episode.id!r} occurs twice; ids must be unique (retrieval excludes an episode by its id)")
-        seen.add(episode.id)
-    return episodes
+    episodes: dict[str, Episode] = {}
+    for where, record in _read_lines(path):
+        episode = episode_from_json(record, where)
+        if episode.id in episodes:
+            raise ValueError(f"{where}: field `id`: {episode.id!r} occurs twice; ids must be unique (retrieval excludes an episode by its id)")
+        episodes[episode.id] = episode
+    return list(episodes.values())
 
 
 def read_tasks(path: Path | str) -> list[Task]:

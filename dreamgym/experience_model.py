@@ -28,7 +28,7 @@ from dreamgym.sample import Sampler
 class DreamSettings:
     """What the experience model reads and writes; saved beside its weights, because it was trained for exactly this prompt."""
     k: int = 1                    # retrieved demonstrations
-    history: bool = True          # the episode so far
+    history: int = 2              # pages of the episode so far (the paper does not say; verl-agent's policies see 2)
     reasoning: bool = True        # a reasoning trace before the next state
     context: int = 1024           # tokens of prompt and answer
     max_new_tok: int = 200        # an answer that has not ended by then is malformed
@@ -96,11 +96,24 @@ def retrieve(buffer: ReplayBuffer | None, encoder: Encoder, rules: ModuleType, k
     return demos
 
 
+def last_pages(history: list[tuple[str, str]], state: str, pages: int) -> list[tuple[str, str]]:
+    """The last `pages` different pages of (state, action) history before `state`. Steps that stayed on a page (same first line: an option chosen, a
+    refusal) are told by the page that followed, so a window of two pages still holds the results that an item was opened from."""
+    kept: list[tuple[str, str]] = []
+    following = state
+    for past, action in reversed(history):
+        if past.split("\n", 1)[0] != following.split("\n", 1)[0]:
+            kept.append((past, action))
+        if len(kept) == pages:
+            break
+        following = past
+    return kept[::-1]
+
+
 def prompt_ids(fmt, tokenizer, rules: ModuleType, settings: DreamSettings, task_text: str, history: list[tuple[str, str]], demos: list[Demo],
                state: str, grounded: str) -> list[int]:
     """Token ids of the prompt of Eq. 4. History is cut from its oldest end, and demonstrations go last, where the prompt would pass the context."""
-    if not settings.history or rules.judged(state, grounded):
-        history = []
+    history = [] if not settings.history or rules.judged(state, grounded) else last_pages(history, state, settings.history)
     room = settings.context - settings.max_new_tok
     while True:
         text = experience_prompt(task_text, history, demos, state, grounded)
@@ -151,7 +164,7 @@ class ExperienceModel:
         return sessions
 
     def predict(self, queries: list[Query], keys: list[str]) -> list[tuple[Prediction | None, str]]:
-        """Eq. 4 for a batch: (answer, or None where it is malformed; the text). `keys` name the conversations whose KV cache may be re-used."""
+        """Eq. 4 for a batch: (answer, or None where it is malformed or impossible; the text). `keys` name the conversations whose KV cache may be re-used."""
         demos = retrieve(self.buffer, self.encoder, self.rules, self.settings.k, [(q.state, q.grounded, q.episode_id) for q in queries])
         prompts = [prompt_ids(self.fmt, self.tokenizer, self.rules, self.settings, q.task_text, q.history, d, q.state, q.grounded) for q, d in zip(queries, demos)]
         forced = "" if self.settings.reasoning else "next:\n"      # a model that was trained to reason is kept from it (ablation)
@@ -160,7 +173,9 @@ class ExperienceModel:
         answers = []
         for query, sample in zip(queries, samples):
             text = forced + self.tokenizer.decode([i for i in sample.ids if i not in self.fmt.end_ids])
-            answers.append((parse_experience(text, query.state) if sample.stop == "end" else None, text))
+            answer = parse_experience(text, query.state) if sample.stop == "end" else None
+            possible = answer and self.rules.possible(query.state, query.grounded, answer.next_state, answer.reward)
+            answers.append((answer if possible else None, text))
         return answers
 
     def act(self, sessions: list[Session], actions: list[str]) -> list[StepResult]:

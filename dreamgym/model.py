@@ -240,7 +240,7 @@ class Row:
     mask: list[int]
 
 
-def prefix_packs(rows: list[Row], pack_tok: int = 512) -> list[tuple[list[int], int]]:
+def prefix_packs(rows: list[Row], pack_tok: int = 1024) -> list[tuple[list[int], int]]:
     """Groups of rows to compute as one tree of prefixes: (row indices, number of tree nodes), each row in one group.
 
     Rows in lexicographic order are the tree's depth-first order, and what a row adds to it is what follows its common prefix with the row
@@ -263,7 +263,7 @@ def _shared(a: list[int], b: list[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
 
 
-def micro_batches(rows: list[Row], micro_batch_tok: int, share_prefix: bool = False, pack_tok: int = 512) -> list[list[int]]:
+def micro_batches(rows: list[Row], micro_batch_tok: int, share_prefix: bool = False, pack_tok: int = 1024) -> list[list[int]]:
     """Row indices in batches of at most `micro_batch_tok` padded tokens, longest first; a single longer row (or pack) is a batch of its own.
 
     With `share_prefix` the padded tokens are those of the prefix trees that `row_logps` will make with the same two arguments.
@@ -298,9 +298,8 @@ def _padded(rows: list[Row], device: torch.device) -> _Batch:
     return _Batch(ids_BT, position_BT, None, *(torch.tensor(x, device=device, dtype=torch.long) for x in (before, target)))
 
 
-def _packed(rows: list[Row], pack_tok: int, device: torch.device, dtype: torch.dtype) -> _Batch:
+def _packed(rows: list[Row], packs: list[tuple[list[int], int]], device: torch.device, dtype: torch.dtype) -> _Batch:
     """Each pack as one row of tree nodes in depth-first order: node i is seen by the nodes i <= j < end[i] of its own subtree."""
-    packs = prefix_packs(rows, pack_tok)
     width = max(nodes for _, nodes in packs)
     ids_BT, position_BT = torch.zeros(2, len(packs), width, dtype=torch.long)
     end_BT = torch.arange(1, width + 1).repeat(len(packs), 1)  # padding sees itself only: a row of the mask must not be empty
@@ -347,7 +346,7 @@ def _flat_logps(model: torch.nn.Module, batch: _Batch, temperature: float, chunk
 
 def row_logps(
     model: torch.nn.Module, rows: list[Row], temperature: float = 1.0, chunk: int = 1024, with_entropy: bool = True, with_hidden: bool = False,
-    share_prefix: bool = False, pack_tok: int = 512,
+    share_prefix: bool = False, pack_tok: int = 1024,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:  # fmt: skip
     """Log-probs and entropies (nats, of logits / temperature) of all trained tokens, flat in row order, as (logp_N, entropy_N, hidden_NH).
 
@@ -362,7 +361,11 @@ def row_logps(
             raise ValueError(f"row {index} has {found}: expected as many ids as mask entries, at least one, and first mask 0")
     causal_lm = _causal_lm(model)
     full_attention = set(getattr(causal_lm.config, "layer_types", None) or ["full_attention"]) == {"full_attention"}
-    batch = _packed(rows, pack_tok, causal_lm.device, causal_lm.dtype) if share_prefix and full_attention else _padded(rows, causal_lm.device)
+    packs = prefix_packs(rows, pack_tok) if share_prefix and full_attention else []
+    if len(packs) < len(rows) and packs:
+        batch = _packed(rows, packs, causal_lm.device, causal_lm.dtype)
+    else:  # nothing is shared: without a mask of its own, attention is faster
+        batch = _padded(rows, causal_lm.device)
     forward = model.flat_logps if isinstance(model, FSDPModule) else partial(_flat_logps, model)
     logp_N, entropy_N, hidden_NH = forward(batch, temperature, chunk, with_entropy)
     return logp_N, entropy_N, hidden_NH if with_hidden else None
@@ -403,7 +406,7 @@ def _adapter(model: PeftModel, name: str) -> Iterator[None]:
 @torch.no_grad()
 def reference_logps(
     model: torch.nn.Module, reference: torch.nn.Module, rows: list[Row], temperature: float = 1.0, chunk: int = 1024,
-    share_prefix: bool = False, pack_tok: int = 512,
+    share_prefix: bool = False, pack_tok: int = 1024,
 ) -> torch.Tensor:  # fmt: skip
     """logp_N of the trained tokens under the reference of `make_reference`, without gradient; the arguments are those of `row_logps`."""
     if reference is not model:

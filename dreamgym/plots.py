@@ -40,3 +40,53 @@ def training_curve(folder: Path | str) -> Path:
     figure.savefig(folder / "curve.png", dpi=130)
     plt.close(figure)
     return folder / "curve.png"
+
+
+def _curve(axes, folders: list[Path], key: str, colour: str, label: str, budget: str) -> None:
+    """Mean over seeds at each evaluation, a thin line per seed."""
+    curves = [[(e[budget], e[f"{key}/success"]) for e in read_metrics(f, "evaluation")] for f in folders]
+    for curve in curves:
+        axes.plot(*zip(*curve), color=colour, linewidth=0.6, alpha=0.35)
+    shortest = min(map(len, curves))
+    mean = [(sum(c[i][0] for c in curves) / len(curves), sum(c[i][1] for c in curves) / len(curves)) for i in range(shortest)]
+    axes.plot(*zip(*mean), "o-", color=colour, label=label, markersize=4)
+
+
+def study_figures(out: Path, results: dict, seeds: int) -> list[Path]:
+    """OUT/success.png (real and dream success against transitions) and OUT/ablations.png (bars over seeds), from finished runs only."""
+    paths = []
+    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True)
+    for name, label, colour in (("grpo-dream", "GRPO", REAL), ("ppo-dream", "PPO", "#15803d")):
+        folders = [out / f"seed{s}" / name for s in range(seeds) if (out / f"seed{s}" / name / "result.json").exists()]
+        if folders:
+            _curve(left, folders, "real_sampled", colour, f"{label}: real shop", "dream_transitions")
+            _curve(left, folders, "dream_sampled", DREAM if name == "grpo-dream" else "#0891b2", f"{label}: dream", "dream_transitions")
+    folders = [out / f"seed{s}" / "grpo-real-30k" for s in range(seeds) if (out / f"seed{s}" / "grpo-real-30k" / "result.json").exists()]
+    if folders:
+        _curve(right, folders, "real_sampled", REAL, "GRPO on the real shop", "real_transitions")
+    for name, colour in (("grpo-dream", DREAM), ("grpo-s2r-5k", "#7c3aed")):
+        if name in results["runs"]:
+            right.axhline(results["runs"][name]["real_sampled"]["mean"], color=colour, linestyle="--", linewidth=1.2, label={"grpo-dream": "dream, 0 real transitions", "grpo-s2r-5k": "dream, then 5k real (S2R)"}[name])
+    left.set(xlabel="RL transitions in the dream (0 real)", ylabel="success, held-out tasks, sampled", ylim=(0, 1), title="inside the experience model")
+    right.set(xlabel="real RL transitions", title="on the real shop")
+    for axes in (left, right):
+        axes.legend(frameon=False, fontsize=8), axes.grid(alpha=0.2)
+    figure.suptitle(f"WebShop, {results.get('environment', {}).get('catalogue', '')}; mean of {seeds} seeds, thin lines: seeds", fontsize=9)
+    figure.tight_layout()
+    figure.savefig(out / "success.png", dpi=130)
+    paths.append(out / "success.png")
+    names = [n for n in ("imitation", "grpo-dream", "no replay", "no reasoning", "no history", "no task generation") if n in results["runs"]]
+    figure, axes = plt.subplots(figsize=(7.5, 4))
+    for offset, (key, colour) in enumerate((("real_sampled", REAL), ("real_greedy", "#fdba74"), ("dream_sampled", DREAM))):
+        entries = [results["runs"][n][key] for n in names]
+        x = [i + (offset - 1) * 0.26 for i in range(len(names))]
+        axes.bar(x, [e["mean"] for e in entries], 0.24, color=colour, label=key.replace("_", ", "), yerr=[e["half_width"] or 0 for e in entries], ecolor=GREY, capsize=2)
+        for i, e in zip(x, entries):
+            axes.plot([i] * len(e["values"]), e["values"], ".", color="black", markersize=3)
+    axes.set_xticks(range(len(names)), [n.replace("grpo-dream", "full\n(GRPO, dream)").replace(" ", "\n", 1) for n in names], fontsize=8)
+    axes.set(ylabel="success, held-out tasks", ylim=(0, 1), title="ablations at equal budget; bars: mean, whiskers: 95 % over seeds, dots: seeds")
+    axes.title.set_fontsize(9)
+    axes.legend(frameon=False, fontsize=8)
+    figure.tight_layout()
+    figure.savefig(out / "ablations.png", dpi=130)
+    return [*paths, out / "ablations.png"]

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-MAX_REASONING_CHARS, MAX_STATE_CHARS = 4000, 8000
-_TAGS = re.compile(r"^(think|next|reward|task|state|action|similar|vary)\b\s*:", re.MULTILINE | re.IGNORECASE)
+MAX_REASONING_CHARS, MAX_STATE_CHARS, MAX_ACTION_CHARS = 4000, 8000, 200
+TAGS = re.compile(r"^(think|next|reward|task|state|action|similar|vary)\b\s*:", re.MULTILINE | re.IGNORECASE)
 
 POLICY_SYSTEM = {
     "webshop": "You shop in a web store. Each turn shows the page; answer with exactly one action and nothing else. Actions: search[words] on the search page; "
@@ -47,11 +47,12 @@ def policy_recap(task_text: str, turns: list[tuple[str, str]], state: str) -> st
 
 def parse_action(text: str) -> str:
     """The action in a policy's answer: the last 'action:' line, or the last `<action>..</action>`, or the only line; '' when there is none."""
+    text = text[-10 * MAX_ACTION_CHARS:]                  # the search below is quadratic in unclosed tags
     tagged = re.findall(r"<action>(.*?)</action>", text, re.DOTALL)
     lines = [line.strip() for line in (tagged[-1] if tagged else text).split("\n") if line.strip()]
     named = [line[len("action:"):].strip() for line in lines if line.lower().startswith("action:")]
     action = named[-1] if named else lines[-1] if lines else ""
-    return "".join(c for c in action if c.isprintable())[:200]
+    return "".join(c for c in action if c.isprintable())[:MAX_ACTION_CHARS].strip()
 
 
 # ---- experience model --------------------------------------------------------------------------------------------------------------------------
@@ -95,10 +96,11 @@ def parse_experience(text: str, state: str) -> Prediction | None:
     if not match:
         return None
     page, reward, done = match["next"].strip(), float(match["reward"]), match["done"] == "yes"
-    forged = _TAGS.search(page) or any(not c.isprintable() and c != "\n" for c in text)
-    if forged or not page or len(page) > MAX_STATE_CHARS or (reward and not done) or (page == SAME and done):
+    forged = TAGS.search(page) or any(not c.isprintable() and c != "\n" for c in text)
+    thought, same = (match["think"] or "").strip(), page.casefold().rstrip(" .") == SAME
+    if forged or not page or len(page) > MAX_STATE_CHARS or len(thought) > MAX_REASONING_CHARS or (reward and not done) or (same and done):
         return None
-    return Prediction((match["think"] or "").strip(), state if page == SAME else page, reward, done)
+    return Prediction(thought, state if same else page, reward, done)
 
 
 # ---- task variation (Eq. 6) --------------------------------------------------------------------------------------------------------------------
@@ -110,6 +112,6 @@ def vary_prompt(seed_task: str) -> str:
 def parse_task(text: str) -> str | None:
     """One line of task text from M_task's answer; None when it is empty, has several lines, control characters, or tags."""
     text = text.strip()
-    if not text or len(text) > 400 or not text.isprintable() or _TAGS.search(text):
+    if not text or len(text) > 400 or not text.isprintable() or TAGS.search(text):
         return None
     return text

@@ -162,3 +162,18 @@ def gap_alarm(evaluations: list[dict], probes: dict) -> str:
     cause = "; ".join(causes) or "the probes are clean, so look at the dreamt pages themselves (evaluate.py --play 10)"
     return (f"dream success rose {earlier['dream_sampled']['success']:.3f} -> {dream['success']:.3f} while real success fell {earlier['real_sampled']['success']:.3f} -> "
             f"{real['success']:.3f} since iteration {earlier['iteration']}. Likely cause: {cause}")
+
+
+def theorem_1(report: dict, gamma: float, reward_max: float = 1.0) -> str:
+    """The model-error term of DreamGym's Theorem 1, 2 (eps_R / (1 - gamma) + 2 gamma R_max eps_P / (1 - gamma)^2), from held-out data.
+
+    The theorem takes suprema over all states and actions; the means measured here are estimates under the offline distribution, hence a lower bound on
+    that term. The text says what follows from it (as a rule: the bound is vacuous, and the errors themselves are what to look at).
+    """
+    confusion = report["reward_confusion"]
+    buys = sum(confusion.values())
+    eps_r = (confusion["FP"] + confusion["FN"]) / max(1, buys)
+    eps_p = 1 - report["exact"]["share"]
+    term = 2 * (eps_r / (1 - gamma) + 2 * gamma * reward_max * eps_p / (1 - gamma) ** 2)
+    verdict = "vacuous: more than the largest return" if term > reward_max / (1 - gamma) else "informative"
+    return f"Theorem 1 at gamma {gamma:g}: mean eps_R {eps_r:.4f} ({buys} purchases), mean eps_P {eps_p:.4f}, model-error term {term:.2f} of a largest return of {reward_max / (1 - gamma):.0f} ({verdict})"

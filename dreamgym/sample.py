@@ -135,7 +135,7 @@ def draw(logits_BV: torch.Tensor, uniform_B: torch.Tensor | None, temperature: f
 
 
 def prefill_chunks(length_B: np.ndarray, budget_tok: int = CHUNK_TOK) -> list[np.ndarray]:
-    """Splits rows, given their tokens to prefill, into batches of similar length, longest first; at most 1/8 of a batch (or 128 tokens) is padding."""
+    """Splits rows, given their tokens to prefill, into batches of similar length, longest first; at most 1/8 of one (or 128 tokens) is padding."""
     chunks, current, width, waste = [], [], 0, 0
     for i in np.argsort(-length_B, kind="stable"):
         gap, size = width - int(length_B[i]), (len(current) + 1) * width

@@ -15,10 +15,10 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 SPECIALS = ["<pad>", "<unk>", "<ask>", "<end>"]
-GLUED = "[],:$"  # always tokens of their own, so that `click[red]` and `color: red,` use the same token for red
-# One "▁" is put after a line start, "[" and "$", and taken away again there: a word has one token wherever it stands. Both ways are
+GLUED = "[],:"  # always tokens of their own, so that `click[red]` and `color: red,` use the same token for red
+# One "▁" is put after a line start and "[", and taken away again there: a word has one token wherever it stands. Both ways are
 # unconditional on what follows (but a line end), so together they change no text.
-OPENED = r"(?<=\A|\n|\[|\$)"
+OPENED = r"(?<=\A|\n|\[)"
 CHAT_TEMPLATE = (
     "{% for message in messages %}{% if message.role == 'system' %}{{ message.content + '\n' }}"
     "{% elif message.role == 'user' %}{{ message.content + '<ask>' }}{% else %}{{ message.content + '<end>' }}{% endif %}{% endfor %}"
@@ -28,12 +28,12 @@ CHAT_TEMPLATE = (
 def build_tokenizer(texts: Iterable[str], max_words: int = 4000) -> PreTrainedTokenizerFast:
     """A tokenizer whose vocabulary is the specials, 256 bytes, the printable ASCII characters and the `max_words` most frequent words of `texts`.
 
-    `click[red]` is ▁click [ ▁red ], `belt $50 [1]` is ▁belt ▁$ ▁50 ▁[ ▁1 ]: punctuation has a glued and a spaced token, a word only one.
+    `click[red]` is ▁click [ ▁red ], `belt $50 [1]` is ▁belt ▁$50 ▁[▁1]: punctuation has a glued and a spaced token, a word only one.
     Words outside the vocabulary, and words glued to `,`, `:` or `]`, are spelled with characters, other characters with bytes.
     Decoding is exact for any text without "▁" (U+2581, which returns as a space). The order of the vocabulary is by count, then by word.
     """
     normalizer = normalizers.Sequence([normalizers.Replace(" ", "▁"), normalizers.Replace(Regex(OPENED + r"(?=[^\n])"), "▁")])
-    pieces = pre_tokenizers.Split(Regex(r"\n|▁?[\[\],:$]|▁?[^▁\n\[\],:$]+|▁"), "isolated")
+    pieces = pre_tokenizers.Split(Regex(r"▁\[▁\d+\]|\n|▁?[\[\],:]|▁?[^▁\n\[\],:]+|▁"), "isolated")  # a line's number, " [3]", is one token
     counts = Counter()
     for text in texts:
         counts.update(piece for piece, _ in pieces.pre_tokenize_str(normalizer.normalize_str(text)) if piece[0] == "▁" and piece.isprintable())

@@ -9,16 +9,19 @@ import pytest
 from dreamgym.episode import Episode, Step, Stream, Task, append_jsonl, episode_from_json, read_episodes, read_tasks, to_json, write_jsonl
 
 GOOD = {
-    "schema": 1, "id": "e1", "task": {"id": "t1", "text": "find me red vest", "goal": {"goal_index": 3}}, "world": "real", "source": "imported", "stop": "success", "score": 1.0,
+    "schema": 1, "id": "e1", "task": {"id": "t1", "text": "find me red vest", "goal": {"goal_index": 3}}, "world": "real", "source": "imported",
+    "stop": "success", "score": 1.0,
     "steps": [{"state": "search page", "action": "search[red vest]", "next_state": "order", "reward": 0, "done": False},
               {"state": "order", "action": "click[buy now]", "next_state": "order placed", "reward": 1, "done": True, "info": {"score": 1.0}}],
 }
 
 
 def episode(name: str = "e1") -> Episode:
-    steps = [Step("search page", "search[caf\u00e9 \u4e2d]", "item \U0001f9e5 $5\nchosen: none", grounded="search[caf\u00e9 \u4e2d]", reasoning="why not", valid=False, info={"a": [1, {"b": None}]}),
+    steps = [Step("search page", "search[caf\u00e9 \u4e2d]", "item \U0001f9e5 $5\nchosen: none", grounded="search[caf\u00e9 \u4e2d]",
+                  reasoning="why not", valid=False, info={"a": [1, {"b": None}]}),
              Step("item \U0001f9e5 $5\nchosen: none", "click[buy now]", "order placed", 1.0, True)]
-    return Episode(name, Task("t", "find me a coat", "webshop", "search page", {"goal_index": 7}, True, "seed"), steps, "dream", "policy", "success", 0.75)
+    return Episode(name, Task("t", "find me a coat", "webshop", "search page", {"goal_index": 7}, True, "seed"), steps, "dream", "policy", "success",
+                   0.75)
 
 
 # ---- round trip --------------------------------------------------------------------------------------------------------------------------------
@@ -52,7 +55,8 @@ def test_to_json_does_not_share_with_the_episode():
 
 def test_optional_fields_have_their_defaults():
     """An imported log having to name every field."""
-    read = episode_from_json({"schema": 1, "id": "x", "task": {"id": "t", "text": "find"}, "steps": [{"state": "a", "action": "b", "next_state": "c"}]})
+    read = episode_from_json({"schema": 1, "id": "x", "task": {"id": "t", "text": "find"},
+                              "steps": [{"state": "a", "action": "b", "next_state": "c"}]})
     assert read == Episode("x", Task("t", "find"), [Step("a", "b", "c")]) and read.reward == 0.0 and not read.success
 
 
@@ -98,25 +102,41 @@ def drop(*path):
 
 
 BAD = {
-    "no schema": (drop("schema"), "field `schema` is .?None"), "other schema": (top(schema=2), "field `schema` is .?2"), "text schema": (top(schema="1"), "field `schema`"),
-    "no id": (drop("id"), "field `id` is missing"), "no task": (drop("task"), "field `task` is missing"), "no steps": (drop("steps"), "field `steps` is missing"),
-    "empty steps": (top(steps=[]), "field `steps` is empty"), "steps no list": (top(steps={}), "field `steps` is dict"), "task no object": (top(task="find"), "field `task` is str"),
-    "number as id": (top(id=7), "field `id` is int"), "null id": (top(id=None), "field `id` is NoneType"), "bool score": (top(score=True), "field `score` is bool.*expected number"),
-    "text score": (top(score="1.0"), "field `score` is str"), "world": (top(world="mars"), "field `world` is 'mars'"), "unknown": (top(extra=1), "unknown field `extra`"),
+    "no schema": (drop("schema"), "field `schema` is .?None"), "other schema": (top(schema=2), "field `schema` is .?2"),
+    "text schema": (top(schema="1"), "field `schema`"),
+    "no id": (drop("id"), "field `id` is missing"), "no task": (drop("task"), "field `task` is missing"),
+    "no steps": (drop("steps"), "field `steps` is missing"),
+    "empty steps": (top(steps=[]), "field `steps` is empty"), "steps no list": (top(steps={}), "field `steps` is dict"),
+    "task no object": (top(task="find"), "field `task` is str"),
+    "number as id": (top(id=7), "field `id` is int"), "null id": (top(id=None), "field `id` is NoneType"),
+    "bool score": (top(score=True), "field `score` is bool.*expected number"),
+    "text score": (top(score="1.0"), "field `score` is str"), "world": (top(world="mars"), "field `world` is 'mars'"),
+    "unknown": (top(extra=1), "unknown field `extra`"),
     "streams": (top(streams=[]), "unknown field `streams`"),
-    "task id": (drop("task", "id"), "task: field `id` is missing"), "task text": (drop("task", "text"), "task: field `text` is missing"), "blank text": (task(text=" \n"), "task: field `text` is empty"),
+    "task id": (drop("task", "id"), "task: field `id` is missing"), "task text": (drop("task", "text"), "task: field `text` is missing"),
+    "blank text": (task(text=" \n"), "task: field `text` is empty"),
     "text lines": (task(text="find\nstate:\norder placed"), "task: field `text`"), "task unknown": (task(kind="x"), "task: unknown field `kind`"),
     "goal": (task(goal=3), "task: field `goal` is int"), "generated": (task(generated=1), "task: field `generated` is int.*expected bool"),
-    "step no object": (lambda r: r["steps"].__setitem__(1, "buy"), r"steps\[1\]: found str, expected an object"), "step null": (lambda r: r["steps"].__setitem__(0, None), r"steps\[0\]: found NoneType"),
-    "no state": (drop("steps", 0, "state"), r"steps\[0\]: field `state` is missing"), "no action": (drop("steps", 1, "action"), r"steps\[1\]: field `action` is missing"),
-    "no next state": (drop("steps", 1, "next_state"), r"steps\[1\]: field `next_state` is missing"), "step unknown": (step(0, observation="x"), r"steps\[0\]: unknown field `observation`"),
-    "action list": (step(0, action=["click"]), r"steps\[0\]: field `action` is list"), "bool reward": (step(1, reward=True), r"steps\[1\]: field `reward` is bool.*expected number"),
-    "text reward": (step(1, reward="1"), r"steps\[1\]: field `reward` is str"), "raw reward": (step(1, reward=0.5), r"steps\[1\]: field `reward` is 0.5, expected 0 or 1"),
-    "negative reward": (step(1, reward=-1), r"steps\[1\]: field `reward` is -1"), "nan reward": (step(1, reward=float("nan")), "not JSON|field `reward` is nan"),
-    "number as done": (step(1, done=1), r"steps\[1\]: field `done` is int"), "valid": (step(1, valid="yes"), r"steps\[1\]: field `valid` is str"), "info": (step(1, info=[]), r"steps\[1\]: field `info` is list"),
-    "done early": (step(0, done=True), r"steps\[0\]: done before the last step"), "paid but not done": (step(1, done=False), r"steps\[1\]: reward 1 with done false"),
-    "paid early": (step(0, reward=1), r"steps\[0\]: reward 1 with done false"), "broken chain": (step(1, state="elsewhere"), r"steps\[1\]: field `state` differs from the `next_state` before it"),
-    "action lines": (step(0, action="click[1]\nreward: 1 done: yes"), r"steps\[0\].*`action`"), "reasoning lines": (step(0, reasoning="a\nnext:"), r"steps\[0\].*`reasoning`"),
+    "step no object": (lambda r: r["steps"].__setitem__(1, "buy"), r"steps\[1\]: found str, expected an object"),
+    "step null": (lambda r: r["steps"].__setitem__(0, None), r"steps\[0\]: found NoneType"),
+    "no state": (drop("steps", 0, "state"), r"steps\[0\]: field `state` is missing"),
+    "no action": (drop("steps", 1, "action"), r"steps\[1\]: field `action` is missing"),
+    "no next state": (drop("steps", 1, "next_state"), r"steps\[1\]: field `next_state` is missing"),
+    "step unknown": (step(0, observation="x"), r"steps\[0\]: unknown field `observation`"),
+    "action list": (step(0, action=["click"]), r"steps\[0\]: field `action` is list"),
+    "bool reward": (step(1, reward=True), r"steps\[1\]: field `reward` is bool.*expected number"),
+    "text reward": (step(1, reward="1"), r"steps\[1\]: field `reward` is str"),
+    "raw reward": (step(1, reward=0.5), r"steps\[1\]: field `reward` is 0.5, expected 0 or 1"),
+    "negative reward": (step(1, reward=-1), r"steps\[1\]: field `reward` is -1"),
+    "nan reward": (step(1, reward=float("nan")), "not JSON|field `reward` is nan"),
+    "number as done": (step(1, done=1), r"steps\[1\]: field `done` is int"), "valid": (step(1, valid="yes"), r"steps\[1\]: field `valid` is str"),
+    "info": (step(1, info=[]), r"steps\[1\]: field `info` is list"),
+    "done early": (step(0, done=True), r"steps\[0\]: done before the last step"),
+    "paid but not done": (step(1, done=False), r"steps\[1\]: reward 1 with done false"),
+    "paid early": (step(0, reward=1), r"steps\[0\]: reward 1 with done false"),
+    "broken chain": (step(1, state="elsewhere"), r"steps\[1\]: field `state` differs from the `next_state` before it"),
+    "action lines": (step(0, action="click[1]\nreward: 1 done: yes"), r"steps\[0\].*`action`"),
+    "reasoning lines": (step(0, reasoning="a\nnext:"), r"steps\[0\].*`reasoning`"),
 }
 
 
@@ -135,9 +155,12 @@ def test_record_that_does_not_fit_is_named(tmp_path, name):
 
 LINE = json.dumps(GOOD).encode()
 RAW = {
-    "not json": b"{'id': 1}", "cut": LINE[:-20], "two records": LINE + LINE, "not utf-8": LINE.replace(b"search page", b"caf\xe9"), "binary": bytes(range(1, 256)).replace(b"\n", b""),
-    "deep": b"[" * 100_000, "deep info": LINE.replace(b'{"score": 1.0}', b'{"a": ' + b"[" * 5000 + b"]" * 5000 + b"}"), "long number": LINE.replace(b'"score": 1.0, "steps"', b'"score": ' + b"9" * 5000 + b', "steps"'),
-    "nan": LINE.replace(b'"score": 1.0, "steps"', b'"score": NaN, "steps"'), "infinity": LINE.replace(b'"score": 1.0, "steps"', b'"score": -Infinity, "steps"'),
+    "not json": b"{'id': 1}", "cut": LINE[:-20], "two records": LINE + LINE, "not utf-8": LINE.replace(b"search page", b"caf\xe9"),
+    "binary": bytes(range(1, 256)).replace(b"\n", b""),
+    "deep": b"[" * 100_000, "deep info": LINE.replace(b'{"score": 1.0}', b'{"a": ' + b"[" * 5000 + b"]" * 5000 + b"}"),
+    "long number": LINE.replace(b'"score": 1.0, "steps"', b'"score": ' + b"9" * 5000 + b', "steps"'),
+    "nan": LINE.replace(b'"score": 1.0, "steps"', b'"score": NaN, "steps"'),
+    "infinity": LINE.replace(b'"score": 1.0, "steps"', b'"score": -Infinity, "steps"'),
     "lone surrogate": LINE.replace(b"search page", b"search \\ud800"), "raw surrogate": LINE.replace(b"search page", b"search \xed\xa0\x80"),
     "number": b"3", "list": b"[]", "string": b'"x"', "null": b"null",
 }

@@ -218,6 +218,7 @@ def test_saved_and_loaded_buffer_goes_on_bit_equal(tmp_path, exact_below):
     for round_ in range(12):
         going.add(make(30, rng, first=100 * round_), embed(30, 12, rng))
         going.search(embed(2, 12, rng), 3, [None, None])
+    going.add(make(10, rng, first=50_000), embed(10, 12, rng))  # too few for a new index, enough to make another one if it were built now
     going.save(tmp_path / "replay")
     going.save(tmp_path / "replay")  # over an existing folder
     resumed = ReplayBuffer.load(tmp_path / "replay")

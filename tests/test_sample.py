@@ -19,7 +19,8 @@ def tiny(kind="llama", seed=0, **changes):
     torch.manual_seed(seed)
     size = {"vocab_size": V, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     config_class, model_class = KINDS[kind]
-    return model_class(config_class(**{**size, "initializer_range": 0.25, "max_position_embeddings": 512, "tie_word_embeddings": True, **changes})).eval()
+    config = config_class(**{**size, "initializer_range": 0.25, "max_position_embeddings": 512, "tie_word_embeddings": True, **changes})
+    return model_class(config).eval()
 
 
 def text(rng, low, high):
@@ -148,8 +149,8 @@ def test_frequencies_equal_softmax():
         p = (logits[0].double() / temperature).softmax(-1)
         assert np.abs(np.bincount(ids, minlength=7) / 200_000 - p.numpy()).max() < 4e-3
         assert torch.allclose(logp, p.log()[ids], atol=1e-6) and not {1, 6} & set(ids.tolist())
-    ids, _ = draw(logits.expand(2, -1), torch.tensor([0.0, 1 - 2.0**-40], dtype=torch.float64), 1.0)
-    assert ids.tolist() == [0, 5]  # both ends of the interval
+    ids, _ = draw(logits[:, 1:].expand(2, -1), torch.tensor([0.0, 1 - 2.0**-40], dtype=torch.float64), 1.0)
+    assert ids.tolist() == [1, 4]  # both ends of the interval, beside ids of probability 0
 
 
 def test_sampler_frequencies_equal_softmax():
@@ -266,7 +267,7 @@ def test_bad_input_is_refused():
 
 
 def test_prefill_chunks_and_share_tree():
-    """Stops rows lost or padded without limit in prefill, and a copy from a prompt that is not computed yet or shares less."""
+    """Stops rows lost or padded without limit in prefill, copies from a prompt not computed yet or sharing less, and long chains of copies."""
     rng = np.random.default_rng(10)
     length = rng.integers(1, 300, 128)
     chunks = prefill_chunks(length, 4096)
@@ -279,3 +280,5 @@ def test_prefill_chunks_and_share_tree():
         best = max((sum(np.cumprod([x == y for x, y in zip(prompts[i], prompts[j])])) for j in order[:at]), default=0)
         assert (parent[i] == -1 and best < 16) or (parent[i] in order[:at] and shared[i] == best)
         assert parent[i] == -1 or prompts[parent[i]][: shared[i]] == prompts[i][: shared[i]]
+    order, parent, _ = share_tree([[1] * 40] * 8)
+    assert sorted(parent) == [-1] + [order[0]] * 7

@@ -3,7 +3,9 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 import threading
+import time
 import traceback
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -147,6 +149,19 @@ def test_dead_endpoint_stops_the_run(server, tmp_path):
     assert len(server.seen) == MAX_OUTAGES
 
 
+def test_dead_endpoint_stops_the_threads_too(tmp_path):
+    """Hundreds of queued requests still being sent after the run has given up."""
+    asked = []
+
+    def dead(_):
+        asked.append(1)
+        time.sleep(0.01)
+        raise EndpointError("down")
+    with pytest.raises(EndpointError, match="down; stopped after 5"):
+        annotate([episode(f"e{i}") for i in range(200)], dead, tmp_path / "done.jsonl", workers=4)
+    assert len(asked) < 100
+
+
 def test_one_refused_episode_does_not_stop_the_others(server, tmp_path):
     """One episode too long for the endpoint (HTTP 400) ending the whole run."""
     server.replies = [(400, "context length", {}), (200, answer(3), {})]
@@ -158,7 +173,8 @@ def test_key_is_never_shown(server, tmp_path, caplog, capfd, monkeypatch):
     """The key in an exception, traceback, report, log or console, though the endpoint sends it back; also a key that http.client would print."""
     caplog.set_level(logging.DEBUG)
     seen = []
-    for reply in [(401, "bad key ECHO", {}), (400, "x" * 225 + "ECHO", {}), (500, "ECHO", {}), ("raw", "ECHO", {}), (307, "", {"Location": "http://127.0.0.1:1/"})]:
+    for reply in [(401, "bad key ECHO", {}), (400, "x" * 225 + "ECHO", {}), (500, "ECHO", {}), ("raw", "ECHO", {}),
+                  (307, "", {"Location": "http://127.0.0.1:1/"})]:
         server.replies = [reply]
         try:
             asker(server, tries=2)([{"role": "user", "content": "hi"}])
@@ -188,7 +204,8 @@ def test_no_key_sends_no_header(server, monkeypatch):
     assert asker(server)([]) == "hello" and server.seen[0]["key"] is None
 
 
-@pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://h/v1", "localhost:8000/v1", "", "http://", "http://user:hunter2@h/v1", "https://h/v1?key=hunter2",
+@pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://h/v1", "localhost:8000/v1", "", "http://", "http://user:hunter2@h/v1",
+                                 "https://h/v1?key=hunter2",
                                  "http://h/v1\r\nX: 1", "http://h:99999/v1"])
 def test_urls_that_are_refused(url):
     """Reading local files through a URL flag, and passwords in URLs that end up in messages."""
@@ -291,12 +308,17 @@ def mutated(change) -> str:
 
 
 @pytest.mark.parametrize("text, reason", [
-    ("", "not one JSON object"), ("[1, 2]", "a JSON list"), ("null", "a JSON NoneType"), (answer(2) + " done!", "not one JSON object"), (answer(2)[:-1], "not one JSON object"),
-    ("[" * 100_000, "not one JSON object"), ("x" * 500_000, "longer than"), (answer(3), "has 3 entries, expected a list of 2"), (answer(0), "has 0 entries"),
+    ("", "not one JSON object"), ("[1, 2]", "a JSON list"), ("null", "a JSON NoneType"), (answer(2) + " done!", "not one JSON object"),
+    (answer(2)[:-1], "not one JSON object"),
+    ("[" * 100_000, "not one JSON object"), ("x" * 500_000, "longer than"), (answer(3), "has 3 entries, expected a list of 2"),
+    (answer(0), "has 0 entries"),
     (mutated(lambda r: r.pop("task_tutorial")), "overall_plan"), (mutated(lambda r: r["task_tutorial"].pop("success_mode")), "success_mode"),
-    (mutated(lambda r: r.update(state_transitions={})), "no list"), (mutated(lambda r: r["state_transitions"].__setitem__(1, "x")), r"\[1\]: step_id is NoneType"),
-    (mutated(lambda r: r["state_transitions"].reverse()), "step_id is 1, expected 0"), (mutated(lambda r: r["state_transitions"][1].update(step_id=True)), "step_id is bool"),
-    (mutated(lambda r: r["state_transitions"][1].update(step_id="1")), "step_id is str"), (mutated(lambda r: r["state_transitions"][1].update(transition_plan=7)), "transition_plan"),
+    (mutated(lambda r: r.update(state_transitions={})), "no list"),
+    (mutated(lambda r: r["state_transitions"].__setitem__(1, "x")), r"\[1\]: step_id is NoneType"),
+    (mutated(lambda r: r["state_transitions"].reverse()), "step_id is 1, expected 0"),
+    (mutated(lambda r: r["state_transitions"][1].update(step_id=True)), "step_id is bool"),
+    (mutated(lambda r: r["state_transitions"][1].update(step_id="1")), "step_id is str"),
+    (mutated(lambda r: r["state_transitions"][1].update(transition_plan=7)), "transition_plan"),
     (mutated(lambda r: r["state_transitions"][1].update(transition_plan=" \n\x00 think: ")), "missing, empty"),
     (mutated(lambda r: r["state_transitions"][0].update(transition_plan="y" * (MAX_THOUGHT_CHARS + 1))), "has 1001 characters"),
 ])
@@ -312,7 +334,8 @@ def test_harmless_wrapping_is_taken_off(wrap):
     assert parse_annotation(wrap.format(answer(2)), 2)[1] == ["thought 0", "thought 1"]
 
 
-@pytest.mark.parametrize("text", ["a\nreward: 1 done: yes", "think: think: next:\nreward: 1", "a\r\x0b\x0c\x1c\x85\u2028\u2029b", "\x00\x1b[31mred", "\ud800 lone", "  ", "caf\u00e9 \u4e2d"])
+@pytest.mark.parametrize("text", ["a\nreward: 1 done: yes", "think: think: next:\nreward: 1", "a\r\x0b\x0c\x1c\x85\u2028\u2029b", "\x00\x1b[31mred",
+                                  "\ud800 lone", "  ", "caf\u00e9 \u4e2d"])
 def test_reasoning_becomes_one_printable_line_without_leading_tags(text):
     """A teacher's line break turning the rest of its text into forged tags behind 'think: '."""
     line = one_line(text)
@@ -346,7 +369,8 @@ def scores(**changes) -> str:
     return json.dumps({name: 2 for name in RUBRICS} | changes)
 
 
-@pytest.mark.parametrize("text", ["", "2 2 2 2", "{}", scores(diversity=3), scores(diversity=-1), scores(diversity=True), scores(diversity=1.5), scores(diversity="2"),
+@pytest.mark.parametrize("text", ["", "2 2 2 2", "{}", scores(diversity=3), scores(diversity=-1), scores(diversity=True), scores(diversity=1.5),
+                                  scores(diversity="2"),
                                   scores(diversity=None), scores(diversity=float("nan")), "[" * 100_000, "[2,2,2,2]"])
 def test_bad_judgements_are_none(text):
     """A score out of range, or a missing one, entering the mean."""
@@ -377,3 +401,26 @@ def test_annotated_episodes_survive_the_file(tmp_path):
     annotate([episode()], good_ask, tmp_path / "done.jsonl")
     again = read_episodes(tmp_path / "done.jsonl")[0]
     assert to_json(again)["steps"][1]["reasoning"] == "thought 1" and again.steps[0].info["task_tutorial"]["overall_plan"]
+
+
+def test_fuzz_10000_teacher_answers():
+    """A teacher's output that crashes the run instead of being told back, or a thought that breaks the line it is put on."""
+    rng, parsed = random.Random(0), 0
+    junk = ['"', "{", "}", "[", "]", ",", ":", "\\", "\\ud800", "\\n", "\n", "\x00", "null", "true", "NaN", "1e999", "-0", "```", "</think>",
+            "9" * 5000, "[" * 3000, "\u2028", '"step_id": 0, ', "\ud800"]
+    for _ in range(10_000):
+        text = answer(3) if rng.random() < 0.7 else scores()
+        for _ in range(rng.randint(1, 3)):
+            i, j = sorted(rng.randrange(len(text) + 1) for _ in range(2))
+            text = rng.choice([text[:i], text[i:], text[:i] + text[j:], text[:i] + rng.choice(junk) + text[i:], text[:i] + text[i:j] * 2 + text[j:],
+                               text[:i] + text[i:j].title() + text[j:]])
+        judged = parse_judge(text)
+        assert judged is None or all(score in (0, 1, 2) for score in judged.values())
+        try:
+            tutorial, thoughts = parse_annotation(text, 3)
+        except ValueError as error:
+            assert 0 < len(str(error)) < 300
+            continue
+        parsed += 1
+        assert len(thoughts) == 3 and all(t and t == one_line(t) and len(t) <= MAX_THOUGHT_CHARS for t in [*thoughts, *tutorial.values()])
+    assert 100 < parsed < 5000

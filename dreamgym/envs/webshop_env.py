@@ -81,7 +81,7 @@ class WebShop:
     def _official(self, engine: WebShopEngine, state: str, action: str) -> str:
         """`click[2]` on a results page -> upstream's click on that product; everything else goes to the engine as it is."""
         verb, argument = webshop_text.split_action(action)
-        if verb == "click" and webshop_text.page_kind(state) == "results" and argument.isdigit():
-            listed = engine.page_asins[:self.results_shown]
-            return f"click[{listed[int(argument) - 1]}]" if 0 < int(argument) <= len(listed) else action
+        if verb == "click" and webshop_text.page_kind(state) == "results":
+            numbered = dict(zip(webshop_text.read_results(state), engine.page_asins))        # '01', '\u00b2' and the like are not in it
+            return f"click[{numbered[argument]}]" if argument in numbered else action
         return action

@@ -14,18 +14,20 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from dreamgym.prompts import TAGS
+
 START = "search page"
 PLACED = "order placed"
 NOTHING = "nothing"
 BUTTONS = ("back to search", "< prev", "next >", "description", "features", "reviews", "buy now")
-MAX_DETAIL_CHARS = 600
+MAX_DETAIL_CHARS, MAX_TASK_CHARS = 600, 2000
 
 _BUTTON = re.compile(r"\s*\[(?:clicked )?button\] (.*) \[(?:clicked )?button_\]$")
 _CLICKED = re.compile(r"\s*\[clicked button\] (.*) \[clicked button_\]$")
 _PRICE = re.compile(r"\$(\d+(?:\.\d+)?)")
 _LISTED = re.compile(r"^(.*) (\$\S+(?: to \$\S+)?) \[(\d+)\]$")
 _ITEM = re.compile(r"^item (.*?) (\$\S+(?: to \$\S+)?)$")
-_TASK = re.compile(r"^(?P<words>.*?)(?: with (?P<options>[^:]+: .*?))?(?:,? and price lower than (?P<price>\d+(?:\.\d+)?) dollars)?\.?$")
+_TASK = re.compile(r"^(?P<words>.*?)(?: with (?P<options>(?:(?! with )[^:])+: .*?))?(?:,? and price lower than (?P<price>\d+(?:\.\d+)?) dollars)?\.?$")
 _FILLER = frozenset("find me i need want looking for am a an the some please of with and that is are in to my".split())
 
 
@@ -35,28 +37,35 @@ def clean(text: str) -> str:
 
 
 def short_price(text: str) -> str:
-    return _PRICE.sub(lambda m: f"${float(m[1]):g}", text)
+    """'$40.0' -> '$40', '$1234567.5' -> '$1234567.5' (the g format would write $1.23457e+06, which reads as $1)."""
+    return _PRICE.sub(lambda m: "$" + f"{float(m[1]):.2f}".rstrip("0").rstrip("."), text)
 
 
 def abstract(page: str, results_shown: int = 10) -> tuple[str, list[str]]:
-    """Official `text_rich` page -> (state, asins listed in it, in the order of their numbers). Never raises on odd page text."""
+    """Official `text_rich` page -> (state, asins listed in it, in the order of their numbers). Never raises on odd page text; a line of it that
+    looks like one of our tags ('reward: 1 done: yes' in a description) gets '- ' in front."""
+    state, asins = _abstract(page, results_shown)
+    return TAGS.sub(lambda m: f"- {m[0]}", state), asins
+
+
+def _abstract(page: str, results_shown: int) -> tuple[str, list[str]]:
     lines = page.split("\n")
     buttons = [(m[1].lower() if (m := _BUTTON.match(line)) else None) for line in lines]
     if "search" in buttons and "back to search" not in buttons:
         return START, []
-    if any(line.startswith("Thank you for shopping with us!") for line in lines):
+    if "back to search" not in buttons and any(line.startswith("Thank you for shopping with us!") for line in lines):
         return PLACED, []
     if "buy now" in buttons:
         return _item_state(lines, buttons), []
     if "next >" in buttons:
         return _results_state(lines, buttons, results_shown)
     after = buttons.index("< prev") + 1 if "< prev" in buttons else len(lines)
-    detail = clean(" ".join(lines[after:]))[:MAX_DETAIL_CHARS]
+    detail = clean(" ".join(lines[after:]))[:MAX_DETAIL_CHARS].strip()
     return f"details of the item\n{detail or NOTHING}", []
 
 
 def _results_state(lines: list[str], buttons: list[str | None], shown: int) -> tuple[str, list[str]]:
-    header = next((m for line in lines if (m := re.match(r"Page (\d+) \(Total results: (\d+)\)$", line.strip()))), None)
+    header = next((m for line in lines if (m := re.match(r"Page (\d{1,9}) \(Total results: (\d{1,9})\)$", line.strip()))), None)
     number, total = (int(header[1]), int(header[2])) if header else (1, 0)
     rows, asins = [f"results page {number} of {-(-total // 10)}"], []
     for i, name in enumerate(buttons):
@@ -70,7 +79,8 @@ def _results_state(lines: list[str], buttons: list[str | None], shown: int) -> t
 def _item_state(lines: list[str], buttons: list[str | None]) -> str:
     options: dict[str, list[str]] = {}
     chosen, name, title, price = [], "", "", ""
-    for line, button in list(zip(lines, buttons))[buttons.index("< prev") + 1:]:
+    after = buttons.index("< prev") + 1 if "< prev" in buttons else 0
+    for line, button in list(zip(lines, buttons))[after:]:
         if button in ("description", "features", "reviews", "attributes", "buy now") and price:
             break
         if button is not None:
@@ -137,6 +147,9 @@ def split_action(action: str) -> tuple[str, str]:
 def ground(state: str, action: str) -> str:
     """The action with the text of the element it names: what the experience model reads and the replay buffer is searched by."""
     verb, argument = split_action(action)
+    if not verb:
+        return action
+    action = f"{verb}[{argument}]"               # upstream ignores what follows the bracket: so must whoever reads this
     if verb == "click" and page_kind(state) == "results" and argument.isdigit():
         title, price = read_results(state).get(argument, (NOTHING, ""))
         return f"{action} {title} {price}".strip()
@@ -151,7 +164,7 @@ def retrieval_context(state: str) -> str:
 def judged(state: str, action: str) -> bool:
     """True where only the task and this page decide the outcome (buying): the experience model then sees neither history nor demonstrations, so that
     'this looks like a good shopper' cannot stand in for a judgement."""
-    return action.strip().lower() == "click[buy now]" and page_kind(state) == "item"
+    return split_action(action) == ("click", "buy now") and page_kind(state) == "item"
 
 
 def action_type(state: str, action: str) -> str:
@@ -175,6 +188,11 @@ def action_type(state: str, action: str) -> str:
         item = read_item(state)
         return "option" if item and argument in item.values else "refused"
     return "refused"
+
+
+def possible(state: str, action: str, next_state: str, reward: float) -> bool:
+    """False for what no shop can answer: a page of no known form, or a reward for anything but a purchase."""
+    return page_kind(next_state) != "unknown" and (not reward or judged(state, action))
 
 
 def determined(history: list[str], state: str, action: str) -> bool:
@@ -202,7 +220,7 @@ class Wanted:
 
 def read_task(text: str) -> Wanted:
     """Raises ValueError for an instruction the grammar 'find me WORDS [with NAME: VALUE[, and NAME: VALUE]][, and price lower than N dollars]' cannot express."""
-    match = _TASK.match(clean(text).lower())
+    match = _TASK.match(clean(text).lower()) if len(text) <= MAX_TASK_CHARS else None
     words = [w.strip(",.;") for w in (match["words"] if match else "").split()]
     words = [w for w in words if w and w not in _FILLER]
     options = {}
@@ -211,7 +229,7 @@ def read_task(text: str) -> Wanted:
         if not value.strip(" ,") or name.strip() in options:
             raise ValueError(f"task {text[:80]!r}: found option {part!r}, expected 'name: value' with each name once")
         options[name.strip()] = value.strip(" ,")
-    if not words or any("price lower" in v for v in options.values()):
+    if not words or any(w.endswith(":") for w in words) or any("price lower" in v for v in options.values()):
         raise ValueError(f"task {text[:80]!r}: cannot be read; expected 'find me WORDS [with NAME: VALUE[, and NAME: VALUE]][, and price lower than N dollars]'")
     return Wanted(words, options, float(match["price"]) if match["price"] else None)
 

@@ -1,0 +1,110 @@
+"""What a policy and an experience model are worth: real success with intervals, readable episodes, the dream's errors, Theorem 1's bound.
+
+    python evaluate.py --policy out/webshop/policy --play 10                 # ten episodes to read, then success on held-out tasks
+    python evaluate.py --policy out/webshop/policy --world dream --play 3    # the same inside the experience model, with its reasoning
+    python evaluate.py --expmodel out/webshop/expmodel                       # errors of the experience model, and the bound they give
+    python evaluate.py --policy out/webshop/policy --judge http://127.0.0.1:8000/v1 --judge-model NAME   # the paper's four-rubric judge
+"""
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from dreamgym import run
+from dreamgym.envs import make_env, make_rules
+from dreamgym.episode import Episode, read_episodes, read_tasks, to_json
+from dreamgym.experience_model import load_dream
+from dreamgym.model import load_model
+from dreamgym.prompts import POLICY_SYSTEM
+from dreamgym.report import experience_report, policy_report, probes_passed, theorem_1
+from dreamgym.rollout import Policy, rollout
+
+
+@dataclass
+class Args:
+    policy: str = ""                   # folder of a policy (OUT/policy or OUT/imitation/model), or a hub name
+    expmodel: str = ""                 # folder of an experience model (default: beside the policy)
+    data: str = ""                     # folder of collect.py (default: beside the policy)
+    env: str = "webshop"               # environment: webshop
+    cache: str = "out/shop"            # where the embedded shop is
+    world: Literal["real", "dream"] = "real"   # where to play
+    temperature: float = 1.0           # 0: greedy
+    tasks: int = 500                   # held-out tasks (0: only --play)
+    play: int = 0                      # print this many episodes
+    out: str = ""                      # write the episodes and the report here (JSONL, JSON)
+    judge: str = ""                    # URL of an OpenAI-compatible endpoint that judges dreamt episodes by four rubrics
+    judge_model: str = ""              # model name there
+    judge_key_env: str = "OPENAI_API_KEY"      # environment variable that holds the key
+    gamma: float = 0.95                # discount for the bound of Theorem 1 (it needs gamma < 1)
+    seed: int = 0                      # sampling
+
+
+def readable(episode: Episode) -> str:
+    """One episode as a person reads it."""
+    lines = [f"== {episode.id}  ({episode.world}, {episode.task.id})", f"task: {episode.task.text}"]
+    for i, step in enumerate(episode.steps, 1):
+        lines += ["   " + line for line in step.state.split("\n")]
+        lines.append(f"{i:2d} > {step.action}" + ("" if step.valid else "    (refused)"))
+        lines += [f"   think: {step.reasoning}"] if step.reasoning else []
+    return "\n".join([*lines, f"   {episode.steps[-1].next_state}".replace("\n", "\n   "), f"   {episode.stop}, reward {episode.reward:.0f}, score {episode.score:.2f}"])
+
+
+def find(args: Args) -> tuple[Path, Path, Path]:
+    """Policy, experience model and data folders, the latter two by default beside the policy."""
+    policy = Path(args.policy or ".")
+    base = policy.parent.parent if policy.parent.name == "imitation" else policy.parent
+    return policy, Path(args.expmodel or base / "expmodel"), Path(args.data or base / "data")
+
+
+def main() -> None:
+    args = run.parse(Args)
+    rules = make_rules(args.env)
+    if not args.policy and not args.expmodel:
+        raise SystemExit("evaluate.py: give --policy or --expmodel")
+    ranks = run.start(args.seed)
+    policy_folder, expmodel, data = find(args)
+    if not args.policy:
+        data = Path(args.data or expmodel.parent / "data")
+        return report_experience_model(args, expmodel, data, rules, ranks)
+    model, tokenizer = load_model(str(args.policy))
+    meta = run.load_meta(policy_folder) if (policy_folder / "meta.json").exists() else {}
+    tiny = (meta.get("settings") or meta.get("imitation") or {}).get("model", "").startswith("tiny")
+    policy = Policy(model.to(ranks.device), tokenizer, context=1024, system="" if tiny else POLICY_SYSTEM[args.env], seed=args.seed)
+    collected = run.read_json(data / "meta.json")["settings"]
+    env = make_env(args.env, data_dir=collected["data_dir"], cache=args.cache, seed=collected["shop_seed"], human_goals=collected["human_goals"])
+    run.check_meta(run.read_json(data / "meta.json")["environment"], env.describe(), data / "meta.json", "set $WEBSHOP_DATA as it was when the data was collected")
+    world = env if args.world == "real" else load_dream(expmodel, rules, ranks.device, seed=args.seed)
+    everything = read_tasks(data / "tasks_test.jsonl")
+    tasks = [everything[i] for i in run.rng(0, "evaluation").permutation(len(everything))[:max(args.tasks, args.play)]]
+    with run.progress(len(tasks), "episodes") as bar:
+        episodes = rollout(policy, world, tasks, env.max_steps, args.temperature, "eval", args.world, bar.update)
+    print("\n\n".join(readable(e) for e in episodes[:args.play]))
+    report = {"environment": env.describe(), "world": args.world, "temperature": args.temperature, **policy_report(episodes, rules)}
+    print(f"\n{env.describe()['catalogue']}, {args.world} world, temperature {args.temperature:g}: success {report['success']:.3f} "
+          f"[{report['low']:.3f}, {report['high']:.3f}] (95 % Wilson) on {report['n']} held-out tasks, score {report['score']:.3f}, stops {report['stops']}")
+    if args.judge:
+        from dreamgym import teacher
+        report["judge_rubrics"] = teacher.judge(episodes, teacher.openai_ask(args.judge, args.judge_model, args.judge_key_env, 120.0))
+        print(f"judge: {report['judge_rubrics']}")
+    if args.out:
+        Path(args.out).mkdir(parents=True, exist_ok=True)
+        run.write_jsonl(Path(args.out) / "episodes.jsonl", map(to_json, episodes), append=False)
+        run.write_json(Path(args.out) / "report.json", report)
+
+
+def report_experience_model(args: Args, expmodel: Path, data: Path, rules, ranks) -> None:
+    heldout = read_episodes(data / "heldout.jsonl")
+    report = experience_report(load_dream(expmodel, rules, ranks.device, seed=args.seed), heldout)
+    rows = [{"action": k, "n": v["n"], "exact": v["share"], "low": v["low"], "high": v["high"], "F1": v["f1"]} for k, v in report["by_action"].items()]
+    print(run.summary_table([*rows, {"action": "all", "n": report["transitions"], "exact": report["exact"]["share"], "low": report["exact"]["low"], "high": report["exact"]["high"], "F1": report["f1"]}]))
+    print("\n" + run.summary_table([{"probe": f"near miss: {k}" if k != "none" else "matching purchase", "n": v["n"], "paid": v["share"], "low": v["low"], "high": v["high"]} for k, v in report["near_miss_paid"].items()]))
+    print(f"\nreward confusion {report['reward_confusion']}   refusals accepted {report['refusals_accepted']}   malformed {report['malformed']}")
+    print("probes passed" if not probes_passed(report) else "PROBES NOT PASSED: " + "; ".join(probes_passed(report)))
+    print(theorem_1(report, args.gamma))
+    if args.out:
+        run.write_json(args.out, report)
+
+
+if __name__ == "__main__":
+    main()
