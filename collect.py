@@ -33,7 +33,7 @@ class Args:
     cache: str = "out/shop"            # where the embedded shop is generated
     shop_seed: int = 7                 # seed of the embedded shop and of the engine's draws
     human_goals: bool = False          # official data: crowd instructions instead of synthetic ones
-    transitions: int = 10_000          # offline transitions for training (the paper: 20k)
+    transitions: int = 20_000          # offline transitions for training (as many as the paper)
     heldout: int = 1_500               # offline transitions of held-out tasks, for the report
     relabelled: int = 8_000            # purchases relabelled with matching and near-miss instructions (0: the naive reward)
     relabelled_heldout: int = 1_000    # the same, held out: the near-miss probe

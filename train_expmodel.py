@@ -46,9 +46,10 @@ class Args:
     max_steps: int = 3_200             # ... and at most
     dynamics_share: float = 0.4        # share of --steps before relabelled purchases come in
     rows: int = 24                     # transitions per optimizer step
-    lr: float = 2e-3                   # peak learning rate (2e-3 tiny; take 1e-5 full, 1e-4 LoRA for a large model)
+    lr: float = 0.0                    # peak learning rate (0: 1e-2 from scratch, 1e-5 full fine-tuning, 1e-4 LoRA)
+    prompt_loss: float = -1.0          # weight of the loss on prompt tokens (-1: 0.3 from scratch, where it teaches copying; else 0)
     context: int = 1024                # tokens of prompt and answer
-    micro_batch_tok: int = 8192        # tokens per micro-batch: memory only, never changes the gradient
+    micro_batch_tok: int = 2048        # tokens per micro-batch: memory only, never changes the gradient
     probe_rows: int = 600              # held-out episodes per probe during training (the final report uses all)
     report_variants: bool = True       # report also without history, retrieval, reasoning
     save_every: int = 200              # steps between checkpoints
@@ -91,6 +92,8 @@ def main() -> None:
     data_meta = run.read_json(data / "meta.json")
     env_name = data_meta["environment"]["env"]
     rules, tiny = make_rules(env_name), args.model.startswith("tiny")
+    args.lr = args.lr or (1e-2 if tiny else 1e-4 if args.lora_rank else 1e-5)
+    args.prompt_loss = args.prompt_loss if args.prompt_loss >= 0 else 0.3 if tiny else 0.0
     kept = {k: v for k, v in asdict(args).items() if k not in ("out", "fresh", "threads", "micro_batch_tok", "save_every")}
     expected = {"settings": kept, "environment": data_meta["environment"], "data_seed": data_meta["settings"]["seed"]}
     resume = None if args.fresh else run.latest_checkpoint(out, "model", ranks)
@@ -115,7 +118,7 @@ def main() -> None:
     model.to(ranks.device)
     settings = settings_for(env_name, tiny, k=args.k if args.retrieval else 0, history=args.history, reasoning=args.reasoning, context=args.context)
     encoder = make_encoder(args, model, tokenizer, out, ranks)
-    buffer = ReplayBuffer(encoder.dim, capacity=200_000, seed=args.seed)
+    buffer = ReplayBuffer(encoder.dim, capacity=200_000, exact_below=50_000, seed=args.seed)   # exact search is faster up to there (benchmarks/replay_search.py)
     fill_buffer(buffer, encoder, rules, offline)
     rows = build_rows(args, tokenizer, rules, settings, offline, buffer, encoder)
     judged_rows = build_rows(args, tokenizer, rules, settings, judged, None, encoder)
@@ -207,11 +210,18 @@ def train_step(args: Args, model, optimizer, step: int, rows, judged_rows, vary_
         group["lr"] = learning_rate(step, args)
     loss_sum = 0.0
     for indices in micro_batches(batch, args.micro_batch_tok):
-        logp_N, _, _ = row_logps(model, [batch[i] for i in indices], with_entropy=False)
-        loss = aggregate(sft_loss(logp_N), total / ranks.world)
+        part = [batch[i] for i in indices]
+        mask_N = torch.tensor([m for r in part for m in r.mask[1:]], device=ranks.device)
+        if args.prompt_loss:                     # every token is predicted, those of the prompt with a smaller weight
+            logp_N, _, _ = row_logps(model, [Row(r.ids, [0] + [1] * (len(r.ids) - 1)) for r in part], with_entropy=False)
+            loss_N, weight_N = sft_loss(logp_N), mask_N + args.prompt_loss * (1 - mask_N)
+        else:
+            loss_N, weight_N = sft_loss(row_logps(model, part, with_entropy=False)[0]), 1.0
+        loss = aggregate(loss_N * weight_N, total / ranks.world)
         check_finite(loss, f"experience model loss of step {step}, rows {indices}")
         loss.backward()
-        loss_sum += float(loss.detach()) / ranks.world
+        answer_N = loss_N.detach()[mask_N > 0] if args.prompt_loss else loss_N.detach()
+        loss_sum += float(answer_N.sum()) / total
     norm = clip_grad_norm(model.parameters(), 1.0)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)

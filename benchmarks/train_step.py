@@ -1,6 +1,6 @@
 """Time of a training step (forward + backward of the log-probs) of `row_logps` against the obvious alternatives, as a table of ratios.
 
-    python benchmarks/train_step.py                     # about a minute on one core
+    python benchmarks/train_step.py                     # one to two CPU minutes on one core
     python benchmarks/train_step.py --device cuda
 
 CPU seconds on a CPU (`time.process_time`, one thread), else wall seconds after a synchronise; variants alternate within one process and the median
@@ -98,7 +98,8 @@ def main() -> None:
     torch.set_num_threads(1)
     packs = [int(x) for x in args.pack_tok.split(",")]
     variants = {"naive": naive, "separate": separate} | {f"shared {tok}": shared(tok) for tok in packs}
-    print(f"{'size':6}{'workload':10}{'tokens':>8}{'nodes':>8}  " + "".join(f"{name:>14}" for name in variants) + "   (naive: s; others: ratio to naive)")
+    heads = "".join(f"{name:>14}" for name in variants)
+    print(f"{'size':6}{'workload':10}{'tokens':>8}{'nodes':>8}  {heads}   (naive: seconds; others: ratio to naive)")
     for size in args.sizes.split(","):
         hidden, intermediate, layers = SIZES[size]
         config = LlamaConfig(vocab_size=args.vocab, hidden_size=hidden, intermediate_size=intermediate, num_hidden_layers=layers,

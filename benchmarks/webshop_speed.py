@@ -64,9 +64,11 @@ def enlarge(source: Path, folder: Path, copies: int) -> None:
         for copy in range(copies):
             for number, item in enumerate(items):
                 asin, bullets = f"X{copy:04d}{number:05d}", item["small_description"]
-                options = {k: [{"value": f"{v['value']} {copy}"} for v in values] for k, values in (item["customization_options"] or {}).items() if values}
+                bullets = [vary(b) for b in bullets] if isinstance(bullets, list) else vary(bullets)
+                options = (item["customization_options"] or {}).items()
+                options = {name: [{"value": f"{v['value']} {copy}"} for v in values] for name, values in options if values}
                 varied = {"asin": asin, "name": vary(item["name"]), "full_description": f"{vary(item['full_description'])} w{copy}x{number}"}
-                varied |= {"small_description": [vary(b) for b in bullets] if isinstance(bullets, list) else vary(bullets), "customization_options": options}
+                varied |= {"small_description": bullets, "customization_options": options}
                 file.write(("," if more else "[") + json.dumps(item | varied) + "\n")
                 more[asin] = extras.get(item["asin"], {})
         file.write("]")
@@ -93,9 +95,9 @@ def load_and_index(folder: Path, size: str) -> Catalogue:
 
 
 def main(args: Args) -> None:
-    folders = [args.data] if args.data else [os.environ.get("WEBSHOP_DATA", ""), "../shared/data/webshop"]
+    found = [Path(f) for f in (args.data, os.environ.get("WEBSHOP_DATA", "")) if f] or [f for f in [Path("../shared/data/webshop")] if f.is_dir()]
     with tempfile.TemporaryDirectory() as temporary:
-        source = next((Path(f) for f in folders if f and Path(f).is_dir()), None) or make_catalogue(Path(temporary) / "embedded")
+        source = found[0] if found else make_catalogue(Path(temporary) / "embedded")
         print(f"catalogue: {source}")
         catalogue = load_and_index(source, "auto")
         rng = random.Random(1)

@@ -113,8 +113,8 @@ class Curriculum:
     def pick(self, n: int, rng: np.random.Generator, lam: float | None = None) -> list[str]:
         """n different task ids, drawn in proportion to (1 - explore) * estimate + explore * mean estimate; at most floor(lam * n) of them generated.
 
-        lam (default: the curriculum's): the bound holds for every single call, so with lam * n < 1 no generated task is ever picked; what is generated is
-        used at once, because the policy it was made for changes. Raises ValueError when the tasks do not suffice.
+        lam (default: the curriculum's): the bound holds for every single call, so with lam * n < 1 no generated task is ever picked; what is generated
+        is used at once, because the policy it was made for changes. Raises ValueError when the tasks do not suffice.
         """
         lam = self.lam if lam is None else lam
         ids = list(self.stats)

@@ -55,11 +55,12 @@ MIN_SHARED_TOK = 16  # rows sharing less than this keep separate packs: the long
 
 def create_tiny(tokenizer: PreTrainedTokenizerBase, size: str, seed: int = 0) -> LlamaForCausalLM:
     """A Llama with 3 layers, 4 heads and tied embeddings in fp32: "tiny" has 178k parameters + 64 per token, "tiny128" 713k + 128 per token."""
+    # Heads of 16 dimensions tell words apart only in pairs that turn slowly over a prompt, hence the large rope_theta; both numbers were measured (README).
     if size not in SIZES:
         raise ValueError(f"unknown model size {size!r}: choose one of {sorted(SIZES)}")
     config = LlamaConfig(
         vocab_size=len(tokenizer), num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=2048, tie_word_embeddings=True,
-        bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, attn_implementation="sdpa", **SIZES[size],
+        bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, attn_implementation="sdpa", rope_theta=1e6, initializer_range=0.06, **SIZES[size],
     )  # fmt: skip
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -191,6 +192,9 @@ def shard(model: torch.nn.Module, compute_dtype: torch.dtype | None = None) -> t
     fully_shard(model, mp_policy=policy, reshard_after_forward=True)
     model.flat_logps = MethodType(_flat_logps, model)  # a forward of its own, which FSDP must know to gather the root's weights
     register_fsdp_forward_method(model, "flat_logps")
+    model.wake = MethodType(lambda self: None, model)  # FSDP sets itself up at the root's first forward: make it before a rollout calls inner modules
+    register_fsdp_forward_method(model, "wake")
+    model.wake()
     return model
 
 
@@ -355,6 +359,7 @@ def row_logps(
     in all layers; other models get separate rows. Example: ids [5, 6, 7] with mask [0, 0, 1] give one entry, log p(7 | 5, 6), and the hidden state
     at token 6.
     """
+    rows = rows or [Row([0], [0])]  # a rank that has run out of rows must still join the others' gathering of weights
     for index, row in enumerate(rows):
         if len(row.ids) != len(row.mask) or not row.ids or row.mask[0]:
             found = f"{len(row.ids)} ids, {len(row.mask)} mask entries, first mask {row.mask[:1]}"

@@ -225,10 +225,13 @@ class ReplayBuffer:
     # ---- the index
 
     def _refresh_index(self, live: int) -> None:
-        """Build the index anew once the rows it lacks and the dead rows it holds are a quarter of the buffer and at least `exact_below`."""
+        """Build the index anew once the rows it lacks and the dead rows it holds are half of the buffer and at least `exact_below`.
+
+        Seldom, because a build costs as much as some 20,000 exact queries (benchmarks/replay_search.py) and a dream asks one query per new transition.
+        """
         first = int(np.searchsorted(self._uid_R[: self._rows], self._index_end))
         stale = (self._rows - first) + self._index_size - int(self._alive_R[:first].sum())
-        if self._index is not None and stale < max(self.exact_below, live // 4):
+        if self._index is not None and stale < max(self.exact_below, live // 2):
             return
         rows = np.flatnonzero(self._alive_R[: self._rows])
         index = hnswlib.Index("ip", self.dim)
