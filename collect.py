@@ -5,24 +5,29 @@
     python collect.py --env webshop --teacher http://127.0.0.1:8000/v1 --teacher-model NAME   # the traces by a language model instead
     python collect.py --env webshop --teacher path/or/hub-name  # ... or by a local one
 
-Writes train.jsonl and heldout.jsonl (episodes), tasks_train.jsonl and tasks_test.jsonl, meta.json. Held-out episodes come from held-out tasks, and in the
-embedded shop from held-out target products. All transitions are real; no reward of the policy's training comes from here.
+Writes train.jsonl and heldout.jsonl (episodes), tasks_train.jsonl and tasks_test.jsonl, and meta.json last: it says that the rest is there. Held-out
+episodes come from held-out tasks, and in the embedded shop from held-out target products; held-out relabelled purchases from pages that training has
+not relabelled. All transitions are real; no reward of the policy's training comes from here. The traces of relabelled purchases are always the rules'.
 """
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from dreamgym import run
-from dreamgym.envs import make_env
+from dreamgym import run, teacher
+from dreamgym.envs import make_env, make_rules
 from dreamgym.envs.webshop_players import make_player
 from dreamgym.envs.webshop_teacher import BREAKABLE, explain, relabelled_buy, verdict_rows
 from dreamgym.episode import Episode, Step, Task, read_episodes, to_json
 
 MIX = {"demonstrator": 0.30, "imperfect": 0.35, "random": 0.20, "prober": 0.15}   # shares of episodes; ours, the paper mixes demonstrations, oracle and random
+FILES = ("train", "heldout", "tasks_train", "tasks_test")
+URL = ("http://", "https://")
+TEACHER_WORKERS = 8                                # requests to an endpoint at the same time
+TRACE_CONTEXT_TOK, TRACE_TOK = 16_384, 4_096       # of a local teacher: an episode with its traces, and the traces alone
 
 
 @dataclass
@@ -43,6 +48,14 @@ class Args:
     teacher_model: str = ""            # model name at the endpoint
     teacher_key_env: str = "OPENAI_API_KEY"  # environment variable that holds the endpoint's key
     fresh: bool = False                # collect again even when the folder already fits these flags
+
+    def __post_init__(self):
+        make_rules(self.env)           # raises ValueError for an unknown environment
+        if self.transitions < 1 or min(self.heldout, self.relabelled, self.relabelled_heldout) < 0:
+            raise ValueError(f"--transitions {self.transitions} --heldout {self.heldout} --relabelled {self.relabelled} --relabelled-heldout "
+                             f"{self.relabelled_heldout}: expected at least 1 transition and nothing below 0")
+        if self.teacher.startswith(URL) and not self.teacher_model:
+            raise ValueError("--teacher is an endpoint: expected --teacher-model, the model's name there")
 
 
 def play(env, task: Task, kind: str, rng: np.random.Generator, values: list[str], name: str) -> Episode:
@@ -81,7 +94,7 @@ def relabel(env, pages: list, count: int, rng: np.random.Generator, prefix: str)
     return episodes
 
 
-def buy_pages(env, episodes: list[Episode], rng: np.random.Generator) -> list:
+def buy_pages(env, episodes: list[Episode]) -> list:
     """(product, chosen options, state) of item pages in the episodes, bought or not, once each, with options as they were chosen."""
     by_title = {}
     for product in env.engine.products:
@@ -91,78 +104,176 @@ def buy_pages(env, episodes: list[Episode], rng: np.random.Generator) -> list:
         for step in episode.steps:
             item = env.text.read_item(step.state)
             for product in by_title.get(item.title, []) if item else []:
-                if {k: list(v) for k, v in product.options.items()} == item.options:
+                if {k: list(v) for k, v in product.options.items()} == item.options and env.text.short_price(product.price_tag) == item.price:
                     chosen = {name: value for name, values in product.options.items() for value in values if value in item.chosen}
                     pages[step.state] = (product, chosen, step.state)
     return list(pages.values())
 
 
 def collect(env, args: Args, tasks: list[Task], transitions: int, label: str) -> list[Episode]:
+    """Real episodes of the players in MIX, until there are `transitions` steps."""
     rng = run.rng(args.seed, "collect", label)
     values = sorted({value for product in env.engine.products[:2000] for values in product.options.values() for value in values}) or ["red"]
     kinds, weights = list(MIX), list(MIX.values())
     episodes: list[Episode] = []
     with run.progress(transitions, f"{label} episodes") as bar:
-        while (done := sum(len(e.steps) for e in episodes[-1:])) is not None and bar.n < transitions:
+        while bar.n < transitions:
             task = tasks[rng.integers(len(tasks))]
             episodes.append(play(env, task, str(rng.choice(kinds, p=weights)), rng, values, f"{label}-{len(episodes)}"))
             bar.update(len(episodes[-1].steps))
     return episodes
 
 
+# ---- imported logs -----------------------------------------------------------------------------------------------------------------------------
+
+def read_import(path: str, env_name: str) -> list[Episode]:
+    """The episodes of a log (README, "Data formats"). Raises ValueError naming file, line and field of whatever does not fit."""
+    rules, episodes = make_rules(env_name), read_episodes(path)
+    if not episodes:
+        raise ValueError(f"--import-file {path}: holds no episode; expected JSONL, one episode a line")
+    with open(path, "rb") as lines:
+        numbers = [number for number, line in enumerate(lines, 1) if line.strip()]
+    for number, episode in zip(numbers, episodes):
+        if (episode.task.env, episode.world) != (env_name, "real"):
+            raise ValueError(f"{path}:{number}: fields `task.env` and `world` are {episode.task.env!r} and {episode.world!r}, expected {env_name!r} and 'real'")
+        for i, step in enumerate(episode.steps):
+            for name in ("state", "next_state"):
+                if rules.page_kind(getattr(step, name)) == "unknown":
+                    raise ValueError(f"{path}:{number}, steps[{i}]: field `{name}` begins with {getattr(step, name)[:40]!r}, expected a page of {env_name} in its abstract form")
+    return episodes
+
+
+def fit_import(episodes: list[Episode], env, test_tasks: list[Task]) -> list[Episode]:
+    """Episodes of held-out tasks are left out; grounded actions and, where the rules agree with what was recorded, missing traces are filled in.
+
+    Ids get a prefix, so that they meet none of ours; a source of ours is kept, any other becomes 'imported'. Raises ValueError when nothing is left.
+    """
+    held_out = {task.text for task in test_tasks}
+    fit = lambda task, step: replace(step, grounded=step.grounded or env.text.ground(step.state, step.action), reasoning=step.reasoning or trace(env.text, task.text, step))
+    kept = [replace(episode, id=f"imported-{episode.id}", source=episode.source if episode.source in (*MIX, "relabelled") else "imported",
+                    steps=[fit(episode.task, step) for step in episode.steps])
+            for episode in episodes if env.text.clean(episode.task.text) not in held_out]
+    if not kept:
+        raise ValueError(f"all {len(episodes)} imported episodes are of tasks held out for testing; expected some of tasks_train.jsonl, or of none of this shop's tasks")
+    if len(kept) < len(episodes):
+        print(f"{len(episodes) - len(kept)} of {len(episodes)} imported episodes left out: their tasks are held out for testing")
+    return kept
+
+
+def trace(rules, task_text: str, step: Step) -> str:
+    """The rule-based trace of a recorded step, read off its page; '' where the rules would have expected another outcome."""
+    bought = rules.rule_success(task_text, step.state, step.action)
+    if bought is not None:
+        verdict = rules.checks(rules.read_task(task_text), rules.read_item(step.state))
+        return explain(step.state, step.action, verdict, bought) if step.done and bought == (step.reward == 1) else ""
+    expected = not step.done and (rules.action_type(step.state, step.action) != "refused" or step.next_state == step.state)
+    return explain(step.state, step.action) if expected else ""
+
+
+# ---- traces by a language model ----------------------------------------------------------------------------------------------------------------
+
+def make_ask(args: Args) -> teacher.Ask:
+    """Raises ValueError for a URL, key or model that cannot be used."""
+    if args.teacher.startswith(URL):
+        return teacher.openai_ask(args.teacher, args.teacher_model, args.teacher_key_env)
+    return local_ask(args.teacher)
+
+
+def local_ask(name_or_path: str) -> teacher.Ask:
+    """A local model as the teacher: greedy, one episode at a time, on the GPU where there is one."""
+    import torch
+
+    from dreamgym.model import chat_format, encode, encode_untrusted, load_model
+    from dreamgym.sample import Sampler
+    model, tokenizer = load_model(name_or_path)
+    fmt = chat_format(tokenizer)
+    context = min(TRACE_CONTEXT_TOK, getattr(model.config, "max_position_embeddings", TRACE_CONTEXT_TOK))
+    sampler = Sampler(model.to("cuda" if torch.cuda.is_available() else "cpu"), 1, context, fmt.end_ids, 0)
+
+    def generate(prompt: str) -> str:
+        ids = encode(tokenizer, fmt.open) + encode_untrusted(tokenizer, prompt) + encode(tokenizer, fmt.ask)
+        sample = sampler.sample([ids], ["teacher"], TRACE_TOK, 0.0)[0]
+        return tokenizer.decode([i for i in sample.ids if i not in fmt.end_ids])
+    return teacher.local_ask(generate)
+
+
+def annotate(episodes: list[Episode], ask: teacher.Ask, done_path: Path, args: Args) -> list[Episode]:
+    """The episodes with a language model's traces, in the same order; where it failed the old traces stay, and how often is printed."""
+    if args.fresh:
+        done_path.unlink(missing_ok=True)
+    workers = TEACHER_WORKERS if args.teacher.startswith(URL) else 1
+    with run.progress(len(episodes), "episodes explained") as bar:
+        try:
+            report = teacher.annotate(episodes, ask, done_path, workers=workers, progress=lambda done, total: bar.update(done - bar.n))
+        except (ValueError, teacher.EndpointError) as error:
+            raise SystemExit(f"collect.py: {error}") from None
+    reasons = f" (the first: {next(iter(report.failed.values()))})" if report.failed else ""
+    print(f"{done_path}: {report.annotated} episodes explained, {report.resumed} found there, {report.requests} requests, {len(report.failed)} keep their old traces{reasons}")
+    return report.episodes
+
+
+# ---- everything, in order ----------------------------------------------------------------------------------------------------------------------
+
+def is_readable(rules, task_text: str) -> bool:
+    try:
+        rules.read_task(task_text)
+    except ValueError:
+        return False
+    return True
+
+
+def playable(env, split: str) -> tuple[list[Task], list[Task]]:
+    """All tasks of a split, and those whose instruction the players can read. Raises ValueError when there is none."""
+    tasks = env.tasks(split)
+    readable = [task for task in tasks if is_readable(env.text, task.text)]
+    if not readable:
+        raise ValueError(f"split {split!r} has {len(tasks)} tasks, and the players can read none of them; found {len(env.engine.goals)} goals in the catalogue "
+                         "(its first 500 are the test split). Collect from the full catalogue, or without --human-goals")
+    return tasks, readable
+
+
+def fits(out: Path, settings: dict) -> bool:
+    """Whether `out` holds the finished data of these settings."""
+    whole = all((out / f"{name}.jsonl").exists() for name in FILES) and (out / "meta.json").exists()
+    return whole and run.read_json(out / "meta.json").get("settings") == settings
+
+
 def main() -> None:
     args = run.parse(Args)
     out = Path(args.out)
     settings = {k: v for k, v in asdict(args).items() if k not in ("out", "cache", "fresh")}
-    if args.env == "webshop":
-        settings["data_dir"] = args.data_dir or os.environ.get("WEBSHOP_DATA", "")
-    if not args.fresh and (out / "meta.json").exists() and run.read_json(out / "meta.json")["settings"] == settings:
-        print(f"{out}: fits these flags, kept (--fresh collects again)")
-        return
-    imported = read_episodes(args.import_file) if args.import_file else None      # refuse bad lines before any work
-    env = make_env(args.env, data_dir=args.data_dir, cache=args.cache, seed=args.shop_seed, human_goals=args.human_goals)
-    train_tasks, test_tasks = env.tasks("train"), env.tasks("test")
+    settings["data_dir"] = args.data_dir or os.environ.get("WEBSHOP_DATA", "")
+    try:
+        imported = read_import(args.import_file, args.env) if args.import_file else []
+        if imported:
+            settings["import_fingerprint"] = run.fingerprint([to_json(episode) for episode in imported])
+        if not args.fresh and fits(out, settings):
+            print(f"{out}: fits these flags, kept (--fresh collects again)")
+            return
+        env = make_env(args.env, data_dir=args.data_dir, cache=args.cache, seed=args.shop_seed, human_goals=args.human_goals)
+        (train_tasks, train_readable), (test_tasks, test_readable) = playable(env, "train"), playable(env, "test")
+        imported = fit_import(imported, env, test_tasks) if imported else []
+        ask = make_ask(args) if args.teacher != "rules" else None
+    except ValueError as error:                    # flags, files and the catalogue: refused before any work
+        raise SystemExit(f"collect.py: {error}") from None
     out.mkdir(parents=True, exist_ok=True)
-    train = imported or collect(env, args, train_tasks, args.transitions, "train")
-    heldout = collect(env, args, test_tasks, args.heldout, "heldout")
-    if args.teacher != "rules":
-        train, heldout = (annotate_by_model(args, part, out / f"annotated_{i}.jsonl") for i, part in enumerate((train, heldout)))
+    (out / "meta.json").unlink(missing_ok=True)    # until all of it is there again
+    train = imported or collect(env, args, train_readable, args.transitions, "train")
+    heldout = collect(env, args, test_readable, args.heldout, "heldout")
+    if ask:
+        train, heldout = (annotate(part, ask, out / f"traces-{label}-{run.fingerprint(settings)}.jsonl", args) for label, part in (("train", train), ("heldout", heldout)))
+    seen: set[str] = set()
     for episodes, count, label in ((train, args.relabelled, "train"), (heldout, args.relabelled_heldout, "heldout")):
         rng = run.rng(args.seed, "relabel", label)
-        pages = buy_pages(env, episodes, rng)
+        pages = [page for page in buy_pages(env, episodes) if page[2] not in seen]
+        seen = {state for _, _, state in pages}
         episodes += relabel(env, pages, count, rng, f"relabelled-{label}") if pages and count else []
-    for name, records in (("train", map(to_json, train)), ("heldout", map(to_json, heldout)), ("tasks_train", map(asdict, train_tasks)), ("tasks_test", map(asdict, test_tasks))):
+    for name, records in zip(FILES, (map(to_json, train), map(to_json, heldout), map(asdict, train_tasks), map(asdict, test_tasks))):
         run.write_jsonl(out / f"{name}.jsonl", records, append=False)
     rows = [{"source": kind, "episodes": len(part), "transitions": sum(len(e.steps) for e in part), "success": sum(e.success for e in part) / len(part)}
             for kind in [*MIX, "relabelled", "imported"] if (part := [e for e in train if e.source == kind])]
     run.write_json(out / "meta.json", {"schema": run.SCHEMA, "settings": settings, "environment": env.describe(), "sources": rows})
     print(f"{out}: {env.describe()['catalogue']}\n{run.summary_table(rows)}")
-
-
-def annotate_by_model(args: Args, episodes: list[Episode], done_path: Path) -> list[Episode]:
-    """Reasoning by a language model instead of the rules; resumable, and says how many episodes kept the rule-based traces."""
-    from dreamgym import teacher
-    if args.teacher.startswith(("http://", "https://")):
-        ask = teacher.openai_ask(args.teacher, args.teacher_model, args.teacher_key_env, 120.0)
-    else:
-        ask = local_ask(args.teacher)
-    report = teacher.annotate(episodes, ask, done_path)
-    print(f"{done_path}: {report}")
-    return read_episodes(done_path)
-
-
-def local_ask(path: str):
-    from dreamgym.model import chat_format, encode, encode_untrusted, load_model
-    from dreamgym.sample import Sampler
-    model, tokenizer = load_model(path)
-
-    def ask(messages: list[dict]) -> str:
-        fmt = chat_format(tokenizer, messages[0]["content"] if messages[0]["role"] == "system" else "")
-        user = "\n".join(m["content"] for m in messages if m["role"] != "system")
-        ids = encode(tokenizer, fmt.open) + encode_untrusted(tokenizer, user) + encode(tokenizer, fmt.ask)
-        sample = Sampler(model, 1, 16_384, fmt.end_ids, args_seed := 0).sample([ids], ["ask"], 4096, 0.0)[0]
-        return tokenizer.decode([i for i in sample.ids if i not in fmt.end_ids])
-    return ask
 
 
 if __name__ == "__main__":

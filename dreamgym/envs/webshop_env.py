@@ -51,7 +51,7 @@ class WebShop:
             chosen = [i for i, goal in enumerate(goals) if (goal.asin in held_out) == (split == "test")]
         else:
             chosen = list(self.engine.split(split))
-        return [Task(f"webshop-{i}", goals[i].instruction.strip(), "webshop", webshop_text.START, {"goal_index": i}) for i in chosen]
+        return [Task(f"webshop-{i}", webshop_text.clean(goals[i].instruction), "webshop", webshop_text.START, {"goal_index": i}) for i in chosen]
 
     def start(self, tasks: list[Task]) -> list[Session]:
         """Raises ValueError for a generated task: only the dream can play those."""
@@ -79,9 +79,13 @@ class WebShop:
         return StepResult(session.state, reward, done, {"valid": engine.valid, "score": float(raw), "stop": stop, "grounded": webshop_text.ground(before, action)})
 
     def _official(self, engine: WebShopEngine, state: str, action: str) -> str:
-        """`click[2]` on a results page -> upstream's click on that product; everything else goes to the engine as it is."""
+        """`click[2]` on a results page -> upstream's click on that product; a value as the state shows it -> upstream's own text of it, which may hold
+        no-break or double blanks; everything else goes to the engine as it is."""
         verb, argument = webshop_text.split_action(action)
-        if verb == "click" and webshop_text.page_kind(state) == "results":
-            numbered = dict(zip(webshop_text.read_results(state), engine.page_asins))        # '01', '\u00b2' and the like are not in it
-            return f"click[{numbered[argument]}]" if argument in numbered else action
-        return action
+        if verb != "click":
+            return action
+        if argument in webshop_text.read_results(state):                   # '01', '\u00b2' and the like are not in it
+            return f"click[{engine.page_asins[int(argument) - 1]}]"
+        clickables = engine.clickables
+        same = next((target for target in clickables if webshop_text.clean(target) == argument), None) if argument not in clickables else None
+        return f"click[{same}]" if same else action

@@ -34,11 +34,10 @@ class Shopper:
             return f"search[{' '.join(self.wanted.words)}]"
         if kind == "results":
             return self._choose_product(state)
-        if kind == "item":
-            item = read_item(state)
+        if kind == "item" and (item := read_item(state)):
             slipped = self.rng.random() < self.slip
             return self._slip(item) if slipped else self._choose_option(item)
-        return "click[< prev]" if kind == "sub" else "click[back to search]"
+        return "click[< prev]" if kind in ("sub", "item") else "click[back to search]"
 
     def _choose_product(self, state: str) -> str:
         listed = read_results(state)

@@ -87,6 +87,8 @@ def relabelled_buy(engine: WebShopEngine, product: Product, chosen: dict[str, st
         option = str(rng.choice(list(product.options)))
         values = engine.option_values(option) or product.options[option]
         others = [v for v in values if v != chosen.get(option)]
+        if not others:
+            return None
         options[option] = str(rng.choice(others))
     goal = Goal(asin=target.asin, instruction="", attributes=wanted, goal_options={k: options[k] for k in sorted(options)}, price_upper=upper,
                 query=query, product_category=target.product_category, name=target.title)
