@@ -25,7 +25,7 @@ from dreamgym.losses import aggregate, check_finite, sft_loss
 from dreamgym.model import Row, build_tokenizer, chat_format, clip_grad_norm, create_tiny, load_model, micro_batches, row_logps, save_model, shard, gathered
 from dreamgym.prompts import VARY_SYSTEM, experience_answer, experience_prompt, vary_prompt
 from dreamgym.replay import ReplayBuffer
-from dreamgym.report import experience_report, probes_passed
+from dreamgym.report import experience_report, probes_passed, step_queries
 from dreamgym.task_generation import variation_rows
 
 
@@ -61,20 +61,13 @@ class Args:
 def build_rows(args: Args, tokenizer, rules, settings: DreamSettings, episodes, buffer, encoder) -> list[Row]:
     """One row per transition, with the demonstrations it would retrieve (never from its own episode)."""
     fmt = chat_format(tokenizer, settings.system)
-    steps, histories, queries = [], [], []
-    for episode in episodes:
-        past: list[tuple[str, str]] = []
-        for step in episode.steps:
-            steps.append((episode.task.text, step))
-            histories.append(list(past))
-            queries.append((step.state, step.grounded, episode.id))
-            past.append((step.state, step.grounded))
+    queries, steps = step_queries(episodes)
     rows = []
     with run.progress(len(steps), "rows") as bar:
         for start in range(0, len(steps), 256):
             part = slice(start, start + 256)
-            for (task, step), past, demos in zip(steps[part], histories[part], retrieve(buffer, encoder, rules, settings.k, queries[part])):
-                rows.append(training_row(fmt, tokenizer, rules, settings, task, past, demos, step))
+            for query, (_, step), demos in zip(queries[part], steps[part], retrieve(buffer, encoder, rules, settings, queries[part])):
+                rows.append(training_row(fmt, tokenizer, rules, settings, query.task_text, query.history, demos, step))
             bar.update(len(steps[part]))
     return rows
 

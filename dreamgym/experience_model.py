@@ -84,14 +84,25 @@ def fill_buffer(buffer: ReplayBuffer, encoder: Encoder, rules: ModuleType, episo
         buffer.add(transitions, encoder([retrieval_text(rules, t.state, t.action) for t in transitions]))
 
 
-def retrieve(buffer: ReplayBuffer | None, encoder: Encoder, rules: ModuleType, k: int, queries: list[tuple[str, str, str]]) -> list[list[Demo]]:
-    """queries: (state, grounded action, own episode id). The most similar demonstration comes last. Judged actions get none (see webshop_text.judged)."""
+@dataclass
+class Query:
+    """One question to the experience model: what follows `grounded` in `state`? `episode_id` is never retrieved from."""
+    task_text: str
+    history: list[tuple[str, str]]
+    state: str
+    grounded: str
+    episode_id: str
+
+
+def retrieve(buffer: ReplayBuffer | None, encoder: Encoder | None, rules: ModuleType, settings: DreamSettings, queries: list[Query]) -> list[list[Demo]]:
+    """The top-k demonstrations of each query (Eq. 4), the most similar one last. Where the next page follows from the pages in the prompt, or is only
+    judged, there is nothing to recall, and a similar page beside the right one is a page to copy by mistake: such queries get none."""
     demos: list[list[Demo]] = [[] for _ in queries]
-    asked = [i for i, (state, action, _) in enumerate(queries) if not rules.judged(state, action)]
-    if buffer is None or not k or not asked or not len(buffer):
+    asked = [i for i, q in enumerate(queries) if not rules.determined([s for s, _ in q.history] if settings.history else [], q.state, q.grounded)]
+    if buffer is None or not settings.k or not asked or not len(buffer):
         return demos
-    vectors = encoder([retrieval_text(rules, queries[i][0], queries[i][1]) for i in asked])
-    for i, found in zip(asked, buffer.search(vectors, k, [queries[i][2] for i in asked])):
+    vectors = encoder([retrieval_text(rules, queries[i].state, queries[i].grounded) for i in asked])
+    for i, found in zip(asked, buffer.search(vectors, settings.k, [queries[i].episode_id for i in asked])):
         demos[i] = [Demo(t.action, t.next_state) for t, _ in reversed(found)]
     return demos
 
@@ -131,16 +142,6 @@ def training_row(fmt, tokenizer, rules: ModuleType, settings: DreamSettings, tas
     return Row(prompt + answer, [0] * len(prompt) + [1] * len(answer))
 
 
-@dataclass
-class Query:
-    """One question to the experience model: what follows `grounded` in `state`? `episode_id` is never retrieved from."""
-    task_text: str
-    history: list[tuple[str, str]]
-    state: str
-    grounded: str
-    episode_id: str
-
-
 class ExperienceModel:
     """The dream. Deterministic at temperature 0 (the default: the policy supplies the variety). Counts of malformed answers are in `counts`."""
 
@@ -165,7 +166,7 @@ class ExperienceModel:
 
     def predict(self, queries: list[Query], keys: list[str]) -> list[tuple[Prediction | None, str]]:
         """Eq. 4 for a batch: (answer, or None where it is malformed or impossible; the text). `keys` name the conversations whose KV cache may be re-used."""
-        demos = retrieve(self.buffer, self.encoder, self.rules, self.settings.k, [(q.state, q.grounded, q.episode_id) for q in queries])
+        demos = retrieve(self.buffer, self.encoder, self.rules, self.settings, queries)
         prompts = [prompt_ids(self.fmt, self.tokenizer, self.rules, self.settings, q.task_text, q.history, d, q.state, q.grounded) for q, d in zip(queries, demos)]
         forced = "" if self.settings.reasoning else "next:\n"      # a model that was trained to reason is kept from it (ablation)
         forced_ids = encode_untrusted(self.tokenizer, forced) if forced else []

@@ -41,8 +41,8 @@ def word_f1(predicted: str, true: str) -> float:
     return 2 * common / (sum(a.values()) + sum(b.values())) if common else float(not a and not b)
 
 
-def held_out_queries(episodes: list[Episode]) -> tuple[list[Query], list]:
-    """Every held-out step with its true history (teacher forcing)."""
+def step_queries(episodes: list[Episode]) -> tuple[list[Query], list]:
+    """Every step with its true history (teacher forcing), and (episode, step) beside it."""
     queries, steps = [], []
     for episode in episodes:
         history: list[tuple[str, str]] = []
@@ -61,7 +61,7 @@ def _share(rows: list[bool]) -> dict:
 def experience_report(dream: ExperienceModel, episodes: list[Episode], on_batch: Callable[[int], None] = lambda n: None, batch: int = 256) -> dict:
     """Held-out errors of the experience model (see the module): exact and F1 of the next state by action type, apart for pages determined by what was
     seen and pages that must be recalled or invented; reward confusion; near-miss probe by broken constraint; refusal probe; malformed outputs."""
-    queries, steps = held_out_queries(episodes)
+    queries, steps = step_queries(episodes)
     answers: list[Prediction | None] = []
     for start in range(0, len(queries), batch):
         part = queries[start:start + batch]

@@ -82,10 +82,9 @@ class WebShop:
         """`click[2]` on a results page -> upstream's click on that product; a value as the state shows it -> upstream's own text of it, which may hold
         no-break or double blanks; everything else goes to the engine as it is."""
         verb, argument = webshop_text.split_action(action)
-        if verb != "click":
-            return action
-        if argument in webshop_text.read_results(state):                   # '01', '\u00b2' and the like are not in it
+        kind = webshop_text.page_kind(state)
+        if verb == "click" and kind == "results" and argument in webshop_text.read_results(state):     # '01', '\u00b2' and the like are not in it
             return f"click[{engine.page_asins[int(argument) - 1]}]"
-        clickables = engine.clickables
-        same = next((target for target in clickables if webshop_text.clean(target) == argument), None) if argument not in clickables else None
-        return f"click[{same}]" if same else action
+        if verb == "click" and kind == "item" and argument not in (targets := engine.clickables):
+            return next((f"click[{target}]" for target in targets if webshop_text.clean(target) == argument), action)
+        return action

@@ -16,23 +16,29 @@ BREAKABLE = ("attribute", "noun", "price", "option")
 MAX_LOOKED_UP = 16
 
 
-def verdict_rows(goal: Goal, details: dict, price: float) -> list[tuple[str, bool]]:
-    """(what is wanted, met) for each constraint, from the engine's own reward details; the order of the instruction."""
-    rows = [(a, a in details["matched_attributes"]) for a in goal.attributes] + [(goal.query, details["r_type"] == 1.0)]
-    options = goal.goal_options.items() if isinstance(goal.goal_options, dict) else [("", value) for value in goal.goal_options]
-    rows += [(f"{name} {value}".strip(), met) for (name, value), met in zip(options, details["option_met"])]
+def verdict_rows(goal: Goal, details: dict, price: float) -> list[tuple[str, str, bool]]:
+    """(kind, what is wanted, met) for each constraint, from the engine's own reward details, in the order of the instruction; kind: title, option, price."""
+    rows = [("title", a, a in details["matched_attributes"]) for a in goal.attributes] + [("title", goal.query, details["r_type"] == 1.0)]
+    wanted = goal.goal_options.values() if isinstance(goal.goal_options, dict) else goal.goal_options
+    rows += [("option", value, met) for value, met in zip(wanted, details["option_met"])]
     if goal.price_upper < 1_000_000:
-        rows.append((f"{price:g} under {goal.price_upper:g}", details["price_ok"]))
+        rows.append(("price", f"{price:g} under {goal.price_upper:g}", details["price_ok"]))
     return rows
 
 
-def explain(state: str, action: str, verdict: list[tuple[str, bool]] | None = None, success: bool = False) -> str:
+def _check(kind: str, what: str, met: bool, item: text.Item) -> str:
+    """One constraint: what it is compared with, word by word until it is found, then the verdict."""
+    candidates = {"title": item.title.lower().split(), "option": item.chosen, "price": []}[kind]
+    facts = _compared(candidates, what) if len(candidates) <= MAX_LOOKED_UP else ""
+    return f"{what} : {facts} {'met' if met else 'missing'}".replace("  ", " ")
+
+
+def explain(state: str, action: str, verdict: list[tuple[str, str, bool]] | None = None, success: bool = False) -> str:
     """One line of reasoning for a transition; `verdict` only where something was bought."""
     kind, (_, argument) = text.action_type(state, action), text.split_action(action)
     item = text.read_item(state)
     if verdict is not None and item:
-        got = f"got {item.title} {item.price} {' / '.join(item.chosen) or 'none'}"
-        return f"{got} want {' '.join(f'{what} {_yes(met)}' for what, met in verdict)} so {'success' if success else 'failure'}"
+        return f"check {' '.join(_check(*row, item) for row in verdict)} so {'success' if success else 'failure'}"
     if kind == "search":
         return f"the shop lists matches for {argument}"
     if kind == "open":
@@ -45,9 +51,14 @@ def explain(state: str, action: str, verdict: list[tuple[str, bool]] | None = No
     return {"next": "the next page of the same results", "sub": "details of this item", "back": "back to the search page"}.get(kind, "that is not possible here so the same page")
 
 
+def _compared(candidates: list[str], wanted: str) -> str:
+    """'red no blue yes': the candidates up to the wanted one, each with the outcome of the comparison."""
+    looked = candidates[:candidates.index(wanted) + 1] if wanted in candidates else candidates
+    return " ".join(f"{value} {_yes(value == wanted)}" for value in looked)
+
+
 def _look_up(values: list[str], wanted: str) -> str:
-    looked = values[:values.index(wanted) + 1] if wanted in values else values
-    facts = " ".join(f"{value} {_yes(value == wanted)}" for value in looked[-MAX_LOOKED_UP:])
+    facts = _compared(values, wanted) if len(values) <= MAX_LOOKED_UP else ""
     return f"look for {wanted} : {facts} so {'it is chosen' if wanted in values else 'the same page'}".replace("  ", " ")
 
 
