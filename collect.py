@@ -20,7 +20,7 @@ import numpy as np
 from dreamgym import run, teacher
 from dreamgym.envs import make_env, make_rules
 from dreamgym.envs.webshop_players import make_player
-from dreamgym.envs.webshop_teacher import BREAKABLE, explain, relabelled_buy, verdict_rows
+from dreamgym.envs.webshop_teacher import BREAKABLE, explain, explain_recorded, relabelled_buy, verdict_rows
 from dreamgym.episode import Episode, Step, Task, read_episodes, to_json
 
 MIX = {"demonstrator": 0.30, "imperfect": 0.35, "random": 0.20, "prober": 0.15}   # shares of episodes; ours, the paper mixes demonstrations, oracle and random
@@ -82,13 +82,13 @@ def play(env, task: Task, kind: str, rng: np.random.Generator, values: list[str]
 
 
 def relabel(env, pages: list, count: int, rng: np.random.Generator, prefix: str) -> list[Episode]:
-    """`count` relabelled purchases of the given (product, chosen, state) pages: 45 % matching, the near misses even over the constraints."""
+    """`count` relabelled purchases of the given (product, chosen, state) pages: 45 % matching, the near misses by BREAKABLE."""
     episodes: list[Episode] = []
     attempts = 0
     while len(episodes) < count and attempts < 20 * count:
         attempts += 1
         product, chosen, state = pages[rng.integers(len(pages))]
-        broken = None if rng.random() < 0.45 else str(rng.choice(BREAKABLE))
+        broken = None if rng.random() < 0.45 else str(rng.choice(list(BREAKABLE), p=list(BREAKABLE.values())))
         episode = relabelled_buy(env.engine, product, chosen, state, broken, rng, f"{prefix}-{len(episodes)}")
         episodes += [episode] if episode else []
     return episodes
@@ -143,13 +143,13 @@ def read_import(path: str, env_name: str) -> list[Episode]:
     return episodes
 
 
-def fit_import(episodes: list[Episode], env, test_tasks: list[Task]) -> list[Episode]:
+def fit_import(episodes: list[Episode], env, train_tasks: list[Task], test_tasks: list[Task]) -> list[Episode]:
     """Episodes of held-out tasks are left out; grounded actions and, where the rules agree with what was recorded, missing traces are filled in.
 
     Ids get a prefix, so that they meet none of ours; a source of ours is kept, any other becomes 'imported'. Raises ValueError when nothing is left.
     """
-    held_out = {task.text for task in test_tasks}
-    fit = lambda task, step: replace(step, grounded=step.grounded or env.text.ground(step.state, step.action), reasoning=step.reasoning or trace(env.text, task.text, step))
+    held_out = {task.text for task in test_tasks} - {task.text for task in train_tasks}
+    fit = lambda task, step: replace(step, grounded=step.grounded or env.text.ground(step.state, step.action), reasoning=step.reasoning or explain_recorded(task.text, step))
     kept = [replace(episode, id=f"imported-{episode.id}", source=episode.source if episode.source in (*MIX, "relabelled") else "imported",
                     steps=[fit(episode.task, step) for step in episode.steps])
             for episode in episodes if env.text.clean(episode.task.text) not in held_out]
@@ -158,16 +158,6 @@ def fit_import(episodes: list[Episode], env, test_tasks: list[Task]) -> list[Epi
     if len(kept) < len(episodes):
         print(f"{len(episodes) - len(kept)} of {len(episodes)} imported episodes left out: their tasks are held out for testing")
     return kept
-
-
-def trace(rules, task_text: str, step: Step) -> str:
-    """The rule-based trace of a recorded step, read off its page; '' where the rules would have expected another outcome."""
-    bought = rules.rule_success(task_text, step.state, step.action)
-    if bought is not None:
-        verdict = rules.checks(rules.read_task(task_text), rules.read_item(step.state))
-        return explain(step.state, step.action, verdict, bought) if step.done and bought == (step.reward == 1) else ""
-    expected = not step.done and (rules.action_type(step.state, step.action) != "refused" or step.next_state == step.state)
-    return explain(step.state, step.action) if expected else ""
 
 
 # ---- traces by a language model ----------------------------------------------------------------------------------------------------------------
@@ -252,7 +242,7 @@ def main() -> None:
             return
         env = make_env(args.env, data_dir=args.data_dir, cache=args.cache, seed=args.shop_seed, human_goals=args.human_goals)
         (train_tasks, train_readable), (test_tasks, test_readable) = playable(env, "train"), playable(env, "test")
-        imported = fit_import(imported, env, test_tasks) if imported else []
+        imported = fit_import(imported, env, train_tasks, test_tasks) if imported else []
         ask = make_ask(args) if args.teacher != "rules" else None
     except ValueError as error:                    # flags, files and the catalogue: refused before any work
         raise SystemExit(f"collect.py: {error}") from None

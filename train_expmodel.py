@@ -39,7 +39,7 @@ class Args:
     encoder: str = "self"              # phi: self (the untrained model) | path or hub name of an encoder
     k: int = 1                         # retrieved demonstrations (ours; the paper does not say)
     retrieval: bool = True             # ablation: without the replay buffer
-    history: int = 2                   # pages of the episode so far that it reads (0: ablation without history; ours)
+    history: int = 1                   # pages of the episode so far that it reads (0: ablation without history; ours)
     reasoning: bool = True             # ablation: without reasoning traces
     judged: bool = True                # train on relabelled purchases (--no-judged: the naive reward)
     steps: int = 1_600                 # optimizer steps before the probes are first looked at
@@ -193,10 +193,10 @@ def make_encoder(args: Args, model, tokenizer, out: Path, ranks) -> Encoder:
 
 
 def train_step(args: Args, model, optimizer, step: int, rows, judged_rows, vary_rows, ranks) -> dict:
-    """One optimizer step on --rows rows, drawn by step (so that a resumed run draws the same): after the first stage 40 % relabelled purchases, 5 % task variations."""
+    """One optimizer step on --rows rows, drawn by step (so that a resumed run draws the same): after the first stage half are relabelled purchases, 5 % task variations."""
     rng = run.rng(args.seed, "batch", step)
     kinds = rng.random(args.rows)
-    source = [judged_rows if judged_rows and x < 0.40 else vary_rows if vary_rows and x > 0.95 else rows for x in kinds]
+    source = [judged_rows if judged_rows and x < 0.50 else vary_rows if vary_rows and x > 0.95 else rows for x in kinds]
     batch = [pool[rng.integers(len(pool))] for pool in source][ranks.rank::ranks.world]
     total = ranks.all_reduce_sum(float(sum(sum(r.mask) for r in batch)))
     for group in optimizer.param_groups:

@@ -12,7 +12,10 @@ curriculum.update, replay.add -> log -> save. Real success on held-out tasks is 
 """
 from __future__ import annotations
 
+import json
 import os
+import shutil
+import signal
 import subprocess
 import sys
 from collections import defaultdict
@@ -22,13 +25,14 @@ from typing import Literal
 
 import numpy as np
 import torch
+from peft import PeftModel, load_peft_weights, set_peft_model_state_dict
 
 from dreamgym import losses, plots, run
 from dreamgym.curriculum import Curriculum, cluster
 from dreamgym.envs import make_env, make_rules
-from dreamgym.episode import Episode, Task, episode_from_json, read_episodes, read_tasks, to_json
+from dreamgym.episode import Episode, Stream, Task, episode_from_json, read_episodes, read_tasks, to_json
 from dreamgym.experience_model import fill_buffer, load_dream
-from dreamgym.model import (Row, check_tokenizer, clip_grad_norm, create_tiny, gathered, load_model, make_reference, micro_batches, reference_logps, row_logps,
+from dreamgym.model import (SIZES, Row, check_tokenizer, clip_grad_norm, create_tiny, gathered, load_model, make_reference, micro_batches, reference_logps, row_logps,
                             save_model, shard, trainable_parameters)
 from dreamgym.prompts import POLICY_SYSTEM
 from dreamgym.report import experience_report, gap_alarm, policy_report, search_report
@@ -41,7 +45,6 @@ class Args:
     env: str = "webshop"               # environment: webshop
     out: str = "out/webshop"           # folder of this run; what is missing is made there
     expmodel: str = ""                 # folder of a trained experience model (default: OUT/expmodel, made when missing)
-    cache: str = "out/shop"            # where the embedded shop is generated
     data: str = ""                     # folder of collect.py (default: OUT/data, made when missing)
     imitation: str = ""                # folder of an imitation policy to start from (default: OUT/imitation, made when missing)
     algo: Literal["sft", "grpo", "ppo"] = "grpo"   # sft: imitation only
@@ -52,7 +55,6 @@ class Args:
     lora_rank: int = 0                 # rank of LoRA on all linear layers (0: full fine-tuning)
     init: Literal["auto", "expmodel", "scratch", "model"] = "auto"  # policy weights before imitation (auto: expmodel for tiny, else --model)
     imitation_episodes: int = 300      # demonstrations to imitate, mistakes included (0: none)
-    imitation_epochs: int = 4          # passes over them
     iterations: int = 40               # RL iterations in the dream (verl-agent: 150)
     tasks: int = 16                    # tasks per iteration
     rollouts: int = 8                  # episodes per task (PPO: tasks x rollouts different tasks)
@@ -75,9 +77,21 @@ class Args:
     seed: int = 0                      # everything: data, experience model, imitation, RL
     fresh: bool = False                # start over even where artifacts fit
 
+    def __post_init__(self):
+        make_rules(self.env)           # raises ValueError for an unknown environment
+        if self.world == "real" and self.algo != "sft" and not self.real_transitions:
+            raise ValueError("--world real needs --real-transitions N (how many real RL transitions it may use)")
+        if self.quantize != "none" and not self.lora_rank:
+            raise ValueError(f"--quantize {self.quantize}: 4-bit weights cannot be trained themselves; expected --lora-rank, too")
+        if self.model in SIZES and self.lora_rank:
+            raise ValueError(f"--lora-rank {self.lora_rank}: the {self.model} model is trained in full; expected --model with a path or hub name")
+        if min(self.tasks, self.rollouts, self.updates, self.eval_every, self.eval_tasks) < 1 or min(self.imitation_episodes, self.iterations, self.real_transitions) < 0:
+            raise ValueError("--tasks, --rollouts, --updates, --eval-every and --eval-tasks are at least 1, --imitation-episodes, --iterations and --real-transitions at least 0")
+
 
 GAMMA, LAM, DUAL_CLIP, VALUE_CLIP, VALUE_COEF, TEMPERATURE, POLICY_CONTEXT = 1.0, 1.0, 3.0, 0.2, 0.5, 1.0, 1024
-IMITATION_LR_FACTOR, VALUE_LR_FACTOR, GENERATE_EVERY, SAVE_EVERY, EVAL_TASKS_ON_THE_WAY = 3.0, 10.0, 5, 5, 150
+IMITATION_EPOCHS, IMITATION_LR_FACTOR, VALUE_LR_FACTOR, GENERATE_EVERY, SAVE_EVERY, EVAL_TASKS_ON_THE_WAY = 4, 3.0, 10.0, 5, 5, 150
+SHOP_CACHE = "out/shop"                # where collect.py generates the embedded shop
 
 
 # ---- what must exist before RL --------------------------------------------------------------------------------------------------------------
@@ -93,35 +107,49 @@ def prepare(args: Args, ranks) -> tuple[Path, Path]:
         if not args.data:
             launch([here / "collect.py", "--env", args.env, "--out", data, "--seed", args.seed, *fresh])
         if not args.expmodel:
-            flags = ["--model", args.model, "--quantize", args.quantize, "--lora-rank", args.lora_rank] if not args.model.startswith("tiny") else ["--model", args.model]
+            flags = ["--model", args.model, "--quantize", args.quantize, "--lora-rank", args.lora_rank]
             launch([here / "train_expmodel.py", "--data", data, "--out", expmodel, "--seed", args.seed, *flags, *fresh, *(["--no-judged"] if args.naive_reward else [])])
     ranks.barrier()
     return data, expmodel
 
 
 def launch(command: list) -> None:
-    """Another script in its own process, outside this torchrun; its failure or Ctrl-C ends this one too."""
+    """Another script in its own process, outside this torchrun; its failure or Ctrl-C ends this one too, after it has saved."""
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
-    done = subprocess.run([sys.executable, *map(str, command)], env=environment)
-    if done.returncode:
-        raise SystemExit(done.returncode)
+    child = subprocess.Popen([sys.executable, *map(str, command)], env=environment, start_new_session=True)   # else a terminal's Ctrl-C would reach it twice
+    before = {signum: signal.signal(signum, lambda signum, _: child.send_signal(signum)) for signum in (signal.SIGINT, signal.SIGTERM)}
+    code = child.wait()
+    for signum, handler in before.items():
+        signal.signal(signum, handler)
+    if code:
+        raise SystemExit(code if code > 0 else 128 - code)
 
 
 def first_weights(args: Args, expmodel: Path, ranks):
     """Policy and tokenizer before imitation. The tiny policy starts from the experience model's weights (pre-training on offline transitions)."""
-    init = args.init if args.init != "auto" else ("expmodel" if args.model.startswith("tiny") else "model")
+    init = args.init if args.init != "auto" else ("expmodel" if args.model in SIZES else "model")
     if init == "model":
-        return load_model(args.model, dtype="auto" if args.lora_rank else "float32", quantize=args.quantize, lora_rank=args.lora_rank, device=str(ranks.device))
-    model, tokenizer = load_model(expmodel / "model")
+        return load_model(args.model, dtype="auto" if args.lora_rank else "float32", quantize=args.quantize, lora_rank=args.lora_rank, device=str(ranks.device), seed=args.seed)
+    model, tokenizer = load_model(expmodel / "model", quantize=args.quantize, device=str(ranks.device))
     if init == "scratch":
         model = create_tiny(tokenizer, args.model, args.seed)
     return model.to(ranks.device), tokenizer
 
 
+def even_micro_batches(rows: list[Row], micro_batch_tok: int, ranks) -> list[list[int]]:
+    """micro_batches, with empty ones at the end until every rank has as many: sharded weights are gathered by all ranks together or not at all."""
+    mine = micro_batches(rows, micro_batch_tok)
+    return mine + [[]] * (max(ranks.gather([len(mine)])) - len(mine))
+
+
+def flat(tensors: list[torch.Tensor], device) -> torch.Tensor:
+    return torch.cat(tensors).to(device) if tensors else torch.empty(0, device=device)
+
+
 # ---- imitation ----------------------------------------------------------------------------------------------------------------------------------
 
 def imitate(args: Args, policy: Policy, episodes: list[Episode], ranks, log) -> None:
-    """Behaviour cloning of the imperfect demonstrator, mistakes included: it must leave entropy for RL to work with."""
+    """Behaviour cloning of the imperfect demonstrator, mistakes included: it must leave entropy for RL to work with. Interrupted, it begins again."""
     demos = [e for e in episodes if e.source in ("imperfect", "imported")]
     rng = run.rng(args.seed, "imitation")
     demos = [demos[i] for i in rng.permutation(len(demos))[:args.imitation_episodes]]
@@ -130,19 +158,23 @@ def imitate(args: Args, policy: Policy, episodes: list[Episode], ranks, log) -> 
         return
     optimizer = torch.optim.AdamW(trainable_parameters(policy.model), lr=args.lr * IMITATION_LR_FACTOR, weight_decay=0.0)
     per_step = 16
-    with run.progress(args.imitation_epochs * len(rows), "imitation") as bar:
-        for epoch in range(args.imitation_epochs):
+    with run.graceful(log) as stop, run.progress(IMITATION_EPOCHS * len(rows), "imitation") as bar:
+        for epoch in range(IMITATION_EPOCHS):
             order = run.rng(args.seed, "imitation", epoch).permutation(len(rows))
             for start in range(0, len(rows), per_step):
-                batch = [rows[i] for i in order[start:start + per_step]][ranks.rank::ranks.world] or [rows[0]]
+                batch = [rows[i] for i in order[start:start + per_step]][ranks.rank::ranks.world]
                 total = ranks.all_reduce_sum(float(sum(sum(r.mask) for r in batch)))
-                for indices in micro_batches(batch, args.micro_batch_tok):
+                for indices in even_micro_batches(batch, args.micro_batch_tok, ranks):
                     logp_N, _, _ = row_logps(policy.model, [batch[i] for i in indices], with_entropy=False)
-                    losses.aggregate(losses.sft_loss(logp_N), total / ranks.world).backward()
+                    loss = losses.aggregate(losses.sft_loss(logp_N), total / ranks.world)
+                    losses.check_finite(loss, f"imitation loss of epoch {epoch}, rows from {start}")
+                    loss.backward()
                 clip_grad_norm(policy.model.parameters(), 1.0)
                 optimizer.step()
                 optimizer.zero_grad(set_to_none=True)
                 bar.update(per_step)
+                if stop.agreed(ranks):
+                    raise SystemExit(130)
     log.say(f"imitated {len(demos)} episodes of the imperfect demonstrator ({sum(e.success for e in demos) / len(demos):.0%} of them successful)")
 
 
@@ -157,11 +189,16 @@ class Batch:
     first: list[torch.Tensor]          # 1 at the first token of a turn: where the value head is trained
 
 
-def turn_values(policy: Policy, head, rows: list[Row], micro_batch_tok: int) -> list[torch.Tensor]:
+def turns(stream: Stream) -> list[tuple[int, int]]:
+    """(first, end) of each turn among the trained tokens of a stream; equal where the context left no room for an action."""
+    return list(zip([0, *stream.turn_ends[:-1]], stream.turn_ends))
+
+
+def turn_values(policy: Policy, head, rows: list[Row], micro_batch_tok: int, ranks) -> list[torch.Tensor]:
     """V at every trained token of every row."""
     values: list[torch.Tensor] = [torch.empty(0)] * len(rows)
     with torch.no_grad():
-        for indices in micro_batches(rows, micro_batch_tok):
+        for indices in even_micro_batches(rows, micro_batch_tok, ranks):
             part = [rows[i] for i in indices]
             hidden_NH = row_logps(policy.model, part, with_entropy=False, with_hidden=True)[2]
             for i, value_N in zip(indices, head(hidden_NH.float())[:, 0].split([sum(r.mask) for r in part])):
@@ -169,45 +206,46 @@ def turn_values(policy: Policy, head, rows: list[Row], micro_batch_tok: int) -> 
     return values
 
 
-def make_batch(args: Args, policy: Policy, head, episodes: list[Episode], groups: list[str]) -> Batch:
+def make_batch(args: Args, policy: Policy, head, episodes: list[Episode], groups: list[str], ranks) -> Batch:
     """Episodes -> rows with a per-token advantage: GRPO's group-normalised return (Eq. 3), or PPO's GAE over turns (Eq. 2); minus the invalid penalty."""
     streams = [(e, s) for e in episodes for s in e.streams if any(s.mask)]
     rows = [Row(s.ids, s.mask) for _, s in streams]
     of_episode = dict(zip((e.id for e in episodes), losses.group_advantages([e.reward for e in episodes], groups, args.normalize_std).tolist()))
-    values = turn_values(policy, head, rows, args.micro_batch_tok) if args.algo == "ppo" else None
     advantage, returns, first = [], [], []
-    turn_of: dict[str, int] = defaultdict(int)
     gae: dict[str, tuple] = {}
-    if values is not None:
+    if args.algo == "ppo":
+        values = {id(s): value_N for (_, s), value_N in zip(streams, turn_values(policy, head, rows, args.micro_batch_tok, ranks))}
         for episode in episodes:
-            starts = [values[i][[0, *s.turn_ends[:-1]]] for i, (e, s) in enumerate(streams) if e is episode]
+            starts = [float(values[id(s)][a]) if b > a else 0.0 for s in episode.streams for a, b in turns(s)]
             reward = [step.reward - args.invalid_penalty * (not step.valid) for step in episode.steps]
-            gae[episode.id] = losses.gae(reward, torch.cat(starts).tolist(), GAMMA, LAM)
-    for episode, stream in streams:
-        per_token, per_return, at_first = [], [], []
-        for start, end in zip([0, *stream.turn_ends[:-1]], stream.turn_ends):
-            turn = turn_of[episode.id]
-            turn_of[episode.id] += 1
-            penalty = args.invalid_penalty * (not episode.steps[turn].valid)
-            value = float(gae[episode.id][0][turn]) if gae else of_episode[episode.id] - penalty
-            per_token += [value] * (end - start)
-            per_return += [float(gae[episode.id][1][turn]) if gae else 0.0] * (end - start)
-            at_first += [1.0] + [0.0] * (end - start - 1)
-        advantage.append(torch.tensor(per_token))
-        returns.append(torch.tensor(per_return))
-        first.append(torch.tensor(at_first))
-    if gae:                                      # PPO whitens the advantages of the batch
-        every = torch.cat(advantage)
+            gae[episode.id] = losses.gae(reward, starts, GAMMA, LAM)
+    for episode in episodes:
+        turn = 0
+        for stream in episode.streams:
+            per_token, per_return, at_first = [], [], []
+            for start, end in turns(stream):
+                penalty = args.invalid_penalty * (not episode.steps[turn].valid)
+                value = float(gae[episode.id][0][turn]) if gae else of_episode[episode.id] - penalty
+                per_token += [value] * (end - start)
+                per_return += [float(gae[episode.id][1][turn]) if gae else 0.0] * (end - start)
+                at_first += ([1.0] + [0.0] * (end - start))[:end - start]
+                turn += 1
+            if any(stream.mask):
+                advantage.append(torch.tensor(per_token))
+                returns.append(torch.tensor(per_return))
+                first.append(torch.tensor(at_first))
+    if args.algo == "ppo":                       # PPO whitens the advantages of the whole batch
+        every = torch.tensor(ranks.gather(flat(advantage, "cpu").tolist()))
         advantage = [(a - every.mean()) / (every.std() + 1e-6) for a in advantage]
     return Batch(rows, advantage, returns, first)
 
 
-def old_and_reference(policy: Policy, reference, rows: list[Row], micro_batch_tok: int) -> tuple[list, list]:
+def old_and_reference(policy: Policy, reference, rows: list[Row], micro_batch_tok: int, ranks) -> tuple[list, list]:
     """Log-probs of the sampled tokens by the trainer (not the sampler: their difference is rounding, and is logged) and by the reference."""
     old: list = [None] * len(rows)
     ref: list = [None] * len(rows)
     with torch.no_grad():
-        for indices in micro_batches(rows, micro_batch_tok):
+        for indices in even_micro_batches(rows, micro_batch_tok, ranks):
             part = [rows[i] for i in indices]
             sizes = [sum(r.mask) for r in part]
             for kept, logp_N in ((old, row_logps(policy.model, part, TEMPERATURE, with_entropy=False)[0]), (ref, reference_logps(policy.model, reference, part, TEMPERATURE))):
@@ -219,25 +257,27 @@ def old_and_reference(policy: Policy, reference, rows: list[Row], micro_batch_to
 def update(args: Args, policy: Policy, head, reference, optimizer, batch: Batch, sampled: list[list[float]], iteration: int, ranks) -> dict:
     """--updates optimizer steps over the rows. The divisor of each loss is the global count of its trained tokens."""
     device = ranks.device
-    old, ref = old_and_reference(policy, reference, batch.rows, args.micro_batch_tok)
+    old, ref = old_and_reference(policy, reference, batch.rows, args.micro_batch_tok, ranks)
     stats: dict[str, float] = defaultdict(float)
     stats["sampler_gap"] = max((float((o.cpu() - torch.tensor(s)).abs().max()) for o, s in zip(old, sampled) if len(s)), default=0.0)
     order = run.rng(args.seed, "minibatch", iteration, ranks.rank).permutation(len(batch.rows))
-    old_value = turn_values(policy, head, batch.rows, args.micro_batch_tok) if head is not None else None
+    old_value = turn_values(policy, head, batch.rows, args.micro_batch_tok, ranks) if head is not None else None
     for mb in np.array_split(order, args.updates):
         total = ranks.all_reduce_sum(float(sum(sum(batch.rows[i].mask) for i in mb))) / ranks.world
         turns = ranks.all_reduce_sum(float(sum(batch.first[i].sum() for i in mb))) / ranks.world
-        for local in micro_batches([batch.rows[i] for i in mb], args.micro_batch_tok) or [[]]:
+        if not total:                            # fewer rows than --updates
+            continue
+        for local in even_micro_batches([batch.rows[i] for i in mb], args.micro_batch_tok, ranks):
             chosen = [mb[i] for i in local]
             logp_N, entropy_N, hidden_NH = row_logps(policy.model, [batch.rows[i] for i in chosen], TEMPERATURE, with_hidden=head is not None)
-            adv_N = torch.cat([batch.advantage[i] for i in chosen]).to(device)
-            old_N, ref_N = torch.cat([old[i] for i in chosen]), torch.cat([ref[i] for i in chosen])
+            adv_N = flat([batch.advantage[i] for i in chosen], device)
+            old_N, ref_N = flat([old[i] for i in chosen], device), flat([ref[i] for i in chosen], device)
             loss_N, seen = losses.policy_loss(logp_N, old_N, adv_N, args.clip_low, args.clip_high, DUAL_CLIP)
             kl_N = losses.kl_estimate(logp_N, ref_N, args.kl)
             loss = losses.aggregate(loss_N + args.kl_coef * kl_N - args.entropy_coef * entropy_N, total)
             if head is not None:
-                first_N = torch.cat([batch.first[i] for i in chosen]).to(device)
-                value_N, _ = losses.value_loss(head(hidden_NH.float())[:, 0], torch.cat([old_value[i] for i in chosen]), torch.cat([batch.returns[i] for i in chosen]).to(device), VALUE_CLIP)
+                first_N, return_N = flat([batch.first[i] for i in chosen], device), flat([batch.returns[i] for i in chosen], device)
+                value_N, _ = losses.value_loss(head(hidden_NH.float())[:, 0], flat([old_value[i] for i in chosen], device), return_N, VALUE_CLIP)
                 loss = loss + VALUE_COEF * losses.aggregate(value_N * first_N, turns)
                 stats["value_loss"] += float((value_N * first_N).sum().detach()) / max(1.0, turns * args.updates)
             losses.check_finite(loss, f"policy loss of iteration {iteration}, rows {chosen[:8]}")
@@ -256,11 +296,12 @@ def update(args: Args, policy: Policy, head, reference, optimizer, batch: Batch,
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     if head is not None:
-        values, returns, firsts = torch.cat(old_value), torch.cat(batch.returns).to(device), torch.cat(batch.first).to(device) > 0
+        values, returns, firsts = flat(old_value, device), flat(batch.returns, device), flat(batch.first, device) > 0
         stats["explained_variance"] = float(losses.explained_variance(values[firsts], returns[firsts]))
     names = ["kl_ref_sum", "entropy_sum", "clipped_sum", "tokens"]
     sums = dict(zip(names, ranks.all_reduce_sum([stats.pop(n) for n in names])))
-    return {**stats, "kl_ref": sums["kl_ref_sum"] / sums["tokens"], "entropy": sums["entropy_sum"] / sums["tokens"], "clip_fraction": sums["clipped_sum"] / sums["tokens"], "trained_tok": sums["tokens"]}
+    tokens = max(1.0, sums["tokens"])
+    return {**stats, "kl_ref": sums["kl_ref_sum"] / tokens, "entropy": sums["entropy_sum"] / tokens, "clip_fraction": sums["clipped_sum"] / tokens, "trained_tok": sums["tokens"]}
 
 
 # ---- evaluation ---------------------------------------------------------------------------------------------------------------------------------
@@ -270,8 +311,13 @@ def evaluate(policy: Policy, world, world_name: str, tasks: list[Task], max_step
     policy.sampler.reset()
     with gathered(policy.model):
         episodes = rollout(policy, world, tasks[ranks.rank::ranks.world], max_steps, temperature, f"{name}-r{ranks.rank}", world_name)
-    every = [episode_from_json(record) for record in ranks.gather([to_json(e) for e in episodes])] if ranks.world > 1 else episodes
+    every = everyones(episodes, ranks)
     return policy_report(every, rules), every
+
+
+def everyones(episodes: list[Episode], ranks) -> list[Episode]:
+    """The episodes of all ranks, without their token streams where they come from another process."""
+    return [episode_from_json(record) for record in ranks.gather([to_json(e) for e in episodes])] if ranks.world > 1 else episodes
 
 
 def both_worlds(policy: Policy, env, dream, tasks: list[Task], rules, ranks, name: str) -> tuple[dict, dict]:
@@ -285,23 +331,31 @@ def both_worlds(policy: Policy, env, dream, tasks: list[Task], rules, ranks, nam
 # ---- the run --------------------------------------------------------------------------------------------------------------------------------------
 
 def starting_policy(args: Args, ranks, out: Path, expmodel: Path, episodes: list[Episode], log) -> Policy:
-    """The imitation policy: loaded from --imitation or OUT/imitation, else made and saved there."""
-    system = "" if args.model.startswith("tiny") else POLICY_SYSTEM[args.env]
+    """The imitation policy: from --imitation or OUT/imitation, where it is made first if it is missing. Loaded in either case, not sharded yet."""
+    form = {"context": POLICY_CONTEXT, "system": "" if args.model in SIZES else POLICY_SYSTEM[args.env], "seed": run.derive_seed(args.seed, "policy", ranks.rank)}
     folder = Path(args.imitation or out / "imitation")
-    kept = {k: v for k, v in asdict(args).items() if k in ("env", "model", "quantize", "lora_rank", "init", "imitation_episodes", "imitation_epochs", "seed")}
+    kept = {k: v for k, v in asdict(args).items() if k in ("env", "model", "quantize", "lora_rank", "init", "imitation_episodes", "seed")}
     found = run.latest_checkpoint(folder, "model", ranks)
     if args.imitation and not found:
-        raise SystemExit(f"train_policy.py: --imitation {folder}: no policy there")
-    if found and not (args.fresh and not args.imitation):
-        run.check_meta(run.load_meta(found), {"imitation": kept} if not args.imitation else {"imitation": kept | {"seed": run.load_meta(found)["imitation"]["seed"]}}, found)
-        model, tokenizer = load_model(found)
-        return Policy(model.to(ranks.device), tokenizer, context=POLICY_CONTEXT, system=system, seed=run.derive_seed(args.seed, "policy", ranks.rank))
-    model, tokenizer = first_weights(args, expmodel, ranks)
-    policy = Policy(model, tokenizer, context=POLICY_CONTEXT, system=system, seed=run.derive_seed(args.seed, "policy", ranks.rank))
-    if args.imitation_episodes:
-        imitate(args, policy, episodes, ranks, log)
-    run.save_checkpoint(folder, "model", lambda path: save_model(policy.model, tokenizer, path), {"imitation": kept}, ranks)
-    return policy
+        raise ValueError(f"--imitation {folder}: found no policy there; expected the folder imitation/ of an earlier run")
+    if found:
+        run.check_meta(run.load_meta(found).get("imitation", {}), {k: v for k, v in kept.items() if k != "seed" or not args.imitation}, found)
+    else:
+        model, tokenizer = first_weights(args, expmodel, ranks)
+        policy = Policy(shard(model), tokenizer, **form)
+        if args.imitation_episodes:
+            imitate(args, policy, episodes, ranks, log)
+        found = run.save_checkpoint(folder, "model", lambda path: save_model(policy.model, tokenizer, path), {"imitation": kept}, ranks)
+    model, tokenizer = load_model(found, quantize=args.quantize, device=str(ranks.device))
+    return Policy(model, tokenizer, **form)
+
+
+def load_weights(model, folder: Path) -> None:
+    """The weights of a checkpoint into a model of the same form that is not sharded yet; of LoRA only the adapters."""
+    if isinstance(model, PeftModel):
+        set_peft_model_state_dict(model, load_peft_weights(str(folder), device="cpu"))
+    else:
+        model.load_state_dict(load_model(folder)[0].state_dict())
 
 
 @dataclass
@@ -322,35 +376,59 @@ def next_world(args: Args, state: State) -> str:
     return "real" if state.real_transitions < args.real_transitions else ""
 
 
+def start_over(args: Args, out: Path, ranks) -> None:
+    """--fresh: what an earlier run left must not be taken for this one's. A folder given by --imitation is kept."""
+    for folder, name in ((out, "policy"), *([] if args.imitation else [(out / "imitation", "model")])):
+        found = run.latest_checkpoint(folder, name, ranks)
+        if found and ranks.is_main:
+            shutil.rmtree(found)
+    ranks.barrier()
+
+
+def cut_episodes(path: Path, last: int) -> None:
+    """Drop the episodes of iterations after `last`, which a resumed run plays again; their ids begin with world and iteration, 'dream-12-...'."""
+    run.write_jsonl(path, [], append=True)       # makes the file, and mends a half line that a kill left
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    run.write_jsonl(path, [r for r in records if int(r["id"].split("-")[1]) <= last], append=False)
+
+
 def main() -> None:
     args = run.parse(Args)
-    make_rules(args.env)                         # an unknown environment is refused before any work
-    if args.world == "real" and args.algo != "sft" and not args.real_transitions:
-        raise SystemExit("train_policy.py: --world real needs --real-transitions N (how many real RL transitions it may use)")
     ranks, out = run.start(args.seed), Path(args.out)
+    if args.fresh:
+        start_over(args, out, ranks)
     data, expmodel = prepare(args, ranks)
+    if not (data / "meta.json").exists():
+        raise ValueError(f"--data {data}: found no meta.json there; expected a folder that collect.py wrote")
     rules, data_meta = make_rules(args.env), run.read_json(data / "meta.json")
     collected = data_meta["settings"]
-    env = make_env(args.env, data_dir=collected["data_dir"], cache=args.cache, seed=collected["shop_seed"], human_goals=collected["human_goals"])
+    env = make_env(args.env, data_dir=collected["data_dir"], cache=SHOP_CACHE, seed=collected["shop_seed"], human_goals=collected["human_goals"])
     run.check_meta(data_meta["environment"], env.describe(), data / "meta.json", "collect again, or set $WEBSHOP_DATA as it was")
+    run.check_meta(run.load_meta(expmodel / "model"), {"environment": env.describe(), "finished": True}, expmodel, "train the experience model on this data to its end")
     offline, train_tasks, test_tasks = read_episodes(data / "train.jsonl"), read_tasks(data / "tasks_train.jsonl"), read_tasks(data / "tasks_test.jsonl")
     eval_tasks = [test_tasks[i] for i in run.rng(0, "evaluation").permutation(len(test_tasks))[:args.eval_tasks]]
     heldout = [e for e in read_episodes(data / "heldout.jsonl") if e.source != "relabelled"][:40]
 
     kept = {k: v for k, v in asdict(args).items() if k not in ("out", "fresh", "micro_batch_tok", "iterations", "real_transitions", "eval_every")}
-    resume = None if args.fresh else run.latest_checkpoint(out, "policy", ranks)
+    resume = run.latest_checkpoint(out, "policy", ranks)
     if resume:
-        run.check_meta(run.load_meta(resume), {"settings": kept}, resume)
+        run.check_meta(run.load_meta(resume).get("settings", {}), kept, resume)
+        run.check_meta(run.load_meta(resume), {"environment": env.describe()}, resume)
     state = State(**run.load_meta(resume)["state"]) if resume else State(evaluations=[])
-    log = run.Log(out, ranks, resume_step=state.iteration if resume else -1)
+    log = run.Log(out, ranks, resume_step=state.iteration if state.evaluations else -1)
+    if ranks.is_main:
+        cut_episodes(out / "episodes.jsonl", state.iteration - 1)
+        cut_episodes(out / "evaluations.jsonl", state.iteration if state.evaluations else -1)
+        (out / "result.json").unlink(missing_ok=True)    # it says that the run is finished
     log.say(f"{env.describe()['catalogue']}; {len(train_tasks)} training tasks, {len(eval_tasks)} held-out tasks for evaluation; "
             f"{args.tasks} tasks x {args.rollouts} rollouts = {args.tasks * args.rollouts} episodes an iteration, {args.updates} optimizer steps each")
     policy = starting_policy(args, ranks, out, expmodel, offline, log)
     dream = load_dream(expmodel, rules, ranks.device, seed=run.derive_seed(args.seed, "dream", ranks.rank), replay=resume / "replay" if resume else None)
-    check_tokenizer(policy.tokenizer, dream.tokenizer) if args.model.startswith("tiny") else None
+    if args.model in SIZES:
+        check_tokenizer(policy.tokenizer, dream.tokenizer)
     reference = make_reference(policy.model)
-    if resume and args.algo != "sft":
-        policy.model.load_state_dict(load_model(resume)[0].state_dict())
+    if resume:
+        load_weights(policy.model, resume)
     policy.model, reference = shard(policy.model), shard(reference)
     head = torch.nn.Linear(policy.model.config.hidden_size, 1).to(ranks.device) if args.algo == "ppo" else None
     groups = [{"params": trainable_parameters(policy.model), "lr": args.lr}]
@@ -364,7 +442,6 @@ def main() -> None:
     if resume:
         load_run(resume, ranks, optimizer, head, curriculum, tasks_by_id, policy, dream)
         check.known |= {t.text for t in tasks_by_id.values()}
-    (out / "episodes.jsonl").touch()
     timer = run.Timer()
 
     def save() -> None:
@@ -374,6 +451,7 @@ def main() -> None:
         run.save_checkpoint(out, "policy", write, {"settings": kept, "state": asdict(state), "environment": env.describe()}, ranks)
 
     def evaluate_now(final: bool = False) -> None:
+        dream.forget()
         tasks = eval_tasks if final or not state.evaluations else eval_tasks[:EVAL_TASKS_ON_THE_WAY]
         found, episodes = both_worlds(policy, env, dream, tasks, rules, ranks, f"eval-{state.iteration}")
         errors = experience_report(dream, heldout) if ranks.is_main else {}
@@ -392,23 +470,27 @@ def main() -> None:
         if ranks.is_main:
             run.write_jsonl(out / "evaluations.jsonl", [to_json(e) for part in episodes.values() for e in part[:20]], append=True)
 
-    if not resume:
-        save()                                   # a save that cannot work fails in the first minute
-        evaluate_now()
     total = args.iterations * (args.world == "dream") * (args.algo != "sft")
     with run.graceful(log) as stop, run.progress(total + round(args.real_transitions / 700), "reinforcement learning") as bar:
+        if not resume:
+            save()                               # a save that cannot work fails in the first minute
+        if not state.evaluations:
+            evaluate_now()
+            save()
         bar.update(state.iteration)
-        while world := next_world(args, state):
+        asked = stop.agreed(ranks)
+        while not asked and (world := next_world(args, state)):
             values = iterate(args, state, world, ranks, policy, head, reference, optimizer, env, dream, curriculum, tasks_by_id, check, rules, timer, out)
             log.step("rl", state.iteration, values, show=["world", "success", "entropy", "kl_ref", "zero_variance", "rollout_s", "update_s"])
             bar.update(1)
             over = not next_world(args, state)
             if over or state.iteration % args.eval_every == 0 or next_world(args, state) != world:
                 evaluate_now(final=over or next_world(args, state) != world)
-            if stop.agreed(ranks) or over or state.iteration % SAVE_EVERY == 0:
+            asked = stop.agreed(ranks)
+            if asked or over or state.iteration % SAVE_EVERY == 0:
                 save()
-            if stop.requested and not over:
-                raise SystemExit(130)
+    if next_world(args, state):
+        raise SystemExit(130)
     if ranks.is_main:
         finish(args, state, out, data, expmodel, env, log)
     log.close()
@@ -419,6 +501,7 @@ def iterate(args: Args, state: State, world: str, ranks, policy: Policy, head, r
             tasks_by_id: dict[str, Task], check: TaskCheck, rules, timer, out: Path) -> dict:
     """One RL iteration: generate tasks now and then, pick, roll out, update, and feed curriculum and replay buffer. Returns the values to log."""
     made = {}
+    dream.forget()                               # rounding must not depend on what an uninterrupted run would still hold in memory
     if world == "dream" and args.lam_generated and state.iteration % GENERATE_EVERY == GENERATE_EVERY - 1:
         with timer("tasks"), gathered(dream.model):
             made = generate(args, state, ranks, dream, curriculum, tasks_by_id, check)
@@ -433,18 +516,18 @@ def iterate(args: Args, state: State, world: str, ranks, policy: Policy, head, r
         episodes = rollout(policy, env if world == "real" else dream, mine, env.max_steps, TEMPERATURE, f"{world}-{state.iteration}-r{ranks.rank}", world)
     with timer("update"):
         policy.model.train()
-        batch = make_batch(args, policy, head, episodes, [e.task.id for e in episodes])
+        batch = make_batch(args, policy, head, episodes, [e.task.id for e in episodes], ranks)
         sampled = [s.logps for e in episodes for s in e.streams if any(s.mask)]
         stats = update(args, policy, head, reference, optimizer, batch, sampled, state.iteration, ranks)
-    outcomes = ranks.gather([[e.task.id, e.reward] for e in episodes])
-    zero_variance = feed_curriculum(args, curriculum, outcomes, state.iteration, dream, tasks_by_id)
+    every = everyones(episodes, ranks)
+    zero_variance = feed_curriculum(args, curriculum, [[e.task.id, e.reward] for e in every], state.iteration, dream, tasks_by_id)
     if world == "dream" and args.enrich:
-        with timer("replay"):
-            fill_buffer(dream.buffer, dream.encoder, rules, [replace(e, steps=e.steps[:-1] if e.stop == "malformed" else e.steps) for e in episodes])
+        with timer("replay"):                    # the same on every rank
+            fill_buffer(dream.buffer, dream.encoder, rules, [replace(e, steps=e.steps[:-1] if e.stop == "malformed" else e.steps) for e in every])
     if ranks.is_main:
-        run.write_jsonl(out / "episodes.jsonl", [to_json(e) for e in episodes], append=True)
-    report = policy_report(episodes, rules)
-    used = int(ranks.all_reduce_sum(float(report["transitions"])))
+        run.write_jsonl(out / "episodes.jsonl", [to_json(e) for e in every], append=True)
+    report = policy_report(every, rules)
+    used = report["transitions"]
     state.iteration += 1
     state.dream_transitions += used * (world == "dream")
     state.real_transitions += used * (world == "real")
@@ -492,12 +575,14 @@ def save_run(path: Path, ranks, optimizer, head, curriculum, tasks_by_id, policy
     state = {"optimizer": optimizer.state_dict(), "head": head.state_dict() if head is not None else {}, "random": run.get_random_state()}
     torch.save(state, path / f"training-{ranks.rank}.pt")
     run.write_json(path / f"samplers-{ranks.rank}.json", {"policy": policy.sampler.get_state(), "dream": dream.sampler.get_state(), "dream_started": dream.started, "counts": policy.counts, "dream_counts": dream.counts})
-    dream.buffer.save(path / "replay" if ranks.is_main else path / f"replay-{ranks.rank}")
     if ranks.is_main:
+        dream.buffer.save(path / "replay")
         run.write_json(path / "curriculum.json", {"curriculum": curriculum.get_state(), "generated": [asdict(t) for t in tasks_by_id.values() if t.generated]})
 
 
 def load_run(path: Path, ranks, optimizer, head, curriculum, tasks_by_id, policy: Policy, dream) -> None:
+    if len(list(path.glob("training-*.pt"))) != ranks.world:
+        raise ValueError(f"{path}: found the state of {len(list(path.glob('training-*.pt')))} ranks, expected {ranks.world}; continue with as many, or use --fresh or --out another folder")
     state = torch.load(path / f"training-{ranks.rank}.pt", weights_only=True)
     optimizer.load_state_dict(state["optimizer"])
     run.set_random_state(state["random"])

@@ -19,7 +19,7 @@ from transformers import AutoModel, AutoTokenizer
 from dreamgym.envs import Session, StepResult
 from dreamgym.episode import Episode, Step, Task
 from dreamgym.model import Row, chat_format, encode, encode_untrusted, load_model
-from dreamgym.prompts import EXPERIENCE_SYSTEM, Demo, Prediction, experience_answer, experience_prompt, parse_experience
+from dreamgym.prompts import EXPERIENCE_SYSTEM, Demo, Prediction, experience_answer, experience_prompt, known_pages, parse_experience
 from dreamgym.replay import ReplayBuffer, Transition
 from dreamgym.sample import Sampler
 
@@ -28,7 +28,7 @@ from dreamgym.sample import Sampler
 class DreamSettings:
     """What the experience model reads and writes; saved beside its weights, because it was trained for exactly this prompt."""
     k: int = 1                    # retrieved demonstrations
-    history: int = 2              # pages of the episode so far (the paper does not say; verl-agent's policies see 2)
+    history: int = 1              # pages of the episode before the current one (the paper does not say)
     reasoning: bool = True        # a reasoning trace before the next state
     context: int = 1024           # tokens of prompt and answer
     max_new_tok: int = 200        # an answer that has not ended by then is malformed
@@ -59,7 +59,10 @@ class Encoder:
             width = max(map(len, ids))
             ids_BT = torch.tensor([row + [0] * (width - len(row)) for row in ids], device=device)
             mask_BT = torch.tensor([[1.0] * len(row) + [0.0] * (width - len(row)) for row in ids], device=device)
-            hidden_BTH = self.model(input_ids=ids_BT, attention_mask=mask_BT.long(), output_hidden_states=True, use_cache=False).hidden_states[self.layer].float()
+            if self.layer == 0:                      # the word embeddings: no layer needs to run
+                hidden_BTH = self.model.get_input_embeddings()(ids_BT).float()
+            else:
+                hidden_BTH = self.model(input_ids=ids_BT, attention_mask=mask_BT.long(), output_hidden_states=True, use_cache=False).hidden_states[self.layer].float()
             mean_BH = (hidden_BTH * mask_BT[..., None]).sum(1) / mask_BT.sum(1, keepdim=True)
             self.cache.update(zip(chunk, mean_BH.cpu().numpy()))
         found = np.stack([self.cache[text] for text in texts])
@@ -122,22 +125,22 @@ def last_pages(history: list[tuple[str, str]], state: str, pages: int) -> list[t
 
 
 def prompt_ids(fmt, tokenizer, rules: ModuleType, settings: DreamSettings, task_text: str, history: list[tuple[str, str]], demos: list[Demo],
-               state: str, grounded: str) -> list[int]:
-    """Token ids of the prompt of Eq. 4. History is cut from its oldest end, and demonstrations go last, where the prompt would pass the context."""
+               state: str, grounded: str) -> tuple[list[int], dict[str, str]]:
+    """Token ids of the prompt of Eq. 4, and the pages in it that an answer may name. History is cut from its oldest end, and demonstrations go last, where the prompt would pass the context."""
     history = [] if not settings.history or rules.judged(state, grounded) else last_pages(history, state, settings.history)
     room = settings.context - settings.max_new_tok
     while True:
         text = experience_prompt(task_text, history, demos, state, grounded)
         ids = encode(tokenizer, fmt.open) + encode_untrusted(tokenizer, text) + encode(tokenizer, fmt.ask)
         if len(ids) <= room or not (history or demos):
-            return ids
+            return ids, known_pages(state, history, demos)
         history, demos = (history[1:], demos) if history else (history, demos[1:])
 
 
 def training_row(fmt, tokenizer, rules: ModuleType, settings: DreamSettings, task_text: str, history: list[tuple[str, str]], demos: list[Demo], step: Step) -> Row:
     """One transition as ids and mask. The loss covers reasoning, next state AND reward; Eq. 5 as printed leaves the reward out, which nothing could then teach."""
-    prompt = prompt_ids(fmt, tokenizer, rules, settings, task_text, history, demos, step.state, step.grounded)
-    text = experience_answer(step.reasoning, step.state, step.next_state, step.reward, step.done, settings.reasoning)
+    prompt, pages = prompt_ids(fmt, tokenizer, rules, settings, task_text, history, demos, step.state, step.grounded)
+    text = experience_answer(step.reasoning, step.state, step.next_state, step.reward, step.done, settings.reasoning, pages)
     answer = encode_untrusted(tokenizer, text) + fmt.end_ids[:1]
     return Row(prompt + answer, [0] * len(prompt) + [1] * len(answer))
 
@@ -153,6 +156,12 @@ class ExperienceModel:
         self.sampler = Sampler(model, slots, settings.context, self.fmt.end_ids, seed)
         self.counts = {"steps": 0, "malformed": 0}
         self.started = 0
+
+    def forget(self) -> None:
+        """Drops every cache: what follows depends on weights, buffer and random generator only, hence is the same after a resume."""
+        self.sampler.reset()
+        if self.encoder is not None:
+            self.encoder.cache.clear()
 
     def start(self, tasks: list[Task]) -> list[Session]:
         """A task without a first state cannot be dreamt: ValueError."""
@@ -170,11 +179,11 @@ class ExperienceModel:
         prompts = [prompt_ids(self.fmt, self.tokenizer, self.rules, self.settings, q.task_text, q.history, d, q.state, q.grounded) for q, d in zip(queries, demos)]
         forced = "" if self.settings.reasoning else "next:\n"      # a model that was trained to reason is kept from it (ablation)
         forced_ids = encode_untrusted(self.tokenizer, forced) if forced else []
-        samples = self.sampler.sample([p + forced_ids for p in prompts], keys, self.settings.max_new_tok, self.temperature)
+        samples = self.sampler.sample([ids + forced_ids for ids, _ in prompts], keys, self.settings.max_new_tok, self.temperature)
         answers = []
-        for query, sample in zip(queries, samples):
+        for query, (_, pages), sample in zip(queries, prompts, samples):
             text = forced + self.tokenizer.decode([i for i in sample.ids if i not in self.fmt.end_ids])
-            answer = parse_experience(text, query.state) if sample.stop == "end" else None
+            answer = parse_experience(text, query.state, pages) if sample.stop == "end" else None
             possible = answer and self.rules.possible(query.state, query.grounded, answer.next_state, answer.reward)
             answers.append((answer if possible else None, text))
         return answers
@@ -202,10 +211,10 @@ def load_dream(folder: Path | str, rules: ModuleType, device, slots: int = 128, 
     """The experience model that train_expmodel.py wrote into `folder`, with its replay buffer (or another one, `replay`) and phi."""
     folder = Path(folder)
     meta = json.loads((folder / "model" / "meta.json").read_text())
-    model, tokenizer = load_model(folder / "model")
+    model, tokenizer = load_model(folder / "model", quantize=meta["settings"]["quantize"], device=str(device))
     encoder = load_encoder(meta["settings"]["encoder"], folder, device)
     buffer = ReplayBuffer.load(replay or folder / "model" / "replay")
-    return ExperienceModel(model.to(device).eval(), tokenizer, rules, DreamSettings(**meta["dream"]), buffer, encoder, slots, temperature, seed)
+    return ExperienceModel(model.eval(), tokenizer, rules, DreamSettings(**meta["dream"]), buffer, encoder, slots, temperature, seed)
 
 
 def load_encoder(name: str, folder: Path, device) -> Encoder:

@@ -21,12 +21,14 @@ POLICY_SYSTEM = {
 }
 EXPERIENCE_SYSTEM = {
     "webshop": "You are a web store. Given a shopper's task, what happened so far, similar past transitions, and an action, think about whether the action is possible and "
-               "what it leads to, then answer in this form and no other:\nthink: REASONING\nnext:\nNEXT PAGE, or 'same page'\nreward: 0 or 1 done: yes or no\n"
+               "what it leads to, then answer in this form and no other:\nthink: REASONING\nnext:\nNEXT PAGE\nreward: 0 or 1 done: yes or no\n"
+               "For the next page you may write 'same page', 'page before' or 'similar page' where it is one of those, and '=' for a line that does not change. "
                "The reward is 1 only when the purchase meets every wish of the task.",
 }
 VARY_SYSTEM = {"webshop": "You write shopping tasks. Given a task, write a different and harder one in the same form: 'find me WORDS with NAME: VALUE, and price lower than N dollars'."}
 
-SAME = "same page"
+SAME, DITTO = "same page", "="
+NAMES = (SAME, "page before", "similar page")
 
 
 # ---- policy ------------------------------------------------------------------------------------------------------------------------------------
@@ -79,28 +81,48 @@ def experience_prompt(task_text: str, history: list[tuple[str, str]], demos: lis
     return f"task: {task_text}\n{past}state:\n{state}\naction: {action}\n{similar}"
 
 
-def experience_answer(reasoning: str, state: str, next_state: str, reward: float, done: bool, use_reasoning: bool = True) -> str:
-    page = SAME if next_state == state and not done else next_state
+def known_pages(state: str, history: list[tuple[str, str]], demos: list[Demo]) -> dict[str, str]:
+    """The pages of a prompt that an answer may name instead of copying them: name -> page. (Ours; the paper's model writes every page out.)"""
+    pages = {SAME: state}
+    if history:
+        pages["page before"] = history[-1][0]
+    if demos:
+        pages["similar page"] = demos[-1].next_state
+    return pages
+
+
+def experience_answer(reasoning: str, state: str, next_state: str, reward: float, done: bool, use_reasoning: bool = True, pages: dict[str, str] | None = None) -> str:
+    """What the experience model is to write. A page of the prompt is named (`known_pages`), and a line equal to the same line of `state` is '='."""
+    names = [name for name, page in (pages or {SAME: state}).items() if page == next_state and not done]
+    old = state.split("\n")
+    lines = [DITTO if old[i:i + 1] == [line] else line for i, line in enumerate(next_state.split("\n"))]
     think = f"think: {reasoning}\n" if use_reasoning else ""
-    return f"{think}next:\n{page}\nreward: {int(reward)} done: {'yes' if done else 'no'}"
+    return f"{think}next:\n{names[0] if names else chr(10).join(lines)}\nreward: {int(reward)} done: {'yes' if done else 'no'}"
 
 
 _ANSWER = re.compile(r"(?:think: (?P<think>[^\n]*)\n)?next:\n(?P<next>.+)\nreward: (?P<reward>[01]) done: (?P<done>yes|no)", re.DOTALL)
 
 
-def parse_experience(text: str, state: str) -> Prediction | None:
-    """The experience model's answer, or None when it is malformed: wrong form, too long, control characters, tags forged inside the page, or a
-    reward without an end. `state` replaces 'same page'."""
+def parse_experience(text: str, state: str, pages: dict[str, str] | None = None) -> Prediction | None:
+    """The experience model's answer, or None when it is malformed: wrong form, too long, control characters, tags forged inside the page, the name of a
+    page that the prompt did not hold, '=' beyond the lines of `state`, or a reward without an end."""
     text = text.strip()
     match = _ANSWER.fullmatch(text) if len(text) <= MAX_REASONING_CHARS + MAX_STATE_CHARS else None
     if not match:
         return None
     page, reward, done = match["next"].strip(), float(match["reward"]), match["done"] == "yes"
+    thought, name = (match["think"] or "").strip(), page.casefold().rstrip(" .")
     forged = TAGS.search(page) or any(not c.isprintable() and c != "\n" for c in text)
-    thought, same = (match["think"] or "").strip(), page.casefold().rstrip(" .") == SAME
-    if forged or not page or len(page) > MAX_STATE_CHARS or len(thought) > MAX_REASONING_CHARS or (reward and not done) or (same and done):
+    if forged or not page or len(page) > MAX_STATE_CHARS or len(thought) > MAX_REASONING_CHARS or (reward and not done) or (name in NAMES and done):
         return None
-    return Prediction(thought, state if same else page, reward, done)
+    if name in NAMES:
+        page = (pages or {SAME: state}).get(name, "")
+    else:
+        old, lines = state.split("\n"), page.split("\n")
+        if any(line == DITTO and i >= len(old) for i, line in enumerate(lines)):
+            return None
+        page = "\n".join(old[i] if line == DITTO else line for i, line in enumerate(lines))
+    return Prediction(thought, page, reward, done) if page else None
 
 
 # ---- task variation (Eq. 6) --------------------------------------------------------------------------------------------------------------------

@@ -44,6 +44,7 @@ class _Running:
     session: Session
     episode: Episode
     prompt: list[int]             # ids to append before the next action
+    state: str = ""               # the state that prompt shows
 
 
 def extend(stream: Stream, prompt: list[int], action: list[int], logps: list[float], end_ids: list[int]) -> None:
@@ -66,17 +67,18 @@ def _next_prompt(policy: Policy, run: _Running) -> None:
             ids = policy.first_ids(policy_first(episode.task.text, run.session.state))
         episode.streams.append(Stream())
         policy.counts["cut_streams"] += 1
-    run.prompt = ids
+    run.prompt, run.state = ids, run.session.state
 
 
-def _record(run: _Running, action: str, result: StepResult, max_steps: int) -> bool:
-    """Appends the step; returns True when the episode has ended."""
+def _record(run: _Running, action: str, result: StepResult, max_steps: int, no_room: bool) -> bool:
+    """Appends the step; returns True when the episode has ended. `no_room`: page and task alone fill the context, so the policy could not act."""
     episode, info = run.episode, result.info
-    before = episode.steps[-1].next_state if episode.steps else episode.task.start
-    episode.steps.append(Step(before, action, result.state, result.reward, result.done, info.get("grounded", action), info.get("reasoning", ""),
+    episode.steps.append(Step(run.state, action, result.state, result.reward, result.done, info.get("grounded", action), info.get("reasoning", ""),
                               info.get("valid", True), {k: v for k, v in info.items() if k in ("output",)}))
     if result.done:
         episode.stop, episode.score = info.get("stop") or ("success" if result.reward else "failure"), float(info.get("score", result.reward))
+    elif no_room:
+        episode.stop = "context"
     elif len(episode.steps) >= max_steps:
         episode.stop = "step_limit"
     return bool(episode.stop)
@@ -94,7 +96,7 @@ def rollout(policy: Policy, world, tasks: list[Task], max_steps: int, temperatur
         for (index, task), session in zip(fresh, world.start([task for _, task in fresh])):
             episode = Episode(f"{name}-{index}", task, world=world_name, source="policy", streams=[Stream()])
             session.id = episode.id
-            running[index] = _Running(session, episode, policy.first_ids(policy_first(task.text, session.state)))
+            running[index] = _Running(session, episode, policy.first_ids(policy_first(task.text, session.state)), session.state)
         order = list(running)
         prompts = [running[i].episode.streams[-1].ids + running[i].prompt for i in order]
         samples = policy.sampler.sample(prompts, [running[i].episode.id for i in order], policy.max_action_tok, temperature)
@@ -106,8 +108,8 @@ def rollout(policy: Policy, world, tasks: list[Task], max_steps: int, temperatur
             extend(running[i].episode.streams[-1], running[i].prompt, sample.ids, sample.logps, policy.fmt.end_ids)
         results = world.act([running[i].session for i in order], actions)
         before = len(finished)
-        for i, action, result in zip(order, actions, results):
-            if _record(running[i], action, result, max_steps):
+        for i, action, result, sample in zip(order, actions, results, samples):
+            if _record(running[i], action, result, max_steps, not sample.ids):
                 finished[i] = running.pop(i).episode
             else:
                 _next_prompt(policy, running[i])

@@ -12,33 +12,27 @@ from dreamgym.envs import webshop_text as text
 from dreamgym.envs.webshop import Goal, Product, WebShopEngine
 from dreamgym.episode import Episode, Step, Task
 
-BREAKABLE = ("attribute", "noun", "price", "option")
+BREAKABLE = {"attribute": 0.35, "noun": 0.30, "price": 0.15, "option": 0.20}   # shares of near misses: words of the title are the hardest to learn
 MAX_LOOKED_UP = 16
 
 
-def verdict_rows(goal: Goal, details: dict, price: float) -> list[tuple[str, str, bool]]:
-    """(kind, what is wanted, met) for each constraint, from the engine's own reward details, in the order of the instruction; kind: title, option, price."""
-    rows = [("title", a, a in details["matched_attributes"]) for a in goal.attributes] + [("title", goal.query, details["r_type"] == 1.0)]
+def verdict_rows(goal: Goal, details: dict, price: float) -> list[tuple[str, bool]]:
+    """(what is wanted, met) for each constraint, from the engine's own reward details, in the order of the instruction."""
+    rows = [(a, a in details["matched_attributes"]) for a in goal.attributes] + [(goal.query, details["r_type"] == 1.0)]
     wanted = goal.goal_options.values() if isinstance(goal.goal_options, dict) else goal.goal_options
-    rows += [("option", value, met) for value, met in zip(wanted, details["option_met"])]
+    rows += list(zip(wanted, details["option_met"]))
     if goal.price_upper < 1_000_000:
-        rows.append(("price", f"{price:g} under {goal.price_upper:g}", details["price_ok"]))
+        rows.append((f"{round(price, 2):g} under {goal.price_upper:g}", details["price_ok"]))
     return rows
 
 
-def _check(kind: str, what: str, met: bool, item: text.Item) -> str:
-    """One constraint: what it is compared with, word by word until it is found, then the verdict."""
-    candidates = {"title": item.title.lower().split(), "option": item.chosen, "price": []}[kind]
-    facts = _compared(candidates, what) if len(candidates) <= MAX_LOOKED_UP else ""
-    return f"{what} : {facts} {'met' if met else 'missing'}".replace("  ", " ")
-
-
-def explain(state: str, action: str, verdict: list[tuple[str, str, bool]] | None = None, success: bool = False) -> str:
+def explain(state: str, action: str, verdict: list[tuple[str, bool]] | None = None, success: bool = False) -> str:
     """One line of reasoning for a transition; `verdict` only where something was bought."""
     kind, (_, argument) = text.action_type(state, action), text.split_action(action)
     item = text.read_item(state)
     if verdict is not None and item:
-        return f"check {' '.join(_check(*row, item) for row in verdict)} so {'success' if success else 'failure'}"
+        got = f"got {item.title} {item.price} {' / '.join(item.chosen) or 'none'}"
+        return f"{got} want {' '.join(f'{what} {_yes(met)}' for what, met in verdict)} so {'success' if success else 'failure'}"
     if kind == "search":
         return f"the shop lists matches for {argument}"
     if kind == "open":
@@ -49,6 +43,16 @@ def explain(state: str, action: str, verdict: list[tuple[str, str, bool]] | None
     if kind == "prev":
         return "back to the page before"
     return {"next": "the next page of the same results", "sub": "details of this item", "back": "back to the search page"}.get(kind, "that is not possible here so the same page")
+
+
+def explain_recorded(task_text: str, step: Step) -> str:
+    """The trace of a step that somebody else recorded, read off its page alone; '' where the rules would have expected another outcome."""
+    bought = text.rule_success(task_text, step.state, step.action)
+    if bought is None:
+        expected = not step.done and (text.action_type(step.state, step.action) != "refused" or step.next_state == step.state)
+        return explain(step.state, step.action) if expected else ""
+    verdict = text.checks(text.read_task(task_text), text.read_item(step.state))
+    return explain(step.state, step.action, verdict, bought) if step.done and bought == (step.reward == 1) else ""
 
 
 def _compared(candidates: list[str], wanted: str) -> str:
