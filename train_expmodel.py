@@ -10,6 +10,7 @@ action is never accepted) or --max-steps is reached, which is then said plainly.
 from __future__ import annotations
 
 import math
+import shutil
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -20,9 +21,10 @@ import torch
 from dreamgym import run
 from dreamgym.envs import make_rules
 from dreamgym.episode import read_episodes, read_tasks
-from dreamgym.experience_model import DreamSettings, Encoder, ExperienceModel, fill_buffer, load_encoder, retrieve, settings_for, training_row
+from dreamgym.experience_model import DreamSettings, ExperienceModel, fill_buffer, load_encoder, retrieve, settings_for, training_row
 from dreamgym.losses import aggregate, check_finite, sft_loss
-from dreamgym.model import Row, build_tokenizer, chat_format, clip_grad_norm, create_tiny, load_model, micro_batches, row_logps, save_model, shard, gathered
+from dreamgym.model import (SIZES, Row, build_tokenizer, chat_format, clip_grad_norm, create_tiny, gathered, load_model, micro_batches, row_logps, save_model, shard,
+                            trainable_parameters)
 from dreamgym.prompts import VARY_SYSTEM, experience_answer, experience_prompt, vary_prompt
 from dreamgym.replay import ReplayBuffer
 from dreamgym.report import experience_report, probes_passed, step_queries
@@ -57,6 +59,14 @@ class Args:
     threads: int = 1                   # torch threads
     fresh: bool = False                # start over even when the folder holds a fitting model or checkpoint
 
+    def __post_init__(self):
+        if self.quantize != "none" and not self.lora_rank:
+            raise ValueError(f"--quantize {self.quantize}: 4-bit weights cannot be trained themselves; expected --lora-rank, too")
+        if self.model in SIZES and self.lora_rank:
+            raise ValueError(f"--lora-rank {self.lora_rank}: the {self.model} model is trained in full; expected --model with a path or hub name")
+        if min(self.steps, self.max_steps, self.rows, self.save_every, self.micro_batch_tok) < 1 or min(self.k, self.history) < 0:
+            raise ValueError("--steps, --max-steps, --rows, --save-every and --micro-batch-tok are at least 1, --k and --history at least 0")
+
 
 def build_rows(args: Args, tokenizer, rules, settings: DreamSettings, episodes, buffer, encoder) -> list[Row]:
     """One row per transition, with the demonstrations it would retrieve (never from its own episode)."""
@@ -73,69 +83,82 @@ def build_rows(args: Args, tokenizer, rules, settings: DreamSettings, episodes, 
 
 
 def learning_rate(step: int, args: Args) -> float:
-    """Warm-up over 50 steps, cosine to a tenth at --steps, then constant."""
+    """Share of the peak: warm-up over 50 steps, cosine to a tenth at --steps, then constant."""
     progress = min(1.0, step / args.steps)
-    return args.lr * min(1.0, (step + 1) / 50) * (0.1 + 0.45 * (1 + math.cos(math.pi * progress)))
+    return min(1.0, (step + 1) / 50) * (0.1 + 0.45 * (1 + math.cos(math.pi * progress)))
 
 
 def main() -> None:
     args = run.parse(Args)
     ranks = run.start(args.seed, args.threads)
     data, out = Path(args.data), Path(args.out)
+    if not (data / "meta.json").exists():
+        raise ValueError(f"--data {data}: found no meta.json there; expected a folder that collect.py wrote")
     data_meta = run.read_json(data / "meta.json")
     env_name = data_meta["environment"]["env"]
-    rules, tiny = make_rules(env_name), args.model.startswith("tiny")
+    rules, tiny = make_rules(env_name), args.model in SIZES
     args.lr = args.lr or (1e-2 if tiny else 1e-4 if args.lora_rank else 1e-5)
     args.prompt_loss = args.prompt_loss if args.prompt_loss >= 0 else 0.3 if tiny else 0.0
-    kept = {k: v for k, v in asdict(args).items() if k not in ("out", "fresh", "threads", "micro_batch_tok", "save_every")}
-    expected = {"settings": kept, "environment": data_meta["environment"], "data_seed": data_meta["settings"]["seed"]}
-    resume = None if args.fresh else run.latest_checkpoint(out, "model", ranks)
+    kept = {k: v for k, v in asdict(args).items() if k not in ("data", "out", "fresh", "threads", "micro_batch_tok", "save_every")}
+    made_from = {"environment": data_meta["environment"], "data": data_meta["settings"]}
+    resume = run.latest_checkpoint(out, "model", ranks)
+    if resume and args.fresh:                    # nothing of an earlier model may be taken for this one's
+        if ranks.is_main:
+            shutil.rmtree(resume)
+        ranks.barrier()
+        resume = None
     if resume:
         meta = run.load_meta(resume)
-        run.check_meta(meta, expected, resume)
+        run.check_meta(meta.get("settings", {}), kept, resume)
+        run.check_meta(meta, made_from, resume)
         if meta["finished"]:
-            print(f"{out}: finished and fits these flags, kept (--fresh starts over)")
-            return
+            if ranks.is_main:
+                print(f"{out}: finished and fits these flags, kept (--fresh starts over)")
+            return ranks.close()
+    if ranks.is_main:
+        (out / "report.json").unlink(missing_ok=True)    # it says that the model is finished
     episodes, heldout = read_episodes(data / "train.jsonl"), read_episodes(data / "heldout.jsonl")
     tasks = read_tasks(data / "tasks_train.jsonl")
     offline = [e for e in episodes if e.source != "relabelled"]
     judged = [e for e in episodes if e.source == "relabelled"] if args.judged else []
 
     if resume:
-        model, tokenizer = load_model(resume)
+        model, tokenizer = load_model(resume, quantize=args.quantize, device=str(ranks.device))
     elif tiny:
         tokenizer = build_tokenizer(corpus(episodes, tasks))
         model = create_tiny(tokenizer, args.model, args.seed)
     else:
-        model, tokenizer = load_model(args.model, quantize=args.quantize, lora_rank=args.lora_rank)
+        model, tokenizer = load_model(args.model, "auto" if args.lora_rank else "float32", args.quantize, args.lora_rank, device=str(ranks.device), seed=args.seed)
     model.to(ranks.device)
     settings = settings_for(env_name, tiny, k=args.k if args.retrieval else 0, history=args.history, reasoning=args.reasoning, context=args.context)
-    encoder = make_encoder(args, model, tokenizer, out, ranks)
+    if args.encoder == "self" and not resume:
+        save_model(model, tokenizer, out / "phi")        # phi, frozen beside the model: the untrained model itself
+    encoder = load_encoder(args.encoder, out, ranks.device, args.quantize)
     buffer = ReplayBuffer(encoder.dim, capacity=200_000, exact_below=50_000, seed=args.seed)   # exact search is faster up to there (benchmarks/replay_search.py)
     fill_buffer(buffer, encoder, rules, offline)
     rows = build_rows(args, tokenizer, rules, settings, offline, buffer, encoder)
     judged_rows = build_rows(args, tokenizer, rules, settings, judged, None, encoder)
     vary_rows = variation_rows(tokenizer, rules, tasks, 2_000, run.rng(args.seed, "vary"), "" if tiny else VARY_SYSTEM[env_name])
     model = shard(model)
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=args.lr, betas=(0.9, 0.95), weight_decay=0.01)
+    optimizers = make_optimizers(model, args.lr, from_scratch=tiny)
     step = 0
     if resume:
-        step = load_training(resume, optimizer)
+        step = load_training(resume, optimizers, ranks)
     log = run.Log(out, ranks, resume_step=step if resume else -1)
     parameters = sum(p.numel() for p in model.parameters())
     mean_tok = np.mean([len(r.ids) for r in rows])
     log.say(f"experience model {args.model}: {parameters:,} parameters, vocabulary {len(tokenizer)}; {len(rows)} transitions of {mean_tok:.0f} tokens, "
-            f"{len(judged_rows)} relabelled purchases, {len(vary_rows)} task variations; {args.rows} rows a step, {args.rows * ranks.world} over {ranks.world} rank(s)")
+            f"{len(judged_rows)} relabelled purchases, {len(vary_rows)} task variations; {args.rows} rows a step over {ranks.world} rank(s)")
 
     def save(finished: bool, report: dict | None = None) -> None:
         def write(path: Path) -> None:
             save_model(model, tokenizer, path)
-            save_training(path, optimizer, step, ranks)
+            save_training(path, optimizers, step, ranks)
             if ranks.is_main:
                 buffer.save(path / "replay")
-        run.save_checkpoint(out, "model", write, expected | {"finished": finished, "step": step, "dream": asdict(settings), "tokens": len(tokenizer)}, ranks)
         if report and ranks.is_main:
             run.write_json(out / "report.json", report)
+        run.save_checkpoint(out, "model", write, {"settings": kept, **made_from, "finished": finished, "step": step, "dream": asdict(settings), "tokens": len(tokenizer)}, ranks)
 
     probe = [e for e in heldout if e.source == "relabelled"][:args.probe_rows] + [e for e in heldout if any(rules.action_type(s.state, s.action) == "refused" for s in e.steps)]
     probe = probe[:args.probe_rows] + probe[args.probe_rows:][:args.probe_rows // 6]
@@ -150,7 +173,7 @@ def main() -> None:
                 log.say(f"step {step}: probes {'passed' if not failed else 'not passed: ' + '; '.join(failed)}")
                 if not failed or not args.judged:
                     break
-            values = train_step(args, model, optimizer, step, rows, judged_rows if step >= args.steps * args.dynamics_share else [], vary_rows, ranks)
+            values = train_step(args, model, optimizers, step, rows, judged_rows if step >= args.steps * args.dynamics_share else [], vary_rows, ranks)
             step += 1
             bar.update(1)
             if step % 50 == 0:
@@ -160,18 +183,34 @@ def main() -> None:
                 raise SystemExit(130)
             if step % args.save_every == 0:
                 save(False)
-    with run.progress(4 if args.report_variants else 1, "report") as bar:
+        save(False)                              # the report takes a while
+    with run.graceful(log) as stop, run.progress(4 if args.report_variants else 1, "report") as bar:
         report = {"data": data_meta["environment"], "parameters": parameters, "steps": step, "full": report_on(model, tokenizer, rules, settings, buffer, encoder, heldout)}
         bar.update(1)
         failed = probes_passed(report["full"])
         report["probes_failed"] = failed
         for name, change in {"history": {"history": 0}, "retrieval": {"k": 0}, "reasoning": {"reasoning": False}}.items() if args.report_variants else []:
+            if stop.agreed(ranks):
+                raise SystemExit(130)
             report[f"without {name}"] = report_on(model, tokenizer, rules, replace(settings, **change), buffer, encoder, heldout)
             bar.update(1)
     save(True, report)
     show(log, report, failed)
     log.close()
     ranks.close()
+
+
+def make_optimizers(model, lr: float, from_scratch: bool) -> list[torch.optim.Optimizer]:
+    """AdamW; from scratch the matrices of the layers take Muon instead, which learns to copy and to compare words several times sooner (README, lab notes)."""
+    trainable_parameters(model)                  # refuses 16-bit weights
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    matrices = [p for name, p in trained if from_scratch and p.ndim == 2 and ".layers." in name]
+    others = [p for _, p in trained if not any(p is m for m in matrices)]
+    adam = torch.optim.AdamW(others, lr=lr, betas=(0.9, 0.95), weight_decay=0.0 if from_scratch else 0.01)
+    groups = [adam] + ([torch.optim.Muon(matrices, lr=2 * lr, momentum=0.95, weight_decay=0.01)] if matrices else [])
+    for group in (g for optimizer in groups for g in optimizer.param_groups):
+        group["peak_lr"] = group["lr"]
+    return groups
 
 
 def corpus(episodes, tasks):
@@ -184,25 +223,23 @@ def corpus(episodes, tasks):
             yield experience_answer(step.reasoning, step.state, step.next_state, step.reward, step.done)
 
 
-def make_encoder(args: Args, model, tokenizer, out: Path, ranks) -> Encoder:
-    """phi, frozen beside the model: the untrained model itself, or any Hugging Face encoder."""
-    folder = out / "phi"
-    if args.encoder == "self" and (args.fresh or not (folder / "config.json").exists()):
-        save_model(model, tokenizer, folder)
-    return load_encoder(args.encoder, out, ranks.device)
+def even_micro_batches(rows: list[Row], micro_batch_tok: int, ranks) -> list[list[int]]:
+    """micro_batches, with empty ones at the end until every rank has as many: sharded weights are gathered by all ranks together or not at all."""
+    mine = micro_batches(rows, micro_batch_tok)
+    return mine + [[]] * (max(ranks.gather([len(mine)])) - len(mine))
 
 
-def train_step(args: Args, model, optimizer, step: int, rows, judged_rows, vary_rows, ranks) -> dict:
+def train_step(args: Args, model, optimizers, step: int, rows, judged_rows, vary_rows, ranks) -> dict:
     """One optimizer step on --rows rows, drawn by step (so that a resumed run draws the same): after the first stage half are relabelled purchases, 5 % task variations."""
     rng = run.rng(args.seed, "batch", step)
     kinds = rng.random(args.rows)
     source = [judged_rows if judged_rows and x < 0.50 else vary_rows if vary_rows and x > 0.95 else rows for x in kinds]
     batch = [pool[rng.integers(len(pool))] for pool in source][ranks.rank::ranks.world]
     total = ranks.all_reduce_sum(float(sum(sum(r.mask) for r in batch)))
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate(step, args)
+    for group in (g for optimizer in optimizers for g in optimizer.param_groups):
+        group["lr"] = group["peak_lr"] * learning_rate(step, args)
     loss_sum = 0.0
-    for indices in micro_batches(batch, args.micro_batch_tok):
+    for indices in even_micro_batches(batch, args.micro_batch_tok, ranks):
         part = [batch[i] for i in indices]
         mask_N = torch.tensor([m for r in part for m in r.mask[1:]], device=ranks.device)
         if args.prompt_loss:                     # every token is predicted, those of the prompt with a smaller weight
@@ -216,26 +253,32 @@ def train_step(args: Args, model, optimizer, step: int, rows, judged_rows, vary_
         answer_N = loss_N.detach()[mask_N > 0] if args.prompt_loss else loss_N.detach()
         loss_sum += float(answer_N.sum()) / total
     norm = clip_grad_norm(model.parameters(), 1.0)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
-    return {"loss": ranks.all_reduce_sum(loss_sum), "lr": optimizer.param_groups[0]["lr"], "grad_norm": norm, "tokens": total}
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return {"loss": ranks.all_reduce_sum(loss_sum), "lr": optimizers[0].param_groups[0]["lr"], "grad_norm": norm, "tokens": total}
 
 
 def report_on(model, tokenizer, rules, settings, buffer, encoder, episodes) -> dict:
-    model.eval()
+    dream = ExperienceModel(model.eval(), tokenizer, rules, settings, buffer, encoder)
+    dream.forget()                               # rounding must not depend on what an uninterrupted run would still hold in memory
     with gathered(model):
-        report = experience_report(ExperienceModel(model, tokenizer, rules, settings, buffer, encoder), episodes)
+        report = experience_report(dream, episodes)
     model.train()
     return report
 
 
-def save_training(path: Path, optimizer, step: int, ranks) -> None:
-    torch.save({"optimizer": optimizer.state_dict(), "step": step, "random": run.get_random_state()}, path / f"training-{ranks.rank}.pt")
+def save_training(path: Path, optimizers, step: int, ranks) -> None:
+    torch.save({"optimizers": [o.state_dict() for o in optimizers], "step": step, "random": run.get_random_state()}, path / f"training-{ranks.rank}.pt")
 
 
-def load_training(path: Path, optimizer, rank: int = 0) -> int:
-    state = torch.load(path / f"training-{rank}.pt", weights_only=True)
-    optimizer.load_state_dict(state["optimizer"])
+def load_training(path: Path, optimizers, ranks) -> int:
+    saved = len(list(path.glob("training-*.pt")))
+    if saved != ranks.world:
+        raise ValueError(f"{path}: found the state of {saved} ranks, expected {ranks.world}; continue with as many, or use --fresh or --out another folder")
+    state = torch.load(path / f"training-{ranks.rank}.pt", weights_only=True)
+    for optimizer, saved in zip(optimizers, state["optimizers"]):
+        optimizer.load_state_dict(saved)
     run.set_random_state(state["random"])
     return state["step"]
 

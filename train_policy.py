@@ -129,7 +129,7 @@ def first_weights(args: Args, expmodel: Path, ranks):
     """Policy and tokenizer before imitation. The tiny policy starts from the experience model's weights (pre-training on offline transitions)."""
     init = args.init if args.init != "auto" else ("expmodel" if args.model in SIZES else "model")
     if init == "model":
-        return load_model(args.model, dtype="auto" if args.lora_rank else "float32", quantize=args.quantize, lora_rank=args.lora_rank, device=str(ranks.device), seed=args.seed)
+        return load_model(args.model, "auto" if args.lora_rank else "float32", args.quantize, args.lora_rank, device=str(ranks.device), seed=args.seed)
     model, tokenizer = load_model(expmodel / "model", quantize=args.quantize, device=str(ranks.device))
     if init == "scratch":
         model = create_tiny(tokenizer, args.model, args.seed)
@@ -536,7 +536,8 @@ def iterate(args: Args, state: State, world: str, ranks, policy: Policy, head, r
     return {"world": world, "success": report["success"], "zero_variance": zero_variance, **stats, **{f"stop/{k}": v for k, v in report["stops"].items()},
             **{f"judge/{k}": v for k, v in report["judge"].items()}, "length": report["length"], "invalid": report["invalid"], "transitions": used,
             "dream_transitions": state.dream_transitions, "real_transitions": state.real_transitions, "malformed": dream.counts["malformed"],
-            "cut_streams": policy.counts["cut_streams"], "unfinished_actions": policy.counts["unfinished_actions"], **curriculum.summary(), **{f"tasks/{k}": v for k, v in made.items()}, **seconds,
+            "cut_streams": policy.counts["cut_streams"], "unfinished_actions": policy.counts["unfinished_actions"], **curriculum.summary(),
+            **{f"tasks/{k}": v for k, v in made.items()}, **seconds,
             "rollout_tok_per_s": sum(decoded) / max(1e-9, seconds.get("rollout_s", 0)), "update_tok_per_s": stats["trained_tok"] / max(1e-9, seconds.get("update_s", 0)),
             "replay": len(dream.buffer), "synthetic_share": dream.buffer.share_synthetic()}
 
@@ -574,15 +575,17 @@ def save_run(path: Path, ranks, optimizer, head, curriculum, tasks_by_id, policy
     """Everything but the weights; tensors with torch.save, read back with weights_only."""
     state = {"optimizer": optimizer.state_dict(), "head": head.state_dict() if head is not None else {}, "random": run.get_random_state()}
     torch.save(state, path / f"training-{ranks.rank}.pt")
-    run.write_json(path / f"samplers-{ranks.rank}.json", {"policy": policy.sampler.get_state(), "dream": dream.sampler.get_state(), "dream_started": dream.started, "counts": policy.counts, "dream_counts": dream.counts})
+    samplers = {"policy": policy.sampler.get_state(), "dream": dream.sampler.get_state(), "dream_started": dream.started, "counts": policy.counts, "dream_counts": dream.counts}
+    run.write_json(path / f"samplers-{ranks.rank}.json", samplers)
     if ranks.is_main:
         dream.buffer.save(path / "replay")
         run.write_json(path / "curriculum.json", {"curriculum": curriculum.get_state(), "generated": [asdict(t) for t in tasks_by_id.values() if t.generated]})
 
 
 def load_run(path: Path, ranks, optimizer, head, curriculum, tasks_by_id, policy: Policy, dream) -> None:
-    if len(list(path.glob("training-*.pt"))) != ranks.world:
-        raise ValueError(f"{path}: found the state of {len(list(path.glob('training-*.pt')))} ranks, expected {ranks.world}; continue with as many, or use --fresh or --out another folder")
+    saved = len(list(path.glob("training-*.pt")))
+    if saved != ranks.world:
+        raise ValueError(f"{path}: found the state of {saved} ranks, expected {ranks.world}; continue with as many, or use --fresh or --out another folder")
     state = torch.load(path / f"training-{ranks.rank}.pt", weights_only=True)
     optimizer.load_state_dict(state["optimizer"])
     run.set_random_state(state["random"])

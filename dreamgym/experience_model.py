@@ -212,14 +212,13 @@ def load_dream(folder: Path | str, rules: ModuleType, device, slots: int = 128, 
     folder = Path(folder)
     meta = json.loads((folder / "model" / "meta.json").read_text())
     model, tokenizer = load_model(folder / "model", quantize=meta["settings"]["quantize"], device=str(device))
-    encoder = load_encoder(meta["settings"]["encoder"], folder, device)
+    encoder = load_encoder(meta["settings"]["encoder"], folder, device, meta["settings"]["quantize"])
     buffer = ReplayBuffer.load(replay or folder / "model" / "replay")
     return ExperienceModel(model.eval(), tokenizer, rules, DreamSettings(**meta["dream"]), buffer, encoder, slots, temperature, seed)
 
 
-def load_encoder(name: str, folder: Path, device) -> Encoder:
+def load_encoder(name: str, folder: Path, device, quantize: str = "none") -> Encoder:
     """phi by name: 'self' (saved beside the experience model) or any Hugging Face encoder (last layer)."""
     if name == "self":
-        model, tokenizer = load_model(folder / "phi")
-        return Encoder(model.to(device), tokenizer)
+        return Encoder(*load_model(folder / "phi", quantize=quantize, device=str(device)))
     return Encoder(AutoModel.from_pretrained(name).to(device), AutoTokenizer.from_pretrained(name), layer=-1)

@@ -107,29 +107,26 @@ def test_every_step_has_a_trace_on_one_line(played):
         assert step.reasoning and len(step.reasoning.splitlines()) == 1 and step.reasoning == step.reasoning.strip()
 
 
-def read_check(trace: str) -> tuple[list[tuple[str, list[tuple[str, str]], bool]], str]:
-    """'check slim : urban no slim yes met 40 under 50 : met so success' -> ([(wanted, [(candidate, yes or no)], met)], verdict)."""
-    facts, _, verdict = trace.removeprefix("check ").rpartition(" so ")
-    rows = re.findall(r"(\S+(?: under \S+)?) : ((?:\S+ (?:yes|no) )*)(met|missing)(?: |$)", facts)
-    assert "check " + " ".join(f"{wanted} : {compared}{met}" for wanted, compared, met in rows) + f" so {verdict}" == trace
-    return [(wanted, list(zip(compared.split()[0::2], compared.split()[1::2])), met == "met") for wanted, compared, met in rows], verdict
+def read_verdict(trace: str) -> tuple[str, list[tuple[str, bool]], str]:
+    """'got urban vest $40 none want slim no 40 under 50 yes so failure' -> ('got urban vest $40 none', [('slim', False), ('40 under 50', True)], 'failure')."""
+    got, _, rest = trace.partition(" want ")
+    facts, _, verdict = rest.rpartition(" so ")
+    rows = re.findall(r"(\S+(?: under \S+)?) (yes|no)(?: |$)", facts)
+    assert f"{got} want {' '.join(f'{what} {met}' for what, met in rows)} so {verdict}" == trace
+    return got, [(what, met == "yes") for what, met in rows], verdict
 
 
 def check_buy_trace(episode, step) -> str:
     """The trace against the page and the instruction, read here and not by the teacher."""
     item, wanted = text.read_item(step.state), text.read_task(episode.task.text)
-    rows, verdict = read_check(step.reasoning)
-    assert verdict == ("success" if step.reward else "failure") == episode.stop
-    assert [met for _, _, met in rows].count(False) == 0 if step.reward else not all(met for _, _, met in rows)
-    names = [*wanted.words, *wanted.options.values()]
-    assert [name for name, _, _ in rows[:len(names)]] == names and len(rows) == len(names) + (wanted.price is not None)
-    for i, (name, compared, met) in enumerate(rows[:len(names)]):
-        candidates = item.title.split() if i < len(wanted.words) else item.chosen
-        assert met == (name in candidates)
-        assert compared == [(c, "yes" if c == name else "no") for c in (candidates[:candidates.index(name) + 1] if met else candidates)]
+    got, rows, verdict = read_verdict(step.reasoning)
+    assert got == f"got {item.title} {item.price} {' / '.join(item.chosen) or 'none'}"
+    assert verdict == ("success" if step.reward else "failure") == episode.stop and all(met for _, met in rows) == bool(step.reward)
+    expected = [(word, word in item.title.split()) for word in wanted.words] + [(value, value in item.chosen) for value in wanted.options.values()]
+    assert rows[:len(expected)] == expected and len(rows) == len(expected) + (wanted.price is not None)
     if wanted.price is not None:
         paid, limit = map(float, rows[-1][0].split(" under "))
-        assert (paid <= limit) == rows[-1][2] and limit == wanted.price and not rows[-1][1]
+        assert limit == wanted.price and (paid <= limit) == rows[-1][1]
         assert paid == item.price_low or is_range(step.state)
     return verdict
 
@@ -166,7 +163,7 @@ def test_traces_of_recorded_steps(played):
         if text.action_type(step.state, step.action) != "buy" or not is_range(step.state):
             assert explain_recorded(episode.task.text, step) == step.reasoning
     page, task = "item red vest $20\ncolor: red / blue\nchosen: none", "find me vest with color: blue"
-    assert explain_recorded(task, Step(page, "click[buy now]", text.PLACED, 0.0, True)) == "check vest : red no vest yes met blue : missing so failure"
+    assert explain_recorded(task, Step(page, "click[buy now]", text.PLACED, 0.0, True)) == "got red vest $20 none want vest yes blue no so failure"
     assert explain_recorded(task, Step(page, "click[buy now]", text.PLACED, 1.0, True)) == ""              # the rules would not have paid
     assert explain_recorded(task, Step(page, "click[green]", page.replace("none", "green"))) == ""         # nor taken that
     assert explain_recorded("no wish at all:", Step(page, "click[buy now]", text.PLACED, 1.0, True)) == ""
@@ -212,7 +209,7 @@ def test_relabelled_purchases(relabelled):
         assert step.reward == float(broken == "none") and episode.stop == ("success" if broken == "none" else "failure")
         assert (episode.score == 1.0) == bool(step.reward) and step.reasoning.endswith(f"so {episode.stop}")
         check_buy_trace(episode, step)
-        assert [met for _, _, met in read_check(step.reasoning)[0]].count(False) == (broken != "none")
+        assert [met for _, met in read_verdict(step.reasoning)[1]].count(False) == (broken != "none")
         unmet = [row for row, (_, met) in enumerate(text.checks(wanted, item)) if not met]
         kinds = ["attribute"] * (len(wanted.words) - 1) + ["noun"] + ["option"] * len(wanted.options) + ["price"]
         if not is_range(step.state):
