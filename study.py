@@ -26,9 +26,9 @@ class Args:
     out: str = "out/study"             # folder of the study
     seeds: int = 3                     # seeds 0 .. seeds-1
     workers: int = 2                   # jobs at once, one thread each
-    iterations: int = 40               # dream iterations
-    steps: int = 1600                  # optimizer steps of the experience model before its probes are looked at
-    max_steps: int = 2400              # ... and at most
+    iterations: int = 25               # dream iterations
+    steps: int = 1400                  # optimizer steps of the experience model before its probes are looked at
+    max_steps: int = 2200              # ... and at most; an ablated one gets 200 more than --steps
     real_transitions: int = 30_000     # budget of the large real run
     s2r_transitions: int = 5_000       # budget of S2R and of the small real run
     naive_seeds: int = 1               # seeds of the naive-reward lesson
@@ -47,13 +47,13 @@ def jobs(args: Args, seed: int) -> list[tuple[str, list[str], list[str], str]]:
     """(name, command, names it waits for, folder copied first) of one seed, in order."""
     base = Path(args.out) / f"seed{seed}"
     data, full = base / "data", base / "expmodel"
-    train = ["--steps", args.steps, "--max-steps", args.max_steps, "--seed", seed, "--data", data]
+    train = ["--steps", args.steps, "--seed", seed, "--data", data]
     policy = ["--data", data, "--seed", seed, "--iterations", args.iterations]
     shared = [*policy, "--expmodel", full, "--imitation", base / "imitation"]
     budget = args.s2r_transitions
     rows = [
         ("data", script("collect.py", "--out", data, "--seed", seed), [], ""),
-        ("expmodel", script("train_expmodel.py", "--out", full, *train), ["data"], ""),
+        ("expmodel", script("train_expmodel.py", "--out", full, *train, "--max-steps", args.max_steps), ["data"], ""),
         ("imitation", script("train_policy.py", "--out", base, *policy, "--expmodel", full, "--algo", "sft"), ["expmodel"], ""),
         ("grpo-dream", script("train_policy.py", "--out", base / "grpo-dream", *shared), ["imitation"], ""),
         ("ppo-dream", script("train_policy.py", "--out", base / "ppo-dream", *shared, "--algo", "ppo"), ["imitation"], ""),
@@ -64,12 +64,12 @@ def jobs(args: Args, seed: int) -> list[tuple[str, list[str], list[str], str]]:
     ]
     for name, flags in ABLATIONS.items():
         model = base / f"expmodel {name}"
-        rows.append((f"expmodel {name}", script("train_expmodel.py", "--out", model, *train, *flags, "--no-report-variants"), ["data"], ""))
+        rows.append((f"expmodel {name}", script("train_expmodel.py", "--out", model, *train, "--max-steps", args.steps + 200, *flags, "--no-report-variants"), ["data"], ""))
         rows.append((name, script("train_policy.py", "--out", base / name, *policy, "--expmodel", model, "--imitation", base / "imitation", *(["--no-enrich"] if name == "no replay" else [])),
                      ["imitation", f"expmodel {name}"], ""))
     if seed < args.naive_seeds:
         model = base / "expmodel naive"
-        rows.append(("expmodel naive", script("train_expmodel.py", "--out", model, *train, "--no-judged", "--no-report-variants"), ["data"], ""))
+        rows.append(("expmodel naive", script("train_expmodel.py", "--out", model, *train, "--max-steps", args.steps + 200, "--no-judged", "--no-report-variants"), ["data"], ""))
         rows.append(("naive reward", script("train_policy.py", "--out", base / "naive reward", *policy, "--expmodel", model, "--imitation", base / "imitation", "--naive-reward"), ["imitation", "expmodel naive"], ""))
     return rows
 

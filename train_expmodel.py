@@ -4,8 +4,8 @@
     torchrun --nproc-per-node 8 train_expmodel.py --model Qwen/Qwen2.5-1.5B-Instruct # the same, larger
     python train_expmodel.py --model Qwen/Qwen2.5-1.5B-Instruct --quantize nf4 --lora-rank 16
 
-Two stages: the dynamics first, then dynamics together with relabelled purchases, until the probes pass (a near miss is never paid, a refused
-action is never accepted) or --max-steps is reached, which is then said plainly. Writes the model, its replay buffer, phi, and report.json.
+Half of every batch are relabelled purchases. Training goes on until the probes pass (a near miss is not paid, a refused action is not accepted) or
+--max-steps is reached, which is then said plainly. Writes the model, its replay buffer, phi, and report.json.
 """
 from __future__ import annotations
 
@@ -44,9 +44,8 @@ class Args:
     history: int = 1                   # pages of the episode so far that it reads (0: ablation without history; ours)
     reasoning: bool = True             # ablation: without reasoning traces
     judged: bool = True                # train on relabelled purchases (--no-judged: the naive reward)
-    steps: int = 1_600                 # optimizer steps before the probes are first looked at
-    max_steps: int = 3_200             # ... and at most
-    dynamics_share: float = 0.4        # share of --steps before relabelled purchases come in
+    steps: int = 1_400                 # optimizer steps before the probes are first looked at
+    max_steps: int = 2_600             # ... and at most
     rows: int = 24                     # transitions per optimizer step
     lr: float = 0.0                    # peak learning rate (0: 1e-2 from scratch, 1e-5 full fine-tuning, 1e-4 LoRA)
     prompt_loss: float = -1.0          # weight of the loss on prompt tokens (-1: 0.3 from scratch, where it teaches copying; else 0)
@@ -168,12 +167,12 @@ def main() -> None:
         bar.update(step)
         failed: list[str] = ["not looked at yet"]
         while step < args.max_steps:
-            if step >= args.steps and (step - args.steps) % 400 == 0:
+            if step >= args.steps and (step - args.steps) % 200 == 0:
                 failed = probes_passed(report_on(model, tokenizer, rules, settings, buffer, encoder, probe))
                 log.say(f"step {step}: probes {'passed' if not failed else 'not passed: ' + '; '.join(failed)}")
                 if not failed or not args.judged:
                     break
-            values = train_step(args, model, optimizers, step, rows, judged_rows if step >= args.steps * args.dynamics_share else [], vary_rows, ranks)
+            values = train_step(args, model, optimizers, step, rows, judged_rows, vary_rows, ranks)
             step += 1
             bar.update(1)
             if step % 50 == 0:
@@ -230,7 +229,7 @@ def even_micro_batches(rows: list[Row], micro_batch_tok: int, ranks) -> list[lis
 
 
 def train_step(args: Args, model, optimizers, step: int, rows, judged_rows, vary_rows, ranks) -> dict:
-    """One optimizer step on --rows rows, drawn by step (so that a resumed run draws the same): after the first stage half are relabelled purchases, 5 % task variations."""
+    """One optimizer step on --rows rows, drawn by step (so that a resumed run draws the same): half are relabelled purchases, 5 % task variations."""
     rng = run.rng(args.seed, "batch", step)
     kinds = rng.random(args.rows)
     source = [judged_rows if judged_rows and x < 0.50 else vary_rows if vary_rows and x > 0.95 else rows for x in kinds]

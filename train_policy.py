@@ -452,7 +452,8 @@ def main() -> None:
 
     def evaluate_now(final: bool = False) -> None:
         dream.forget()
-        tasks = eval_tasks if final or not state.evaluations else eval_tasks[:EVAL_TASKS_ON_THE_WAY]
+        whole = final or (not state.evaluations and not args.imitation)      # a policy that was handed in has been evaluated where it was made
+        tasks = eval_tasks if whole else eval_tasks[:EVAL_TASKS_ON_THE_WAY]
         found, episodes = both_worlds(policy, env, dream, tasks, rules, ranks, f"eval-{state.iteration}")
         errors = experience_report(dream, heldout) if ranks.is_main else {}
         searches = {k: search_report(episodes[k], rules) for k in ("real_sampled", "dream_sampled")}

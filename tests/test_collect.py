@@ -123,7 +123,7 @@ def test_other_flags_or_missing_files_collect_again(again, made):
 
 def test_a_killed_collection_is_not_kept(again, made, tmp_path, monkeypatch):
     # Stops new episodes beside the old meta.json, which would pass for the old data later.
-    def killed(*args):
+    def killed(*args, **flags):
         raise KeyboardInterrupt
     with monkeypatch.context() as patch:
         patch.setattr(run, "write_jsonl", killed)
@@ -147,8 +147,9 @@ def test_import(again, made, tmp_path):
     imported = [e for e in train if e.source == "imported"]
     assert [e.id for e in imported] == [f"imported-{e.id}" for e in own] and "1 of 9 imported episodes left out" in printed
     for before, after in zip(own, imported):
-        assert [(s.state, s.action, s.next_state, s.reward, s.done, s.grounded) for s in before.steps] == [(s.state, s.action, s.next_state, s.reward, s.done, s.grounded) for s in after.steps]
-        assert all(a.reasoning == b.reasoning for a, b in zip(before.steps, after.steps) if " to $" not in a.state)
+        for old, new in zip(before.steps, after.steps, strict=True):
+            assert (old.state, old.action, old.next_state, old.reward, old.done, old.grounded) == (new.state, new.action, new.next_state, new.reward, new.done, new.grounded)
+            assert old.reasoning == new.reasoning or " to $" in old.state
     assert {e.source for e in train} == {"imported", "relabelled"} and sum(e.source == "relabelled" for e in train) == 40
     assert "kept" in again("--import-file", path)[0]
     log(tmp_path / "log.jsonl", own[:4])
@@ -159,7 +160,8 @@ def test_our_own_data_can_be_imported(again, made):
     # Stops two episodes with one id in train.jsonl, which every reader refuses.
     _, out = again("--import-file", str(made[0] / "train.jsonl"))
     train = read_episodes(out / "train.jsonl")
-    assert sum(e.source == "relabelled" for e in train) == 80 and {e.source for e in train} <= {*collect.MIX, "relabelled"}
+    assert 75 <= sum(e.source == "relabelled" for e in train) <= 80      # a made-up instruction may happen to be a held-out one
+    assert {e.source for e in train} <= {*collect.MIX, "relabelled"}
 
 
 BAD = {

@@ -14,6 +14,7 @@ from dreamgym.prompts import (
     Demo,
     experience_answer,
     experience_prompt,
+    known_pages,
     parse_action,
     parse_experience,
     parse_task,
@@ -97,7 +98,27 @@ def slow_parse(text: str, state: str):
         return None
     if page.casefold().rstrip(" .") == SAME:
         return None if done else (thought, state, reward, done)
-    return thought, page, reward, done
+    if page.casefold().rstrip(" .") in ("page before", "similar page"):
+        return None                              # the prompts of these tests hold neither
+    expanded = []
+    for i, line in enumerate(page.split("\n")):
+        if line == "=" and i >= len(state.split("\n")):
+            return None
+        expanded.append(state.split("\n")[i] if line == "=" else line)
+    return (thought, "\n".join(expanded), reward, done) if any(expanded) else None
+
+
+def test_pages_of_the_prompt_are_named():
+    """An answer that copies a page it could name, one that names a page the prompt does not hold, and '=' read as a line of its own."""
+    pages = known_pages(OTHER, [("first page", "click[1]"), (STATES[3], "click[2]")], [Demo("click[3]", STATES[4])])
+    for name, page in (("same page", OTHER), ("page before", STATES[3]), ("similar page", STATES[4])):
+        text = experience_answer("r", OTHER, page, 0, False, True, pages)
+        assert text.split("\n")[2] == name and parse_experience(text, OTHER, pages).next_state == page
+        assert name == SAME or parse_experience(text, OTHER) is None
+    item = "item slim vest $20\ncolor: red / blue\nchosen: none"
+    text = experience_answer("r", item, item.replace("none", "red"), 0, False)
+    assert text.split("\n")[2:5] == ["=", "=", "chosen: red"] and parse_experience(text, item).next_state == item.replace("none", "red")
+    assert parse_experience("next:\n=\n=\n=\n=\nreward: 0 done: no", item) is None
 
 
 # ---- the experience model's answer -------------------------------------------------------------------------------------------------------------

@@ -88,7 +88,8 @@ def test_experience_report():
     played = Episode("p", Task("t", TASK), steps, source="imperfect")
     near = [bought(WRONG, 0.0, f"n{i}", source="relabelled", broken="option") for i in range(4)]
     match = bought(RIGHT, 1.0, "m", source="relabelled", broken="none")
-    answers = {"search[vest]": Prediction("", "results page 1 of 1\nclassic slim jacket $40 [1]", 0.0, False), "click[9] nothing": Prediction("", RIGHT, 0.0, False), "click[1] classic slim jacket $40": None}
+    answers = {"search[vest]": Prediction("", "results page 1 of 1\nclassic slim jacket $40 [1]", 0.0, False), "click[9] nothing": Prediction("", RIGHT, 0.0, False),
+               "click[1] classic slim jacket $40": None}
     asked = []
 
     def predict(queries, keys):
@@ -96,7 +97,7 @@ def test_experience_report():
         return [(Prediction("", text.PLACED, float(q.episode_id in ("n0", "m")), True) if q.grounded == "click[buy now]" else answers[q.grounded], None) for q in queries]
     report = experience_report(SimpleNamespace(rules=text, predict=predict), [played, *near, match], batch=3)
     assert [len(q.history) for q in asked] == [0, 1, 2, 3, 0, 0, 0, 0, 0] and asked[3].history[2] == (RESULTS, "click[1] classic slim jacket $40")
-    assert (report["transitions"], report["malformed"], report["exact"]["share"]) == (4, 1, 0.0)
+    assert (report["transitions"], report["malformed"], report["exact"]["share"]) == (4, 1, 0.25)        # right page, wrong reward
     assert report["reward_confusion"] == {"TP": 0, "FP": 0, "FN": 1, "TN": 0}
     assert {k: v["share"] for k, v in report["near_miss_paid"].items()} == {"none": 1.0, "option": 0.25}
     assert report["refusals_accepted"]["n"] == 1 and report["refusals_accepted"]["share"] == 1.0
@@ -134,7 +135,8 @@ def test_search_report():
 
 def evaluation(iteration: int, dream: float, real: float, n: int = 500, fp: int = 0, tp: int = 90) -> dict:
     low, high = interval(real * n, n)
-    return {"iteration": iteration, "dream_sampled": {"success": dream, "judge": {"TP": tp, "FP": fp, "FN": 0, "TN": 9}}, "real_sampled": {"success": real, "low": low, "high": high}}
+    return {"iteration": iteration, "dream_sampled": {"success": dream, "judge": {"TP": tp, "FP": fp, "FN": 0, "TN": 9}},
+            "real_sampled": {"success": real, "low": low, "high": high}}
 
 
 def test_alarm_names_the_hacked_reward():

@@ -52,7 +52,7 @@ def test_variation_rows(tokenizer):
     # Stops rows that train the prompt, teach copying, pair unrelated tasks, or come from a task nobody can read.
     rows = variation_rows(tokenizer, text, TASKS, 200, np.random.default_rng(0), "")
     fmt, readable = chat_format(tokenizer, ""), {task.text: set(text.read_task(task.text).words) for task in TASKS[:5]}
-    harder, seeds = 0, set()
+    harder, copied, seeds = 0, 0, set()
     assert len(rows) == 200
     for row in rows:
         answer_from = row.mask.index(1)
@@ -61,11 +61,10 @@ def test_variation_rows(tokenizer):
         prompt, target = tokenizer.decode(row.ids[:answer_from]), parse_task(tokenizer.decode(row.ids[answer_from:-1]))
         seed = prompt[prompt.index("vary: ") + len("vary: "):].split("\n")[0]
         assert prompt.startswith(fmt.open) and prompt.endswith(fmt.ask) and readable[seed] & readable[target]
-        if seed == target:
-            assert len(rows) and not any(readable[seed] & words for other, words in readable.items() if other != seed) or readable[seed] != {"slim", "warm"}
         seeds.add(seed)
+        copied += seed == target and seed != TASKS[3].text                 # tea shares no word with the others
         harder += difficulty(text, target) >= difficulty(text, seed)
-    assert seeds == set(readable) and harder > 100
+    assert seeds == set(readable) and harder > 100 and copied < 40
     assert [row.ids for row in variation_rows(tokenizer, text, TASKS, 200, np.random.default_rng(0), "")] == [row.ids for row in rows]
     assert variation_rows(tokenizer, text, TASKS[5:], 10, np.random.default_rng(0), "") == variation_rows(tokenizer, text, [], 10, np.random.default_rng(0), "") == []
 
