@@ -9,7 +9,6 @@ Half of every batch are relabelled purchases. Training goes on until the probes 
 """
 from __future__ import annotations
 
-import math
 import shutil
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,8 +22,8 @@ from dreamgym.envs import make_rules
 from dreamgym.episode import read_episodes, read_tasks
 from dreamgym.experience_model import DreamSettings, ExperienceModel, fill_buffer, load_encoder, retrieve, settings_for, training_row
 from dreamgym.losses import aggregate, check_finite, sft_loss
-from dreamgym.model import (SIZES, Row, build_tokenizer, chat_format, clip_grad_norm, create_tiny, gathered, load_model, micro_batches, row_logps, save_model, shard,
-                            trainable_parameters)
+from dreamgym.model import SIZES, Row, build_tokenizer, chat_format, create_tiny, gathered, load_model, row_logps, save_model, shard
+from dreamgym.optim import even_micro_batches, make_optimizers, set_rate, step_all
 from dreamgym.prompts import VARY_SYSTEM, experience_answer, experience_prompt, vary_prompt
 from dreamgym.replay import ReplayBuffer
 from dreamgym.report import experience_report, probes_passed, step_queries
@@ -79,12 +78,6 @@ def build_rows(args: Args, tokenizer, rules, settings: DreamSettings, episodes, 
                 rows.append(training_row(fmt, tokenizer, rules, settings, query.task_text, query.history, demos, step))
             bar.update(len(steps[part]))
     return rows
-
-
-def learning_rate(step: int, args: Args) -> float:
-    """Share of the peak: warm-up over 50 steps, cosine to a tenth at --steps, then constant."""
-    progress = min(1.0, step / args.steps)
-    return min(1.0, (step + 1) / 50) * (0.1 + 0.45 * (1 + math.cos(math.pi * progress)))
 
 
 def main() -> None:
@@ -199,19 +192,6 @@ def main() -> None:
     ranks.close()
 
 
-def make_optimizers(model, lr: float, from_scratch: bool) -> list[torch.optim.Optimizer]:
-    """AdamW; from scratch the matrices of the layers take Muon instead, which learns to copy and to compare words several times sooner (README, lab notes)."""
-    trainable_parameters(model)                  # refuses 16-bit weights
-    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    matrices = [p for name, p in trained if from_scratch and p.ndim == 2 and ".layers." in name]
-    others = [p for _, p in trained if not any(p is m for m in matrices)]
-    adam = torch.optim.AdamW(others, lr=lr, betas=(0.9, 0.95), weight_decay=0.0 if from_scratch else 0.01)
-    groups = [adam] + ([torch.optim.Muon(matrices, lr=2 * lr, momentum=0.95, weight_decay=0.01)] if matrices else [])
-    for group in (g for optimizer in groups for g in optimizer.param_groups):
-        group["peak_lr"] = group["lr"]
-    return groups
-
-
 def corpus(episodes, tasks):
     """Every text the tokenizer must know, in the form the model will see it."""
     for task in tasks:
@@ -222,12 +202,6 @@ def corpus(episodes, tasks):
             yield experience_answer(step.reasoning, step.state, step.next_state, step.reward, step.done)
 
 
-def even_micro_batches(rows: list[Row], micro_batch_tok: int, ranks) -> list[list[int]]:
-    """micro_batches, with empty ones at the end until every rank has as many: sharded weights are gathered by all ranks together or not at all."""
-    mine = micro_batches(rows, micro_batch_tok)
-    return mine + [[]] * (max(ranks.gather([len(mine)])) - len(mine))
-
-
 def train_step(args: Args, model, optimizers, step: int, rows, judged_rows, vary_rows, ranks) -> dict:
     """One optimizer step on --rows rows, drawn by step (so that a resumed run draws the same): half are relabelled purchases, 5 % task variations."""
     rng = run.rng(args.seed, "batch", step)
@@ -235,8 +209,7 @@ def train_step(args: Args, model, optimizers, step: int, rows, judged_rows, vary
     source = [judged_rows if judged_rows and x < 0.50 else vary_rows if vary_rows and x > 0.95 else rows for x in kinds]
     batch = [pool[rng.integers(len(pool))] for pool in source][ranks.rank::ranks.world]
     total = ranks.all_reduce_sum(float(sum(sum(r.mask) for r in batch)))
-    for group in (g for optimizer in optimizers for g in optimizer.param_groups):
-        group["lr"] = group["peak_lr"] * learning_rate(step, args)
+    set_rate(optimizers, step, args.steps, warmup=50, floor=0.1)
     loss_sum = 0.0
     for indices in even_micro_batches(batch, args.micro_batch_tok, ranks):
         part = [batch[i] for i in indices]
@@ -251,10 +224,7 @@ def train_step(args: Args, model, optimizers, step: int, rows, judged_rows, vary
         loss.backward()
         answer_N = loss_N.detach()[mask_N > 0] if args.prompt_loss else loss_N.detach()
         loss_sum += float(answer_N.sum()) / total
-    norm = clip_grad_norm(model.parameters(), 1.0)
-    for optimizer in optimizers:
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+    norm = step_all(model, optimizers)
     return {"loss": ranks.all_reduce_sum(loss_sum), "lr": optimizers[0].param_groups[0]["lr"], "grad_norm": norm, "tokens": total}
 
 

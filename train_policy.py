@@ -32,8 +32,9 @@ from dreamgym.curriculum import Curriculum, cluster
 from dreamgym.envs import make_env, make_rules
 from dreamgym.episode import Episode, Stream, Task, episode_from_json, read_episodes, read_tasks, to_json
 from dreamgym.experience_model import fill_buffer, load_dream
-from dreamgym.model import (SIZES, Row, check_tokenizer, clip_grad_norm, create_tiny, gathered, load_model, make_reference, micro_batches, reference_logps, row_logps,
+from dreamgym.model import (SIZES, Row, check_tokenizer, clip_grad_norm, create_tiny, gathered, load_model, make_reference, reference_logps, row_logps,
                             save_model, shard, trainable_parameters)
+from dreamgym.optim import even_micro_batches, make_optimizers, set_rate, step_all
 from dreamgym.prompts import POLICY_SYSTEM
 from dreamgym.report import experience_report, gap_alarm, policy_report, search_report
 from dreamgym.rollout import Policy, imitation_streams, rollout
@@ -54,7 +55,7 @@ class Args:
     quantize: Literal["none", "nf4"] = "none"      # nf4: 4-bit weights, trained through --lora-rank
     lora_rank: int = 0                 # rank of LoRA on all linear layers (0: full fine-tuning)
     init: Literal["auto", "expmodel", "scratch", "model"] = "auto"  # policy weights before imitation (auto: expmodel for tiny, else --model)
-    imitation_episodes: int = 300      # demonstrations to imitate, mistakes included (0: none)
+    imitation_episodes: int = 600      # demonstrations to imitate, mistakes included (0: none)
     iterations: int = 40               # RL iterations in the dream (verl-agent: 150)
     tasks: int = 16                    # tasks per iteration
     rollouts: int = 8                  # episodes per task (PPO: tasks x rollouts different tasks)
@@ -90,7 +91,7 @@ class Args:
 
 
 GAMMA, LAM, DUAL_CLIP, VALUE_CLIP, VALUE_COEF, TEMPERATURE, POLICY_CONTEXT = 1.0, 1.0, 3.0, 0.2, 0.5, 1.0, 1024
-IMITATION_EPOCHS, IMITATION_LR_FACTOR, VALUE_LR_FACTOR, GENERATE_EVERY, SAVE_EVERY, EVAL_TASKS_ON_THE_WAY = 4, 3.0, 10.0, 5, 5, 150
+IMITATION_EPOCHS, IMITATION_LR_FACTOR, VALUE_LR_FACTOR, GENERATE_EVERY, SAVE_EVERY, EVAL_TASKS_ON_THE_WAY = 8, 10.0, 10.0, 5, 5, 150
 SHOP_CACHE = "out/shop"                # where collect.py generates the embedded shop
 
 
@@ -136,12 +137,6 @@ def first_weights(args: Args, expmodel: Path, ranks):
     return model.to(ranks.device), tokenizer
 
 
-def even_micro_batches(rows: list[Row], micro_batch_tok: int, ranks) -> list[list[int]]:
-    """micro_batches, with empty ones at the end until every rank has as many: sharded weights are gathered by all ranks together or not at all."""
-    mine = micro_batches(rows, micro_batch_tok)
-    return mine + [[]] * (max(ranks.gather([len(mine)])) - len(mine))
-
-
 def flat(tensors: list[torch.Tensor], device) -> torch.Tensor:
     return torch.cat(tensors).to(device) if tensors else torch.empty(0, device=device)
 
@@ -156,8 +151,8 @@ def imitate(args: Args, policy: Policy, episodes: list[Episode], ranks, log) -> 
     rows = [Row(s.ids, s.mask) for e in demos for s in imitation_streams(policy, e)]
     if not rows:
         return
-    optimizer = torch.optim.AdamW(trainable_parameters(policy.model), lr=args.lr * IMITATION_LR_FACTOR, weight_decay=0.0)
-    per_step = 16
+    optimizers = make_optimizers(policy.model, args.lr * IMITATION_LR_FACTOR, from_scratch=args.model in SIZES)
+    per_step, done, steps = 16, 0, IMITATION_EPOCHS * -(-len(rows) // 16)
     with run.graceful(log) as stop, run.progress(IMITATION_EPOCHS * len(rows), "imitation") as bar:
         for epoch in range(IMITATION_EPOCHS):
             order = run.rng(args.seed, "imitation", epoch).permutation(len(rows))
@@ -169,9 +164,9 @@ def imitate(args: Args, policy: Policy, episodes: list[Episode], ranks, log) -> 
                     loss = losses.aggregate(losses.sft_loss(logp_N), total / ranks.world)
                     losses.check_finite(loss, f"imitation loss of epoch {epoch}, rows from {start}")
                     loss.backward()
-                clip_grad_norm(policy.model.parameters(), 1.0)
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
+                set_rate(optimizers, done, steps, warmup=20, floor=0.0)
+                step_all(policy.model, optimizers)
+                done += 1
                 bar.update(per_step)
                 if stop.agreed(ranks):
                     raise SystemExit(130)

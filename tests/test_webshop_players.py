@@ -107,26 +107,33 @@ def test_every_step_has_a_trace_on_one_line(played):
         assert step.reasoning and len(step.reasoning.splitlines()) == 1 and step.reasoning == step.reasoning.strip()
 
 
-def read_verdict(trace: str) -> tuple[str, list[tuple[str, bool]], str]:
-    """'got urban vest $40 none want slim no 40 under 50 yes so failure' -> ('got urban vest $40 none', [('slim', False), ('40 under 50', True)], 'failure')."""
-    got, _, rest = trace.partition(" want ")
-    facts, _, verdict = rest.rpartition(" so ")
-    rows = re.findall(r"(\S+(?: under \S+)?) (yes|no)(?: |$)", facts)
-    assert f"{got} want {' '.join(f'{what} {met}' for what, met in rows)} so {verdict}" == trace
-    return got, [(what, met == "yes") for what, met in rows], verdict
+def read_verdict(trace: str) -> tuple[list[tuple[str, str, bool]], str]:
+    """The checks of a buy trace, (wanted, what it was compared with, met), and its verdict, in either of the two forms that the teacher has had:
+    'check slim : urban no vest no missing 40 under 50 : met so failure' and 'got urban vest $40 none want slim no 40 under 50 yes so failure'."""
+    facts, _, verdict = trace.rpartition(" so ")
+    head, form = ("check ", r"(\S+(?: under \S+)?) : ((?:\S+ (?:yes|no) )*)(met|missing)(?: |$)")
+    if trace.startswith("got "):
+        head, form = facts[:facts.index(" want ") + 6], r"(\S+(?: under \S+)?)( )(yes|no)(?: |$)"
+    rows = list(re.finditer(form, facts[len(head):]))
+    assert head + "".join(row[0] for row in rows) == facts                 # nothing else is in it
+    return [(row[1], row[2].strip(), row[3] in ("met", "yes")) for row in rows], verdict
 
 
 def check_buy_trace(episode, step) -> str:
     """The trace against the page and the instruction, read here and not by the teacher."""
     item, wanted = text.read_item(step.state), text.read_task(episode.task.text)
-    got, rows, verdict = read_verdict(step.reasoning)
-    assert got == f"got {item.title} {item.price} {' / '.join(item.chosen) or 'none'}"
-    assert verdict == ("success" if step.reward else "failure") == episode.stop and all(met for _, met in rows) == bool(step.reward)
-    expected = [(word, word in item.title.split()) for word in wanted.words] + [(value, value in item.chosen) for value in wanted.options.values()]
-    assert rows[:len(expected)] == expected and len(rows) == len(expected) + (wanted.price is not None)
+    rows, verdict = read_verdict(step.reasoning)
+    assert verdict == ("success" if step.reward else "failure") == episode.stop and all(met for _, _, met in rows) == bool(step.reward)
+    expected = [(word, item.title.split()) for word in wanted.words] + [(value, item.chosen) for value in wanted.options.values()]
+    assert len(rows) == len(expected) + (wanted.price is not None)
+    for (name, candidates), (what, compared, met) in zip(expected, rows):
+        assert (what, met) == (name, name in candidates)
+        if step.reasoning.startswith("check "):
+            looked = candidates[:candidates.index(name) + 1] if met else candidates
+            assert compared == " ".join(f"{candidate} {'yes' if candidate == name else 'no'}" for candidate in looked)
     if wanted.price is not None:
         paid, limit = map(float, rows[-1][0].split(" under "))
-        assert limit == wanted.price and (paid <= limit) == rows[-1][1]
+        assert limit == wanted.price and (paid <= limit) == rows[-1][2]
         assert paid == item.price_low or is_range(step.state)
     return verdict
 
@@ -163,7 +170,8 @@ def test_traces_of_recorded_steps(played):
         if text.action_type(step.state, step.action) != "buy" or not is_range(step.state):
             assert explain_recorded(episode.task.text, step) == step.reasoning
     page, task = "item red vest $20\ncolor: red / blue\nchosen: none", "find me vest with color: blue"
-    assert explain_recorded(task, Step(page, "click[buy now]", text.PLACED, 0.0, True)) == "got red vest $20 none want vest yes blue no so failure"
+    assert explain_recorded(task, Step(page, "click[buy now]", text.PLACED, 0.0, True)) in (
+        "check vest : red no vest yes met blue : missing so failure", "got red vest $20 none want vest yes blue no so failure")
     assert explain_recorded(task, Step(page, "click[buy now]", text.PLACED, 1.0, True)) == ""              # the rules would not have paid
     assert explain_recorded(task, Step(page, "click[green]", page.replace("none", "green"))) == ""         # nor taken that
     assert explain_recorded("no wish at all:", Step(page, "click[buy now]", text.PLACED, 1.0, True)) == ""
@@ -201,7 +209,7 @@ def test_relabelled_purchases(relabelled):
     # Stops near misses that break two things or none: the reward head must learn each constraint by itself.
     assert len(relabelled) == 1500 and Counter(type(e.steps[0].reward) for e in relabelled) == {float: 1500}
     counts = Counter(episode.steps[0].info["broken"] for episode in relabelled)
-    assert set(counts) == {"none", *BREAKABLE} and min(counts.values()) > 80 and 500 < counts["none"] < 900
+    assert {"none", "attribute", "noun", "price", "option"} <= set(counts) == {"none", *BREAKABLE} and min(counts.values()) > 40 and 500 < counts["none"] < 900
     for episode in relabelled:
         [step], broken = episode.steps, episode.steps[0].info["broken"]
         wanted, item = text.read_task(episode.task.text), text.read_item(step.state)
@@ -209,10 +217,11 @@ def test_relabelled_purchases(relabelled):
         assert step.reward == float(broken == "none") and episode.stop == ("success" if broken == "none" else "failure")
         assert (episode.score == 1.0) == bool(step.reward) and step.reasoning.endswith(f"so {episode.stop}")
         check_buy_trace(episode, step)
-        assert [met for _, met in read_verdict(step.reasoning)[1]].count(False) == (broken != "none")
+        missing = [met for _, _, met in read_verdict(step.reasoning)[0]].count(False)
+        assert missing >= 1 if broken == "many" else missing == (broken != "none")
         unmet = [row for row, (_, met) in enumerate(text.checks(wanted, item)) if not met]
         kinds = ["attribute"] * (len(wanted.words) - 1) + ["noun"] + ["option"] * len(wanted.options) + ["price"]
-        if not is_range(step.state):
+        if not is_range(step.state) and broken != "many":
             assert [kinds[row] for row in unmet] == ([] if broken == "none" else [broken]), episode.task.text
 
 
