@@ -26,7 +26,7 @@ class Args:
     out: str = "out/study"             # folder of the study
     seeds: int = 3                     # seeds 0 .. seeds-1
     workers: int = 2                   # jobs at once, one thread each
-    iterations: int = 25               # dream iterations
+    iterations: int = 20               # dream iterations
     steps: int = 1400                  # optimizer steps of the experience model before its probes are looked at
     max_steps: int = 2200              # ... and at most; an ablated one gets 200 more than --steps
     real_transitions: int = 30_000     # budget of the large real run
@@ -48,7 +48,7 @@ def jobs(args: Args, seed: int) -> list[tuple[str, list[str], list[str], str]]:
     base = Path(args.out) / f"seed{seed}"
     data, full = base / "data", base / "expmodel"
     train = ["--steps", args.steps, "--seed", seed, "--data", data]
-    policy = ["--data", data, "--seed", seed, "--iterations", args.iterations]
+    policy = ["--data", data, "--seed", seed, "--iterations", args.iterations, "--eval-every", 10]
     shared = [*policy, "--expmodel", full, "--imitation", base / "imitation"]
     budget = args.s2r_transitions
     rows = [

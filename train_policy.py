@@ -56,7 +56,7 @@ class Args:
     lora_rank: int = 0                 # rank of LoRA on all linear layers (0: full fine-tuning)
     init: Literal["auto", "expmodel", "scratch", "model"] = "auto"  # policy weights before imitation (auto: expmodel for tiny, else --model)
     imitation_episodes: int = 600      # demonstrations to imitate, mistakes included (0: none)
-    iterations: int = 40               # RL iterations in the dream (verl-agent: 150)
+    iterations: int = 15               # RL iterations in the dream (verl-agent: 150)
     tasks: int = 16                    # tasks per iteration
     rollouts: int = 8                  # episodes per task (PPO: tasks x rollouts different tasks)
     updates: int = 4                   # optimizer steps per iteration
@@ -72,7 +72,7 @@ class Args:
     curriculum: bool = True            # pick tasks by reward variance (Eq. 7), not uniformly
     enrich: bool = True                # add dreamt transitions to the replay buffer
     naive_reward: bool = False         # the lesson: train the experience model without relabelled purchases
-    eval_every: int = 10               # iterations between evaluations in both worlds
+    eval_every: int = 5                # iterations between evaluations in both worlds
     eval_tasks: int = 500              # held-out tasks of an evaluation
     micro_batch_tok: int = 16384       # tokens per micro-batch: memory only, never changes the gradient
     seed: int = 0                      # everything: data, experience model, imitation, RL
@@ -109,7 +109,7 @@ def prepare(args: Args, ranks) -> tuple[Path, Path]:
             launch([here / "collect.py", "--env", args.env, "--out", data, "--seed", args.seed, *fresh])
         if not args.expmodel:
             flags = ["--model", args.model, "--quantize", args.quantize, "--lora-rank", args.lora_rank]
-            launch([here / "train_expmodel.py", "--data", data, "--out", expmodel, "--seed", args.seed, *flags, *fresh, *(["--no-judged"] if args.naive_reward else [])])
+            launch([here / "train_expmodel.py", "--data", data, "--out", expmodel, "--seed", args.seed, "--no-report-variants", *flags, *fresh, *(["--no-judged"] if args.naive_reward else [])])
     ranks.barrier()
     return data, expmodel
 
@@ -253,7 +253,8 @@ def update(args: Args, policy: Policy, head, reference, optimizer, batch: Batch,
     """--updates optimizer steps over the rows. The divisor of each loss is the global count of its trained tokens."""
     device = ranks.device
     old, ref = old_and_reference(policy, reference, batch.rows, args.micro_batch_tok, ranks)
-    stats: dict[str, float] = defaultdict(float)
+    sums = ["loss", "kl_ref_sum", "entropy_sum", "clipped_sum", "tokens"] + ["value_loss"] * (head is not None)
+    stats: dict[str, float] = defaultdict(float, {"grad_norm": 0.0} | dict.fromkeys(sums, 0.0))
     stats["sampler_gap"] = max((float((o.cpu() - torch.tensor(s)).abs().max()) for o, s in zip(old, sampled) if len(s)), default=0.0)
     order = run.rng(args.seed, "minibatch", iteration, ranks.rank).permutation(len(batch.rows))
     old_value = turn_values(policy, head, batch.rows, args.micro_batch_tok, ranks) if head is not None else None
@@ -293,10 +294,10 @@ def update(args: Args, policy: Policy, head, reference, optimizer, batch: Batch,
     if head is not None:
         values, returns, firsts = flat(old_value, device), flat(batch.returns, device), flat(batch.first, device) > 0
         stats["explained_variance"] = float(losses.explained_variance(values[firsts], returns[firsts]))
-    names = ["kl_ref_sum", "entropy_sum", "clipped_sum", "tokens"]
-    sums = dict(zip(names, ranks.all_reduce_sum([stats.pop(n) for n in names])))
-    tokens = max(1.0, sums["tokens"])
-    return {**stats, "kl_ref": sums["kl_ref_sum"] / tokens, "entropy": sums["entropy_sum"] / tokens, "clip_fraction": sums["clipped_sum"] / tokens, "trained_tok": sums["tokens"]}
+    total = dict(zip(sums, ranks.all_reduce_sum([stats.pop(n) for n in sums])))
+    per_token = {name: total[f"{name}_sum"] / max(1.0, total["tokens"]) for name in ("kl_ref", "entropy", "clipped")}
+    return {**stats, **{n: total[n] / ranks.world for n in ("loss", "value_loss") if n in total}, "kl_ref": per_token["kl_ref"], "entropy": per_token["entropy"],
+            "clip_fraction": per_token["clipped"], "trained_tok": total["tokens"]}
 
 
 # ---- evaluation ---------------------------------------------------------------------------------------------------------------------------------
@@ -449,6 +450,11 @@ def main() -> None:
         dream.forget()
         whole = final or (not state.evaluations and not args.imitation)      # a policy that was handed in has been evaluated where it was made
         tasks = eval_tasks if whole else eval_tasks[:EVAL_TASKS_ON_THE_WAY]
+        if not state.evaluations:                # on the tasks RL will use: a dream that is easier than the world teaches the wrong thing
+            order = run.rng(0, "calibration").permutation(len(train_tasks))[:EVAL_TASKS_ON_THE_WAY]
+            same = [evaluate(policy, w, n, [train_tasks[i] for i in order], env.max_steps, TEMPERATURE, rules, ranks, f"calibration-{n}")[0] for n, w in (("real", env), ("dream", dream))]
+            log.step("calibration", state.iteration, {f"{n}/{k}": r[k] for n, r in zip(("real", "dream"), same) for k in ("n", "success", "low", "high")}, show=[])
+            log.say(f"calibration: the same policy on {same[0]['n']} training tasks, sampled: real {same[0]['success']:.3f}, dream {same[1]['success']:.3f}")
         found, episodes = both_worlds(policy, env, dream, tasks, rules, ranks, f"eval-{state.iteration}")
         errors = experience_report(dream, heldout) if ranks.is_main else {}
         searches = {k: search_report(episodes[k], rules) for k in ("real_sampled", "dream_sampled")}

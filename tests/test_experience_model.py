@@ -263,7 +263,7 @@ def overfitted(world):
     dream = ExperienceModel(model, world["tokenizer"], rules, DreamSettings(), world["buffer"], world["encoder"])
     rows = rows_of(world, dream, episodes)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
-    for step in range(250):
+    for _ in range(250):
         logp_N, _, _ = row_logps(model, rows, with_entropy=False)
         (-logp_N.mean()).backward()
         clip_grad_norm(model.parameters(), 1.0)
@@ -271,7 +271,7 @@ def overfitted(world):
         optimizer.zero_grad()
         if logp_N.min() > -0.1:
             break
-    assert logp_N.min() > -0.7, f"step {step}: {logp_N.min()}"
+    assert logp_N.min() > -0.7, logp_N.min()
     return dream, episodes
 
 

@@ -94,7 +94,7 @@ def test_ppo_batch_against_a_slow_loop(monkeypatch):
         for s, a, b in ends:
             values.append(value(Row(s.ids, s.mask), a) if b > a else 0.0)
         rewards = [step.reward - (0 if step.valid else 0.3) for step in e.steps]
-        for t, (s, a, b) in enumerate(ends):  # gamma = lambda = 1: the advantage is the rest of the rewards less the value
+        for t, (_, a, b) in enumerate(ends):  # gamma = lambda = 1: the advantage is the rest of the rewards less the value
             raw += [sum(rewards[t:]) - values[t]] * (b - a)
             returns += [sum(rewards[t:])] * (b - a)
     mean = sum(raw) / len(raw)
