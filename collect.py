@@ -81,7 +81,7 @@ def play(env, task: Task, kind: str, rng: np.random.Generator, values: list[str]
     return episode
 
 
-def relabel(env, pages: list, count: int, rng: np.random.Generator, prefix: str) -> list[Episode]:
+def relabel(env, pages: list, count: int, rng: np.random.Generator, prefix: str, forbidden: set[str]) -> list[Episode]:
     """`count` relabelled purchases of the given (product, chosen, state) pages: 45 % matching, the near misses by BREAKABLE."""
     episodes: list[Episode] = []
     attempts = 0
@@ -90,7 +90,7 @@ def relabel(env, pages: list, count: int, rng: np.random.Generator, prefix: str)
         product, chosen, state = pages[rng.integers(len(pages))]
         broken = None if rng.random() < 0.45 else str(rng.choice(list(BREAKABLE), p=list(BREAKABLE.values())))
         episode = relabelled_buy(env.engine, product, chosen, state, broken, rng, f"{prefix}-{len(episodes)}")
-        episodes += [episode] if episode else []
+        episodes += [episode] if episode and episode.task.text not in forbidden else []
     return episodes
 
 
@@ -253,11 +253,12 @@ def main() -> None:
     if ask:
         train, heldout = (annotate(part, ask, out / f"traces-{label}-{run.fingerprint(settings)}.jsonl", args) for label, part in (("train", train), ("heldout", heldout)))
     seen: set[str] = set()
+    tests = {task.text for task in test_tasks}
     for episodes, count, label in ((train, args.relabelled, "train"), (heldout, args.relabelled_heldout, "heldout")):
         rng = run.rng(args.seed, "relabel", label)
         pages = [page for page in buy_pages(env, episodes) if page[2] not in seen]
         seen = {state for _, _, state in pages}
-        episodes += relabel(env, pages, count, rng, f"relabelled-{label}") if pages and count else []
+        episodes += relabel(env, pages, count, rng, f"relabelled-{label}", tests if label == "train" else set()) if pages and count else []
     for name, records in zip(FILES, (map(to_json, train), map(to_json, heldout), map(asdict, train_tasks), map(asdict, test_tasks))):
         run.write_jsonl(out / f"{name}.jsonl", records, append=False)
     rows = [{"source": kind, "episodes": len(part), "transitions": sum(len(e.steps) for e in part), "success": sum(e.success for e in part) / len(part)}

@@ -148,13 +148,10 @@ def gap_alarm(evaluations: list[dict], probes: dict) -> str:
         return ""
     now = evaluations[-1]
     dream, real = now["dream_sampled"], now["real_sampled"]
-    for earlier in evaluations[:-1]:
-        if dream["success"] > earlier["dream_sampled"]["success"] and real["high"] < earlier["real_sampled"]["low"] + 1e-9:
-            break
-        if dream["success"] >= earlier["dream_sampled"]["success"] and real["success"] < earlier["real_sampled"]["low"]:
-            break
-    else:
+    fell = [e for e in evaluations[:-1] if dream["success"] > e["dream_sampled"]["success"] and real["success"] < e["real_sampled"]["low"]]
+    if not fell:
         return ""
+    earlier = fell[-1]
     judge = dream["judge"]
     wrong = judge["FP"] / max(1, judge["FP"] + judge["TP"])
     causes = [f"the experience model pays for wrong purchases: {wrong:.0%} of those it rewarded fail the rule check"] if wrong > 0.1 else []
@@ -173,6 +170,8 @@ def theorem_1(report: dict, gamma: float, reward_max: float = 1.0) -> str:
     confusion = report["reward_confusion"]
     buys = sum(confusion.values())
     eps_r = (confusion["FP"] + confusion["FN"]) / max(1, buys)
+    if report["exact"]["share"] is None:
+        return "Theorem 1: no held-out transitions, so nothing to estimate its errors from"
     eps_p = 1 - report["exact"]["share"]
     term = 2 * (eps_r / (1 - gamma) + 2 * gamma * reward_max * eps_p / (1 - gamma) ** 2)
     verdict = "vacuous: more than the largest return" if term > reward_max / (1 - gamma) else "informative"

@@ -11,7 +11,7 @@ import torch
 
 torch.set_num_threads(1)
 ROOT = Path(__file__).parent.parent
-COLLECT = ["--transitions", 300, "--relabelled", 100, "--heldout", 100, "--relabelled-heldout", 40]
+COLLECT = ["--transitions", 300, "--relabelled", 100, "--heldout", 50, "--relabelled-heldout", 24]
 TRAIN = ["--steps", 120, "--max-steps", 120, "--rows", 8, "--no-report-variants", "--probe-rows", 10, "--save-every", 1000]
 
 

@@ -26,7 +26,7 @@ def episode(name, task, reward, lengths, invalid=(), streams=1):
     seed = sum(map(ord, name))
     for part in np.array_split(np.arange(len(lengths)), streams):
         stream = Stream()
-        for t in part:
+        for t in part.tolist():
             n = lengths[t]
             stream.ids += [(seed + 3 * t + i) % 40 + 1 for i in range(2 + n)]
             stream.mask += [0, 0] + [1] * n

@@ -41,14 +41,15 @@ class WebShop:
 
     def tasks(self, split: str) -> list[Task]:
         """All tasks of a split ('train' | 'test', official data also 'eval'). The embedded shop is split by target product, so that no product is the
-        target of a train and of a test task; official data by goal index as upstream does (test 0-499, eval 500-1499, train 1500-)."""
+        target of a train and of a test task, and no instruction is in both; official data by goal index as upstream does (test 0-499, eval 500-1499, train 1500-)."""
         goals = self.engine.goals
         if self.embedded:
             if split not in ("train", "test"):
                 raise ValueError(f"split {split!r}: the embedded shop has train and test")
             asins = sorted({goal.asin for goal in goals})
             held_out = set(asins[::TEST_SHARE])
-            chosen = [i for i, goal in enumerate(goals) if (goal.asin in held_out) == (split == "test")]
+            known = {goal.instruction for goal in goals if goal.asin not in held_out}       # two products may have the same instruction
+            chosen = [i for i, goal in enumerate(goals) if (goal.asin not in held_out if split == "train" else goal.asin in held_out and goal.instruction not in known)]
         else:
             chosen = list(self.engine.split(split))
         return [Task(f"webshop-{i}", webshop_text.clean(goals[i].instruction), "webshop", webshop_text.START, {"goal_index": i}) for i in chosen]

@@ -25,7 +25,7 @@ MAX_DETAIL_CHARS, MAX_TASK_CHARS = 600, 2000
 _BUTTON = re.compile(r"\s*\[(?:clicked )?button\] (.*) \[(?:clicked )?button_\]$")
 _CLICKED = re.compile(r"\s*\[clicked button\] (.*) \[clicked button_\]$")
 _PRICE = re.compile(r"\$(\d+(?:\.\d+)?)")
-_LISTED = re.compile(r"^(.*) (\$\S+(?: to \$\S+)?) \[(\d+)\]$")
+_LISTED = re.compile(r"^(.*?) (\$\S+(?: to \$\S+)?) \[(\d+)\]$")
 _ITEM = re.compile(r"^item (.*?) (\$\S+(?: to \$\S+)?)$")
 _TASK = re.compile(r"^(?P<words>.*?)(?: with (?P<options>(?:(?! with )[^:])+: .*?))?(?:,? and price lower than (?P<price>\d+(?:\.\d+)?) dollars)?\.?$")
 _FILLER = frozenset("find me i need want looking for am a an the some please of with and that is are in to my".split())
@@ -172,7 +172,7 @@ def action_type(state: str, action: str) -> str:
     verb, argument = split_action(action)
     kind = page_kind(state)
     if verb == "search":
-        return "search"
+        return "refused" if argument.split(" ")[0] in ("<r>", "<a>", "<c>", "<q>") else "search"       # upstream's cheats are blocked
     if verb == "click" and argument == "back to search" and kind != "index":
         return "back"
     if verb == "click" and kind == "results":
