@@ -7,7 +7,7 @@
 """
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -85,7 +85,7 @@ def main() -> None:
           f"[{report['low']:.3f}, {report['high']:.3f}] (95 % Wilson) on {report['n']} held-out tasks, score {report['score']:.3f}, stops {report['stops']}")
     if args.judge:
         from dreamgym import teacher
-        report["judge_rubrics"] = teacher.judge(episodes, teacher.openai_ask(args.judge, args.judge_model, args.judge_key_env, 120.0))
+        report["judge_rubrics"] = asdict(teacher.judge(episodes, teacher.openai_ask(args.judge, args.judge_model, args.judge_key_env, 120.0)))
         print(f"judge: {report['judge_rubrics']}")
     if args.out:
         Path(args.out).mkdir(parents=True, exist_ok=True)
@@ -97,8 +97,11 @@ def report_experience_model(args: Args, expmodel: Path, data: Path, rules, ranks
     heldout = read_episodes(data / "heldout.jsonl")
     report = experience_report(load_dream(expmodel, rules, ranks.device, seed=args.seed), heldout)
     rows = [{"action": k, "n": v["n"], "exact": v["share"], "low": v["low"], "high": v["high"], "F1": v["f1"]} for k, v in report["by_action"].items()]
-    print(run.summary_table([*rows, {"action": "all", "n": report["transitions"], "exact": report["exact"]["share"], "low": report["exact"]["low"], "high": report["exact"]["high"], "F1": report["f1"]}]))
-    print("\n" + run.summary_table([{"probe": f"near miss: {k}" if k != "none" else "matching purchase", "n": v["n"], "paid": v["share"], "low": v["low"], "high": v["high"]} for k, v in report["near_miss_paid"].items()]))
+    every = report["exact"]
+    rows.append({"action": "all", "n": report["transitions"], "exact": every["share"], "low": every["low"], "high": every["high"], "F1": report["f1"]})
+    probes = [{"probe": f"near miss: {k}" if k != "none" else "matching purchase", "n": v["n"], "paid": v["share"], "low": v["low"], "high": v["high"]}
+              for k, v in report["near_miss_paid"].items()]
+    print(f"{run.summary_table(rows)}\n\n{run.summary_table(probes)}")
     print(f"\nreward confusion {report['reward_confusion']}   refusals accepted {report['refusals_accepted']}   malformed {report['malformed']}")
     print("probes passed" if not probes_passed(report) else "PROBES NOT PASSED: " + "; ".join(probes_passed(report)))
     print(theorem_1(report, args.gamma))

@@ -58,7 +58,8 @@ def main() -> None:
     texts = {task.id: task.text for task in seeds}
     for task in made[:10]:
         print(f"  {texts[task.parent]}\n    -> {task.text}")
-    harder = Counter((difficulty(rules, task.text) > difficulty(rules, texts[task.parent])) - (difficulty(rules, task.text) < difficulty(rules, texts[task.parent])) for task in made)
+    pairs = [(difficulty(rules, task.text), difficulty(rules, texts[task.parent])) for task in made]
+    harder = Counter((new > old) - (new < old) for new, old in pairs)
     print(f"{out}: {len(made)} tasks from {len(seeds)} seeds; candidates {counts}; constraints: more {harder[1]}, as many {harder[0]}, fewer {harder[-1]}")
 
 

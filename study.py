@@ -65,12 +65,13 @@ def jobs(args: Args, seed: int) -> list[tuple[str, list[str], list[str], str]]:
     for name, flags in ABLATIONS.items():
         model = base / f"expmodel {name}"
         rows.append((f"expmodel {name}", script("train_expmodel.py", "--out", model, *train, "--max-steps", args.steps + 200, *flags, "--no-report-variants"), ["data"], ""))
-        rows.append((name, script("train_policy.py", "--out", base / name, *policy, "--expmodel", model, "--imitation", base / "imitation", *(["--no-enrich"] if name == "no replay" else [])),
-                     ["imitation", f"expmodel {name}"], ""))
+        flags = [*policy, "--expmodel", model, "--imitation", base / "imitation", *(["--no-enrich"] if name == "no replay" else [])]
+        rows.append((name, script("train_policy.py", "--out", base / name, *flags), ["imitation", f"expmodel {name}"], ""))
     if seed < args.naive_seeds:
         model = base / "expmodel naive"
         rows.append(("expmodel naive", script("train_expmodel.py", "--out", model, *train, "--max-steps", args.steps + 200, "--no-judged", "--no-report-variants"), ["data"], ""))
-        rows.append(("naive reward", script("train_policy.py", "--out", base / "naive reward", *policy, "--expmodel", model, "--imitation", base / "imitation", "--naive-reward"), ["imitation", "expmodel naive"], ""))
+        flags = [*policy, "--expmodel", model, "--imitation", base / "imitation", "--naive-reward"]
+        rows.append(("naive reward", script("train_policy.py", "--out", base / "naive reward", *flags), ["imitation", "expmodel naive"], ""))
     return rows
 
 
@@ -154,7 +155,8 @@ def tables(results: dict) -> str:
     def cell(value: dict) -> str:
         half = f" ± {value['half_width']:.3f}" if value["half_width"] is not None else ""
         return f"{value['mean']:.3f}{half} ({', '.join(f'{v:.3f}' for v in value['values'])})"
-    rows = [{"policy": name, "RL transitions dream / real (mean)": f"{sum(e['dream_transitions']) // e['seeds']:,} / {sum(e['real_transitions']) // e['seeds']:,}", "real sampled": cell(e["real_sampled"]),
+    mean = lambda e, key: f"{sum(e[key]) // e['seeds']:,}"
+    rows = [{"policy": name, "RL transitions dream / real (mean)": f"{mean(e, 'dream_transitions')} / {mean(e, 'real_transitions')}", "real sampled": cell(e["real_sampled"]),
              "real greedy": cell(e["real_greedy"]), "dream sampled": cell(e["dream_sampled"])} for name, e in results["runs"].items()]
     models = []
     for name, reports in results["expmodels"].items():

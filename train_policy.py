@@ -60,7 +60,7 @@ class Args:
     tasks: int = 16                    # tasks per iteration
     rollouts: int = 8                  # episodes per task (PPO: tasks x rollouts different tasks)
     updates: int = 4                   # optimizer steps per iteration
-    lr: float = 3e-4                   # RL learning rate (tiny; verl-agent: 1e-6 full fine-tuning)
+    lr: float = 0.0                    # RL learning rate (0: 3e-4 tiny, 1e-6 full fine-tuning as verl-agent, 1e-5 LoRA); imitation takes ten times as much
     kl_coef: float = 0.03              # weight of KL to the imitation policy (verl-agent: 0.01)
     kl: Literal["k1", "k2", "k3"] = "k3"           # its estimator
     clip_low: float = 0.2              # policy ratio clip below
@@ -108,8 +108,8 @@ def prepare(args: Args, ranks) -> tuple[Path, Path]:
         if not args.data:
             launch([here / "collect.py", "--env", args.env, "--out", data, "--seed", args.seed, *fresh])
         if not args.expmodel:
-            flags = ["--model", args.model, "--quantize", args.quantize, "--lora-rank", args.lora_rank]
-            launch([here / "train_expmodel.py", "--data", data, "--out", expmodel, "--seed", args.seed, "--no-report-variants", *flags, *fresh, *(["--no-judged"] if args.naive_reward else [])])
+            flags = ["--model", args.model, "--quantize", args.quantize, "--lora-rank", args.lora_rank, "--no-report-variants", *(["--no-judged"] if args.naive_reward else [])]
+            launch([here / "train_expmodel.py", "--data", data, "--out", expmodel, "--seed", args.seed, *flags, *fresh])
     ranks.barrier()
     return data, expmodel
 
@@ -390,6 +390,7 @@ def cut_episodes(path: Path, last: int) -> None:
 
 def main() -> None:
     args = run.parse(Args)
+    args.lr = args.lr or (3e-4 if args.model in SIZES else 1e-5 if args.lora_rank else 1e-6)
     ranks, out = run.start(args.seed), Path(args.out)
     if args.fresh:
         start_over(args, out, ranks)
@@ -451,8 +452,9 @@ def main() -> None:
         whole = final or (not state.evaluations and not args.imitation)      # a policy that was handed in has been evaluated where it was made
         tasks = eval_tasks if whole else eval_tasks[:EVAL_TASKS_ON_THE_WAY]
         if not state.evaluations:                # on the tasks RL will use: a dream that is easier than the world teaches the wrong thing
-            order = run.rng(0, "calibration").permutation(len(train_tasks))[:EVAL_TASKS_ON_THE_WAY]
-            same = [evaluate(policy, w, n, [train_tasks[i] for i in order], env.max_steps, TEMPERATURE, rules, ranks, f"calibration-{n}")[0] for n, w in (("real", env), ("dream", dream))]
+            order = run.rng(0, "calibration").permutation(len(train_tasks))[:min(EVAL_TASKS_ON_THE_WAY, args.eval_tasks)]
+            known = [train_tasks[i] for i in order]
+            same = [evaluate(policy, w, n, known, env.max_steps, TEMPERATURE, rules, ranks, f"calibration-{n}")[0] for n, w in (("real", env), ("dream", dream))]
             log.step("calibration", state.iteration, {f"{n}/{k}": r[k] for n, r in zip(("real", "dream"), same) for k in ("n", "success", "low", "high")}, show=[])
             log.say(f"calibration: the same policy on {same[0]['n']} training tasks, sampled: real {same[0]['success']:.3f}, dream {same[1]['success']:.3f}")
         found, episodes = both_worlds(policy, env, dream, tasks, rules, ranks, f"eval-{state.iteration}")

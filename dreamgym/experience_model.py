@@ -126,7 +126,8 @@ def last_pages(history: list[tuple[str, str]], state: str, pages: int) -> list[t
 
 def prompt_ids(fmt, tokenizer, rules: ModuleType, settings: DreamSettings, task_text: str, history: list[tuple[str, str]], demos: list[Demo],
                state: str, grounded: str) -> tuple[list[int], dict[str, str]]:
-    """Token ids of the prompt of Eq. 4, and the pages in it that an answer may name. History is cut from its oldest end, and demonstrations go last, where the prompt would pass the context."""
+    """Token ids of the prompt of Eq. 4, and the pages in it that an answer may name. Where the prompt would pass the context, history is cut from its
+    oldest end, and demonstrations go after it."""
     history = [] if not settings.history or rules.judged(state, grounded) else last_pages(history, state, settings.history)
     room = settings.context - settings.max_new_tok
     while True:

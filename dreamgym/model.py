@@ -60,7 +60,8 @@ def create_tiny(tokenizer: PreTrainedTokenizerBase, size: str, seed: int = 0) ->
         raise ValueError(f"unknown model size {size!r}: choose one of {sorted(SIZES)}")
     config = LlamaConfig(
         vocab_size=len(tokenizer), num_hidden_layers=3, num_attention_heads=2, max_position_embeddings=2048, tie_word_embeddings=True,
-        bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, attn_implementation="sdpa", rope_theta=1e6, initializer_range=0.06, **SIZES[size],
+        bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, attn_implementation="sdpa",
+        rope_theta=1e6, initializer_range=0.06, **SIZES[size],
     )  # fmt: skip
     with torch.random.fork_rng():
         torch.manual_seed(seed)

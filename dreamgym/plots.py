@@ -64,9 +64,9 @@ def study_figures(out: Path, results: dict, seeds: int) -> list[Path]:
     folders = [out / f"seed{s}" / "grpo-real-30k" for s in range(seeds) if (out / f"seed{s}" / "grpo-real-30k" / "result.json").exists()]
     if folders:
         _curve(right, folders, "real_sampled", REAL, "GRPO on the real shop", "real_transitions")
-    for name, colour in (("grpo-dream", DREAM), ("grpo-s2r-5k", "#7c3aed")):
+    for name, colour, label in (("grpo-dream", DREAM, "dream, 0 real transitions"), ("grpo-s2r-5k", "#7c3aed", "dream, then 5k real (S2R)")):
         if name in results["runs"]:
-            right.axhline(results["runs"][name]["real_sampled"]["mean"], color=colour, linestyle="--", linewidth=1.2, label={"grpo-dream": "dream, 0 real transitions", "grpo-s2r-5k": "dream, then 5k real (S2R)"}[name])
+            right.axhline(results["runs"][name]["real_sampled"]["mean"], color=colour, linestyle="--", linewidth=1.2, label=label)
     left.set(xlabel="RL transitions in the dream (0 real)", ylabel="success, held-out tasks, sampled", ylim=(0, 1), title="inside the experience model")
     right.set(xlabel="real RL transitions", title="on the real shop")
     for axes in (left, right):

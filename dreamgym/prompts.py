@@ -25,7 +25,10 @@ EXPERIENCE_SYSTEM = {
                "For the next page you may write 'same page', 'page before' or 'similar page' where it is one of those, and '=' for a line that does not change. "
                "The reward is 1 only when the purchase meets every wish of the task.",
 }
-VARY_SYSTEM = {"webshop": "You write shopping tasks. Given a task, write a different and harder one in the same form: 'find me WORDS with NAME: VALUE, and price lower than N dollars'."}
+VARY_SYSTEM = {
+    "webshop": "You write shopping tasks. Given a task, write a different and harder one in the same form: "
+               "'find me WORDS with NAME: VALUE, and price lower than N dollars'.",
+}
 
 SAME, DITTO = "same page", "="
 NAMES = (SAME, "page before", "similar page")

@@ -175,4 +175,5 @@ def theorem_1(report: dict, gamma: float, reward_max: float = 1.0) -> str:
     eps_p = 1 - report["exact"]["share"]
     term = 2 * (eps_r / (1 - gamma) + 2 * gamma * reward_max * eps_p / (1 - gamma) ** 2)
     verdict = "vacuous: more than the largest return" if term > reward_max / (1 - gamma) else "informative"
-    return f"Theorem 1 at gamma {gamma:g}: mean eps_R {eps_r:.4f} ({buys} purchases), mean eps_P {eps_p:.4f}, model-error term {term:.2f} of a largest return of {reward_max / (1 - gamma):.0f} ({verdict})"
+    return (f"Theorem 1 at gamma {gamma:g}: mean eps_R {eps_r:.4f} ({buys} purchases), mean eps_P {eps_p:.4f}, "
+            f"model-error term {term:.2f} of a largest return of {reward_max / (1 - gamma):.0f} ({verdict})")

@@ -99,6 +99,7 @@ def start(seed: int, threads: int = 1) -> Ranks:
     random.seed(derive_seed(seed, "python"))
     torch.manual_seed(derive_seed(seed, "torch"))
     cuda = torch.cuda.is_available()
+    torch.set_float32_matmul_precision("high")   # TF32 where there is a GPU; nothing changes on a CPU
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return Ranks(device=torch.device("cuda", 0) if cuda else torch.device("cpu"))
     rank, world, local_rank = (int(os.environ.get(key, "0")) for key in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))

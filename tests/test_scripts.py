@@ -143,9 +143,9 @@ def test_everything_from_an_empty_folder_and_again(script, monkeypatch, tmp_path
 
 def test_sft_only(imitation, policy, capsys):
     """Stops `--algo sft` from touching a policy, and its second run from failing for want of an evaluation."""
-    assert len(records(imitation / "metrics.jsonl")) == 1
+    assert [r["name"] for r in records(imitation / "metrics.jsonl")] == ["calibration", "evaluation"]
     policy(imitation, "--algo", "sft")
-    assert "imitation (before)" in capsys.readouterr().out and len(records(imitation / "metrics.jsonl")) == 1
+    assert "imitation (before)" in capsys.readouterr().out and len(records(imitation / "metrics.jsonl")) == 2
     a, b = ((imitation / name / "model.safetensors").read_bytes() for name in ("imitation/model", "policy"))
     assert a == b
 
