@@ -15,7 +15,7 @@ from dreamgym import run
 from dreamgym.envs import make_env, make_rules
 from dreamgym.episode import Episode, read_episodes, read_tasks, to_json
 from dreamgym.experience_model import load_dream
-from dreamgym.model import load_model
+from dreamgym.model import SIZES, load_model
 from dreamgym.prompts import POLICY_SYSTEM
 from dreamgym.report import experience_report, policy_report, probes_passed, theorem_1
 from dreamgym.rollout import Policy, rollout
@@ -67,10 +67,12 @@ def main() -> None:
     if not args.policy:
         data = Path(args.data or expmodel.parent / "data")
         return report_experience_model(args, expmodel, data, rules, ranks)
-    model, tokenizer = load_model(str(args.policy))
+    if not (data / "meta.json").exists():
+        raise ValueError(f"--data {data}: found no meta.json there; expected a folder that collect.py wrote")
     meta = run.load_meta(policy_folder) if (policy_folder / "meta.json").exists() else {}
-    tiny = (meta.get("settings") or meta.get("imitation") or {}).get("model", "").startswith("tiny")
-    policy = Policy(model.to(ranks.device), tokenizer, context=1024, system="" if tiny else POLICY_SYSTEM[args.env], seed=args.seed)
+    made = meta.get("settings") or meta.get("imitation") or {"model": "", "quantize": "none"}
+    model, tokenizer = load_model(str(args.policy), quantize=made["quantize"], device=str(ranks.device))
+    policy = Policy(model, tokenizer, context=1024, system="" if made["model"] in SIZES else POLICY_SYSTEM[args.env], seed=args.seed)
     collected = run.read_json(data / "meta.json")["settings"]
     env = make_env(args.env, data_dir=collected["data_dir"], cache=args.cache, seed=collected["shop_seed"], human_goals=collected["human_goals"])
     run.check_meta(run.read_json(data / "meta.json")["environment"], env.describe(), data / "meta.json", "set $WEBSHOP_DATA as it was when the data was collected")

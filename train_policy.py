@@ -25,14 +25,13 @@ from typing import Literal
 
 import numpy as np
 import torch
-from peft import PeftModel, load_peft_weights, set_peft_model_state_dict
 
 from dreamgym import losses, plots, run
 from dreamgym.curriculum import Curriculum, cluster
 from dreamgym.envs import make_env, make_rules
 from dreamgym.episode import Episode, Stream, Task, episode_from_json, read_episodes, read_tasks, to_json
 from dreamgym.experience_model import fill_buffer, load_dream
-from dreamgym.model import (SIZES, Row, check_tokenizer, clip_grad_norm, create_tiny, gathered, load_model, make_reference, reference_logps, row_logps,
+from dreamgym.model import (SIZES, Row, check_tokenizer, clip_grad_norm, create_tiny, gathered, load_model, load_weights, make_reference, reference_logps, row_logps,
                             save_model, shard, trainable_parameters)
 from dreamgym.optim import even_micro_batches, make_optimizers, set_rate, step_all
 from dreamgym.prompts import POLICY_SYSTEM
@@ -74,7 +73,7 @@ class Args:
     naive_reward: bool = False         # the lesson: train the experience model without relabelled purchases
     eval_every: int = 5                # iterations between evaluations in both worlds
     eval_tasks: int = 500              # held-out tasks of an evaluation
-    micro_batch_tok: int = 16384       # tokens per micro-batch: memory only, never changes the gradient
+    micro_batch_tok: int = 4096        # tokens per micro-batch: memory only, never changes the gradient
     seed: int = 0                      # everything: data, experience model, imitation, RL
     fresh: bool = False                # start over even where artifacts fit
 
@@ -344,14 +343,6 @@ def starting_policy(args: Args, ranks, out: Path, expmodel: Path, episodes: list
         found = run.save_checkpoint(folder, "model", lambda path: save_model(policy.model, tokenizer, path), {"imitation": kept}, ranks)
     model, tokenizer = load_model(found, quantize=args.quantize, device=str(ranks.device))
     return Policy(model, tokenizer, **form)
-
-
-def load_weights(model, folder: Path) -> None:
-    """The weights of a checkpoint into a model of the same form that is not sharded yet; of LoRA only the adapters."""
-    if isinstance(model, PeftModel):
-        set_peft_model_state_dict(model, load_peft_weights(str(folder), device="cpu"))
-    else:
-        model.load_state_dict(load_model(folder)[0].state_dict())
 
 
 @dataclass

@@ -21,7 +21,7 @@ from types import MethodType
 
 import torch
 import torch.distributed as dist
-from peft import LoraConfig, PeftModel, get_peft_model, prepare_model_for_kbit_training
+from peft import LoraConfig, PeftModel, get_peft_model, load_peft_weights, prepare_model_for_kbit_training, set_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
@@ -38,11 +38,13 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from transformers.utils import logging as transformers_logging
+
 from dreamgym.tokenizer import ChatFormat, build_tokenizer, chat_format, check_tokenizer, encode, encode_untrusted
 
 __all__ = [
     "ChatFormat", "Row", "build_tokenizer", "chat_format", "check_tokenizer", "clip_grad_norm", "create_tiny", "encode", "encode_untrusted",
-    "gathered", "load_model", "make_reference", "micro_batches", "prefix_packs", "reference_logps", "row_logps", "save_model", "shard",
+    "gathered", "load_model", "load_weights", "make_reference", "micro_batches", "prefix_packs", "reference_logps", "row_logps", "save_model", "shard",
     "trainable_parameters",
 ]  # fmt: skip
 
@@ -58,6 +60,7 @@ def create_tiny(tokenizer: PreTrainedTokenizerBase, size: str, seed: int = 0) ->
     # A head matches words only by rotary pairs that turn slowly over a prompt: two wide heads and a large theta learn to copy sooner (README, lab notes).
     if size not in SIZES:
         raise ValueError(f"unknown model size {size!r}: choose one of {sorted(SIZES)}")
+    quiet()
     config = LlamaConfig(
         vocab_size=len(tokenizer), num_hidden_layers=3, num_attention_heads=2, max_position_embeddings=2048, tie_word_embeddings=True,
         bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, attn_implementation="sdpa",
@@ -78,6 +81,7 @@ def load_model(
     and adds adapters (alpha = 2 rank) to all linear layers, drawn from `seed`; a folder with adapters continues those.
     Raises ValueError for a missing folder or hub name, no network, or an architecture whose logits are not its head's plain output.
     """
+    quiet()
     if quantize not in ("none", "nf4"):
         raise ValueError(f"quantize is {quantize!r}: choose 'none' or 'nf4'")
     folder = Path(name_or_path)
@@ -124,6 +128,11 @@ def load_model(
     return model, tokenizer
 
 
+def quiet() -> None:
+    """No progress bars for reading and writing files of a second."""
+    transformers_logging.disable_progress_bar()
+
+
 def _without_dropout(config: AutoConfig) -> AutoConfig:
     for key, value in config.to_dict().items():
         if key.endswith(("dropout", "pdrop")) and isinstance(value, float):
@@ -158,6 +167,14 @@ def save_model(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, folde
         tokenizer.save_pretrained(folder)
     if dist.is_initialized():
         dist.barrier()
+
+
+def load_weights(model: torch.nn.Module, folder: str | Path) -> None:
+    """The weights of a checkpoint into a model of the same form that is not sharded yet; of LoRA only the adapters."""
+    if isinstance(model, PeftModel):
+        set_peft_model_state_dict(model, load_peft_weights(str(folder), device="cpu"))
+    else:
+        model.load_state_dict(load_model(str(folder))[0].state_dict())
 
 
 def trainable_parameters(model: torch.nn.Module) -> list[torch.nn.Parameter]:

@@ -500,7 +500,7 @@ def parse(args_class: type, argv: list[str] | None = None):
         ):
             return args
 
-        return _cli(flags, argv, args_class.__doc__)
+        return _cli(flags, argv, (sys.modules[args_class.__module__].__doc__ or "").split("\n")[0])       # the script's first line
     except ValueError as error:  # a preset, or a check in the class's __post_init__
         if _is_rank_0():
             print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
