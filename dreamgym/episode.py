@@ -166,17 +166,3 @@ def read_episodes(path: Path | str) -> list[Episode]:
 
 def read_tasks(path: Path | str) -> list[Task]:
     return [task_from_json(record, where) for where, record in _read_lines(path)]
-
-
-def append_jsonl(path: Path | str, records: list[dict]) -> None:
-    with Path(path).open("a", encoding="utf-8") as out:
-        out.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
-
-
-def write_jsonl(path: Path | str, records: list[dict]) -> None:
-    """Written whole under a temporary name, then renamed."""
-    temporary = Path(f"{path}.tmp")
-    temporary.unlink(missing_ok=True)
-    temporary.touch()
-    append_jsonl(temporary, records)
-    temporary.rename(path)

@@ -5,7 +5,7 @@ function prompt -> text, such as a loaded model's. Typical use:
 
     ask = openai_ask("https://api.openai.com/v1", "gpt-4o-mini")
     report = annotate(read_episodes("transitions.jsonl"), ask, "annotated.part.jsonl", workers=8)
-    write_jsonl("annotated.jsonl", [to_json(episode) for episode in report.episodes])
+    run.write_jsonl("annotated.jsonl", [to_json(episode) for episode in report.episodes], append=False)
 
 An episode goes out whole, with its outcome; strict JSON with one entry per step must come back. What does not fit is told back and asked again;
 what never fits keeps its old reasoning and is counted in the report. The rule-based teacher sees the environment, so it lives in envs/.
@@ -26,7 +26,8 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from dreamgym.episode import Episode, append_jsonl, read_episodes, to_json
+from dreamgym import run
+from dreamgym.episode import Episode, read_episodes, to_json
 
 Ask = Callable[[list[dict]], str]
 
@@ -162,7 +163,7 @@ def annotate(episodes: Iterable[Episode], ask: Ask, done_path: Path | str, retri
             if episode is None:
                 report.failed[report.episodes[i].id] = reason
             else:
-                append_jsonl(done_path, [to_json(episode)])
+                run.write_jsonl(done_path, [to_json(episode)], append=True)
                 report.episodes[i] = episode
                 report.annotated += 1
             if outages == MAX_OUTAGES:

@@ -14,7 +14,7 @@ import collect
 from dreamgym import run, teacher
 from dreamgym.envs import webshop_text as text
 from dreamgym.envs.webshop_env import WebShop
-from dreamgym.episode import read_episodes, read_tasks, to_json, write_jsonl
+from dreamgym.episode import read_episodes, read_tasks, to_json
 
 ROOT = Path(__file__).parents[1]
 NAMES = ("train.jsonl", "heldout.jsonl", "tasks_train.jsonl", "tasks_test.jsonl", "meta.json")
@@ -59,7 +59,7 @@ def log(path: Path, episodes) -> str:
         for step in record["steps"]:
             for name in ("grounded", "reasoning", "info"):
                 del step[name]
-    write_jsonl(path, records)
+    run.write_jsonl(path, records, append=False)
     return str(path)
 
 

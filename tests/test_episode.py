@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from dreamgym.episode import Episode, Step, Stream, Task, append_jsonl, episode_from_json, read_episodes, read_tasks, to_json, write_jsonl
+from dreamgym.episode import Episode, Step, Stream, Task, episode_from_json, read_episodes, read_tasks, to_json
+from dreamgym.run import write_jsonl
 
 GOOD = {
     "schema": 1, "id": "e1", "task": {"id": "t1", "text": "find me red vest", "goal": {"goal_index": 3}}, "world": "real", "source": "imported",
@@ -29,8 +30,8 @@ def episode(name: str = "e1") -> Episode:
 def test_round_trip_keeps_every_field(tmp_path):
     """A field that is written but not read back, or text that changes on the way."""
     episodes = [episode(f"e{i}") for i in range(3)]
-    write_jsonl(tmp_path / "a.jsonl", [to_json(e) for e in episodes[:1]])
-    append_jsonl(tmp_path / "a.jsonl", [to_json(e) for e in episodes[1:]])
+    write_jsonl(tmp_path / "a.jsonl", [to_json(e) for e in episodes[:1]], append=False)
+    write_jsonl(tmp_path / "a.jsonl", [to_json(e) for e in episodes[1:]], append=True)
     assert read_episodes(tmp_path / "a.jsonl") == episodes
     assert read_episodes(tmp_path / "a.jsonl")[0].success and not (tmp_path / "a.jsonl.tmp").exists()
 
@@ -75,7 +76,7 @@ def test_empty_and_blank_lines_are_no_episodes(tmp_path):
 def test_tasks_round_trip(tmp_path):
     """A generated task losing its mark or its parent on the way to train_policy.py."""
     task = {"id": "t", "text": "find me a vest", "env": "webshop", "start": "search page", "goal": {}, "generated": True, "parent": "p"}
-    write_jsonl(tmp_path / "tasks.jsonl", [task])
+    write_jsonl(tmp_path / "tasks.jsonl", [task], append=False)
     assert read_tasks(tmp_path / "tasks.jsonl") == [Task(**task)]
 
 
@@ -204,17 +205,6 @@ def test_bad_task_line_is_named(tmp_path):
     path.write_text('{"id": "a", "text": "find me a vest"}\n{"id": "b"}\n')
     with pytest.raises(ValueError, match=r"tasks\.jsonl:2: field `text` is missing"):
         read_tasks(path)
-
-
-def test_write_replaces_whole_files(tmp_path):
-    """A write that fails half-way leaving half a file under the real name."""
-    path = tmp_path / "a.jsonl"
-    write_jsonl(path, [to_json(episode())])
-    with pytest.raises(TypeError):
-        write_jsonl(path, [to_json(episode("x")), {"set": {1}}])
-    assert [e.id for e in read_episodes(path)] == ["e1"]
-    write_jsonl(path, [to_json(episode("y"))])
-    assert [e.id for e in read_episodes(path)] == ["y"]
 
 
 def test_large_streams_cost_nothing_to_write():
