@@ -33,7 +33,8 @@ def training_curve(folder: Path | str) -> Path:
     if switch:
         axes.axvline(switch[0], color=GREY, linestyle=":", linewidth=1)
         axes.text(switch[0], 0.02, " real RL", color=GREY)
-    axes.set(xlabel="RL transitions", ylabel="success on held-out tasks", ylim=(0, 1), title=f"{evaluations[-1]['tasks']} held-out tasks, bands: 95 % over tasks, one seed")
+    sizes = " to ".join(map(str, sorted({e["tasks"] for e in evaluations})))
+    axes.set(xlabel="RL transitions", ylabel="success on held-out tasks", ylim=(0, 1), title=f"{sizes} held-out tasks, bands: 95 % over tasks, one seed")
     axes.legend(frameon=False, fontsize=8)
     axes.grid(alpha=0.2)
     figure.tight_layout()
