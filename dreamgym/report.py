@@ -151,7 +151,7 @@ def gap_alarm(evaluations: list[dict], probes: dict) -> str:
     fell = [e for e in evaluations[:-1] if dream["success"] > e["dream_sampled"]["success"] and real["success"] < e["real_sampled"]["low"]]
     if not fell:
         return ""
-    earlier = fell[-1]
+    earlier = fell[0]
     judge = dream["judge"]
     wrong = judge["FP"] / max(1, judge["FP"] + judge["TP"])
     causes = [f"the experience model pays for wrong purchases: {wrong:.0%} of those it rewarded fail the rule check"] if wrong > 0.1 else []
