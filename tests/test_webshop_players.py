@@ -35,7 +35,7 @@ def played(shop):
 @pytest.fixture(scope="module")
 def relabelled(shop, played):
     pages = buy_pages(shop, [episode for episodes in played.values() for episode in episodes])
-    return relabel(shop, pages, 1500, np.random.default_rng(1), "r")
+    return relabel(shop, pages, 1500, np.random.default_rng(1), "r", set())
 
 
 def steps_of(episodes):
@@ -227,7 +227,9 @@ def test_relabelled_purchases(relabelled):
 
 def test_relabelling_depends_on_the_seed_alone(shop, played):
     pages = buy_pages(shop, played["imperfect"])
-    assert relabel(shop, pages, 20, np.random.default_rng(3), "r") == relabel(shop, pages, 20, np.random.default_rng(3), "r")
+    assert relabel(shop, pages, 20, np.random.default_rng(3), "r", set()) == relabel(shop, pages, 20, np.random.default_rng(3), "r", set())
+    texts = {episode.task.text for episode in relabel(shop, pages, 20, np.random.default_rng(3), "r", set())}
+    assert not texts & {episode.task.text for episode in relabel(shop, pages, 20, np.random.default_rng(3), "r", texts)}     # a test instruction is never trained on
     assert len({state for _, _, state in pages}) == len(pages)
 
 
