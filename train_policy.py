@@ -116,9 +116,10 @@ def prepare(args: Args, ranks) -> tuple[Path, Path]:
 def launch(command: list) -> None:
     """Another script in its own process, outside this torchrun; its failure or Ctrl-C ends this one too, after it has saved."""
     environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
-    child = subprocess.Popen([sys.executable, *map(str, command)], env=environment, start_new_session=True)   # else a terminal's Ctrl-C would reach it twice
-    before = {signum: signal.signal(signum, lambda signum, _: child.send_signal(signum)) for signum in (signal.SIGINT, signal.SIGTERM)}
-    code = child.wait()
+    running: list[subprocess.Popen] = []
+    before = {signum: signal.signal(signum, lambda signum, _: [child.send_signal(signum) for child in running]) for signum in (signal.SIGINT, signal.SIGTERM)}
+    running.append(subprocess.Popen([sys.executable, *map(str, command)], env=environment, start_new_session=True))   # else a terminal's Ctrl-C would reach it twice
+    code = running[0].wait()
     for signum, handler in before.items():
         signal.signal(signum, handler)
     if code:

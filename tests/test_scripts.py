@@ -87,6 +87,9 @@ def assert_same_checkpoint(a: Path, b: Path):
     for name in names:
         if name.endswith(".pt"):
             assert_same(torch.load(a / name, weights_only=True), torch.load(b / name, weights_only=True), name)
+        elif name == "tokenizer_config.json":    # transformers notes there whether the tokenizer came from a file
+            x, y = (json.loads((folder / name).read_text()) for folder in (a, b))
+            assert {k: v for k, v in x.items() if "local" not in k} == {k: v for k, v in y.items() if "local" not in k}
         elif name != "meta.json":
             assert (a / name).read_bytes() == (b / name).read_bytes(), name
     x, y = (json.loads((folder / "meta.json").read_text()) for folder in (a, b))
@@ -121,7 +124,7 @@ def test_everything_from_an_empty_folder_and_again(script, monkeypatch, tmp_path
     said = capfd.readouterr().out
     for name in ("policy/model.safetensors", "imitation/model", "expmodel/report.json", "data/train.jsonl", "metrics.jsonl", "episodes.jsonl", "curve.png", "result.json"):
         assert (out / name).exists(), name
-        assert str(Path("out/webshop") / name.split("/")[0]) in said, name
+        assert name == "result.json" or str(Path("out/webshop") / name.split("/")[0]) in said, name
     for text in ("generated catalogue", "imitation (before)", "after the dream", "95 % Wilson", "evaluate.py --policy", "2 tasks x 2 rollouts = 4 episodes"):
         assert text in said, text
     assert len(re.findall(r"^rl \d", said, re.MULTILINE)) == 2  # one line an iteration
@@ -152,9 +155,9 @@ def test_sft_only(imitation, policy, capsys):
 
 # ---------------------------------------------------------------------------------------------------------------- Ctrl-C
 
-RUNS = {
-    "grpo": ["--iterations", 4, "--lam-generated", 0.5, "--eval-every", 3, "--rollouts", 3],
-    "ppo then real": ["--algo", "ppo", "--iterations", 2, "--real-transitions", 40, "--rollouts", 3],
+RUNS = {  # flags, and the iteration after the Ctrl-C that crashes: the one of grpo leaves records of an unsaved iteration behind
+    "grpo": (["--iterations", 4, "--lam-generated", 0.5, "--eval-every", 3, "--rollouts", 3], 3),
+    "ppo then real": (["--algo", "ppo", "--iterations", 2, "--real-transitions", 40, "--rollouts", 3], 2),
 }
 
 
@@ -171,7 +174,7 @@ def test_an_interrupted_policy_run_ends_bit_equal(kind, policy, imitation, monke
 
     monkeypatch.setattr(train_policy, "write_tasks", write_tasks)
     monkeypatch.setattr(train_policy.Curriculum, "seeds", lambda self, m: list(self.stats)[:2])  # nor does it have rewards that differ
-    flags = [*RUNS[kind], "--imitation", imitation / "imitation"]
+    flags = [*RUNS[kind][0], "--imitation", imitation / "imitation"]
     policy(tmp_path / "whole", *flags)
     capfd.readouterr()
     parts = tmp_path / "parts"
@@ -182,7 +185,7 @@ def test_an_interrupted_policy_run_ends_bit_equal(kind, policy, imitation, monke
         assert stopped.value.code == 130 and "run the same command to continue" in capfd.readouterr().err
         assert len(records(parts / "metrics.jsonl", "rl")) == 1 and not (parts / "result.json").exists()
     with monkeypatch.context() as patch:
-        interrupt(patch, train_policy, "iterate", 3, RuntimeError("power cut"))
+        interrupt(patch, train_policy, "iterate", RUNS[kind][1], RuntimeError("power cut"))
         with pytest.raises(RuntimeError, match="power cut"):
             policy(parts, *flags)
     policy(parts, *flags)
@@ -260,10 +263,11 @@ def test_ctrl_c_reaches_the_script_that_is_running(tmp_path):
             time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGINT)
 
+    before = signal.getsignal(signal.SIGINT)
     threading.Thread(target=press, daemon=True).start()
     with pytest.raises(SystemExit) as stopped:
         train_policy.launch([child])
-    assert stopped.value.code == 130 and (tmp_path / "saved").read_text() == "x" and signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert stopped.value.code == 130 and (tmp_path / "saved").read_text() == "x" and signal.getsignal(signal.SIGINT) is before
 
 
 # ---------------------------------------------------------------------------------------------------------------- what does not fit
