@@ -204,18 +204,10 @@ def annotate(episodes: list[Episode], ask: teacher.Ask, done_path: Path, args: A
 
 # ---- everything, in order ----------------------------------------------------------------------------------------------------------------------
 
-def is_readable(rules, task_text: str) -> bool:
-    try:
-        rules.read_task(task_text)
-    except ValueError:
-        return False
-    return True
-
-
 def playable(env, split: str) -> tuple[list[Task], list[Task]]:
     """All tasks of a split, and those whose instruction the players can read. Raises ValueError when there is none."""
     tasks = env.tasks(split)
-    readable = [task for task in tasks if is_readable(env.text, task.text)]
+    readable = [task for task in tasks if env.text.readable(task.text)]
     if not readable:
         raise ValueError(f"split {split!r} has {len(tasks)} tasks, and the players can read none of them; found {len(env.engine.goals)} goals in the catalogue "
                          "(its first 500 are the test split). Collect from the full catalogue, or without --human-goals")

@@ -26,7 +26,7 @@ def difficulty(rules: ModuleType, text: str) -> int:
 
 def variation_rows(tokenizer, rules: ModuleType, tasks: list[Task], count: int, rng: np.random.Generator, system: str) -> list[Row]:
     """`count` rows 'vary: seed task -> another real task that shares a word with it and asks for at least as much'."""
-    readable = [task.text for task in tasks if TaskCheck.readable(rules, task.text)]
+    readable = [task.text for task in tasks if rules.readable(task.text)]
     words = {text: set(rules.read_task(text).words) for text in dict.fromkeys(readable)}
     texts, hardness = list(words), {text: difficulty(rules, text) for text in words}
     by_word: dict[str, list[str]] = {}
@@ -52,7 +52,7 @@ class TaskCheck:
         self.rules, self.known = rules, {task.text for task in tasks}
         self.words, self.options = set(), set()
         for task in tasks:
-            if self.readable(rules, task.text):
+            if rules.readable(task.text):
                 wanted = rules.read_task(task.text)
                 self.words |= set(wanted.words)
                 self.options |= set(wanted.options.items())
@@ -61,19 +61,11 @@ class TaskCheck:
                 self.words |= set(item.title.lower().split())
                 self.options |= {(name, value) for name, values in item.options.items() for value in values}
 
-    @staticmethod
-    def readable(rules: ModuleType, text: str) -> bool:
-        try:
-            rules.read_task(text)
-        except ValueError:
-            return False
-        return True
-
     def problem(self, text: str | None) -> str:
         """Why a text is no new task ('' when it is one): malformed, grammar, unknown words, unknown options, copy."""
         if text is None:
             return "malformed"
-        if not self.readable(self.rules, text):
+        if not self.rules.readable(text):
             return "grammar"
         wanted = self.rules.read_task(text)
         if not set(wanted.words) <= self.words:

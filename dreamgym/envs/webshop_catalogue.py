@@ -45,7 +45,7 @@ def _price(rng: random.Random, base: int) -> str:
     return f"${price:.2f}"
 
 
-def _product(rng: random.Random, number: int, category: str, noun: str, attribute: str, line: str, base: int) -> tuple[dict, dict]:
+def _product(rng: random.Random, number: int, category: str, noun: str, attribute: str, line: str, base: int) -> tuple[dict, list[str]]:
     _, attributes, options = CATEGORIES[category]
     second = rng.choice([a for a in attributes if a != attribute]) if rng.random() < 0.5 else None
     owned = [attribute] + ([second] if second else [])
@@ -60,7 +60,7 @@ def _product(rng: random.Random, number: int, category: str, noun: str, attribut
         "small_description": [f"{line} {noun} for every day", f"made to be {' and '.join(owned)}"],
         "customization_options": {name: [{"value": value, "image": None} for value in values] for name, values in chosen.items()},
     }
-    return item, {"attributes": owned, "owned": owned}
+    return item, owned
 
 
 def make_catalogue(folder: Path | str, seed: int = 0) -> Path:
@@ -75,11 +75,11 @@ def make_catalogue(folder: Path | str, seed: int = 0) -> Path:
             base = 10 * rng.randint(1, 4)
             for attribute in rng.sample(attributes, 5):
                 for line in rng.sample(LINES, 5):
-                    item, extra = _product(rng, len(items), category, noun, attribute, line, base)
+                    item, owned = _product(rng, len(items), category, noun, attribute, line, base)
                     items.append(item)
-                    entry: dict = {"attributes": extra["attributes"]}
+                    entry: dict = {"attributes": owned}
                     if rng.random() < 0.42:
-                        wanted = extra["owned"] if rng.random() < 0.6 else extra["owned"][:1]
+                        wanted = owned if rng.random() < 0.6 else owned[:1]
                         entry |= {"instruction": f"find me {' '.join(wanted)} {noun}", "instruction_attributes": wanted}
                     instructions[item["asin"]] = entry
     rng.shuffle(items)

@@ -234,6 +234,15 @@ def read_task(text: str) -> Wanted:
     return Wanted(words, options, float(match["price"]) if match["price"] else None)
 
 
+def readable(text: str) -> bool:
+    """Whether `read_task` can read an instruction."""
+    try:
+        read_task(text)
+    except ValueError:
+        return False
+    return True
+
+
 def checks(wanted: Wanted, item: Item) -> list[tuple[str, bool]]:
     """Each constraint of a task against an item page, by rule: (what is wanted, met). RL never sees it; it audits the experience model's reward."""
     title = item.title.lower().split()
