@@ -28,10 +28,10 @@ class Args:
     workers: int = 2                   # jobs at once, one thread each
     iterations: int = 20               # dream iterations
     steps: int = 1400                  # optimizer steps of the experience model before its probes are looked at
-    max_steps: int = 2200              # ... and at most; an ablated one gets 200 more than --steps
+    max_steps: int = 2200              # ... and at most, if they do not pass; the ablated ones too
     real_transitions: int = 30_000     # budget of the large real run
     s2r_transitions: int = 5_000       # budget of S2R and of the small real run
-    naive_seeds: int = 1               # seeds of the naive-reward lesson
+    naive_seeds: int = 3               # seeds of the naive-reward lesson
     only: str = ""                     # run only jobs whose name holds this text
     figures_only: bool = False         # no runs
 
@@ -64,12 +64,12 @@ def jobs(args: Args, seed: int) -> list[tuple[str, list[str], list[str], str]]:
     ]
     for name, flags in ABLATIONS.items():
         model = base / f"expmodel {name}"
-        rows.append((f"expmodel {name}", script("train_expmodel.py", "--out", model, *train, "--max-steps", args.steps + 200, *flags, "--no-report-variants"), ["data"], ""))
+        rows.append((f"expmodel {name}", script("train_expmodel.py", "--out", model, *train, "--max-steps", args.max_steps, *flags, "--no-report-variants"), ["data"], ""))
         flags = [*policy, "--expmodel", model, "--imitation", base / "imitation", *(["--no-enrich"] if name == "no replay" else [])]
         rows.append((name, script("train_policy.py", "--out", base / name, *flags), ["imitation", f"expmodel {name}"], ""))
     if seed < args.naive_seeds:
         model = base / "expmodel naive"
-        rows.append(("expmodel naive", script("train_expmodel.py", "--out", model, *train, "--max-steps", args.steps + 200, "--no-judged", "--no-report-variants"), ["data"], ""))
+        rows.append(("expmodel naive", script("train_expmodel.py", "--out", model, *train, "--max-steps", args.max_steps, "--no-judged", "--no-report-variants"), ["data"], ""))
         flags = [*policy, "--expmodel", model, "--imitation", base / "imitation", "--naive-reward"]
         rows.append(("naive reward", script("train_policy.py", "--out", base / "naive reward", *flags), ["imitation", "expmodel naive"], ""))
     return rows
