@@ -13,7 +13,7 @@ from typing import Literal
 
 from dreamgym import run
 from dreamgym.envs import make_env, make_rules
-from dreamgym.episode import Episode, read_episodes, read_tasks, to_json
+from dreamgym.episode import Episode, read_episodes, to_json
 from dreamgym.experience_model import load_dream
 from dreamgym.model import SIZES, load_model
 from dreamgym.prompts import POLICY_SYSTEM
@@ -23,14 +23,16 @@ from dreamgym.rollout import Policy, rollout
 
 @dataclass
 class Args:
-    policy: str = ""                   # folder of a policy (OUT/policy or OUT/imitation/model), or a hub name
+    policy: str = ""                   # folder of a policy (OUT/policy or OUT/imitation/model), or a hub name (default: out/ENV/policy, unless --expmodel)
     expmodel: str = ""                 # folder of an experience model (default: beside the policy)
     data: str = ""                     # folder of collect.py (default: beside the policy)
-    env: str = "webshop"               # environment: webshop
-    cache: str = "out/shop"            # where the embedded shop is
+    env: str = "webshop"               # environment: webshop | alfworld
+    cache: str = ""                    # where the embedded shop or the generated games are (default: out/shop, out/games)
+    data_dir: str = ""                 # official data to play on (default: what the policy was trained on, or $WEBSHOP_DATA, $ALFWORLD_DATA)
+    split: str = "test"                # tasks: test (held out), train; ALFWorld also valid_seen, valid_unseen; official WebShop also eval
     world: Literal["real", "dream"] = "real"   # where to play
     temperature: float = 1.0           # 0: greedy
-    tasks: int = 500                   # held-out tasks (0: only --play)
+    tasks: int = 500                   # so many of them (0: only --play)
     play: int = 0                      # print this many episodes
     out: str = ""                      # write the episodes and the report here (JSONL, JSON)
     judge: str = ""                    # URL of an OpenAI-compatible endpoint that judges dreamt episodes by four rubrics
@@ -60,31 +62,31 @@ def find(args: Args) -> tuple[Path, Path, Path]:
 def main() -> None:
     args = run.parse(Args)
     rules = make_rules(args.env)
-    if not args.policy and not args.expmodel:
-        raise SystemExit("evaluate.py: give --policy or --expmodel")
+    args.policy = args.policy or ("" if args.expmodel else f"out/{args.env}/policy")
     ranks = run.start(args.seed)
+    if ranks.world > 1:
+        raise ValueError(f"found {ranks.world} ranks; evaluate.py plays in one process: start it without torchrun")
     policy_folder, expmodel, data = find(args)
     if not args.policy:
         data = Path(args.data or expmodel.parent / "data")
         return report_experience_model(args, expmodel, data, rules, ranks)
-    if not (data / "meta.json").exists():
-        raise ValueError(f"--data {data}: found no meta.json there; expected a folder that collect.py wrote")
     meta = run.load_meta(policy_folder) if (policy_folder / "meta.json").exists() else {}
     made = meta.get("settings") or meta.get("imitation") or {"model": "", "quantize": "none"}
     model, tokenizer = load_model(str(args.policy), quantize=made["quantize"], device=str(ranks.device))
     policy = Policy(model, tokenizer, context=1024, system="" if made["model"] in SIZES else POLICY_SYSTEM[args.env], seed=args.seed)
-    collected = run.read_json(data / "meta.json")["settings"]
-    env = make_env(args.env, data_dir=collected["data_dir"], cache=args.cache, seed=collected["shop_seed"], human_goals=collected["human_goals"])
-    run.check_meta(run.read_json(data / "meta.json")["environment"], env.describe(), data / "meta.json", "set $WEBSHOP_DATA as it was when the data was collected")
+    collected, trained_on = (run.data_meta(data)[key] for key in ("settings", "environment"))
+    env = make_env(args.env, args.data_dir or collected["data_dir"], args.cache, collected["env_seed"], collected["human_goals"], collected["admissible"])
+    if env.describe() != trained_on:
+        print(f"the policy was trained in {trained_on}; it is evaluated in {env.describe()}")
     world = env if args.world == "real" else load_dream(expmodel, rules, ranks.device, seed=args.seed)
-    everything = read_tasks(data / "tasks_test.jsonl")
+    everything = env.tasks(args.split)
     tasks = [everything[i] for i in run.rng(0, "evaluation").permutation(len(everything))[:max(args.tasks, args.play)]]
     with run.progress(len(tasks), "episodes") as bar:
         episodes = rollout(policy, world, tasks, env.max_steps, args.temperature, "eval", args.world, bar.update)
     print("\n\n".join(readable(e) for e in episodes[:args.play]))
     report = {"environment": env.describe(), "world": args.world, "temperature": args.temperature, **policy_report(episodes, rules)}
-    print(f"\n{env.describe()['catalogue']}, {args.world} world, temperature {args.temperature:g}: success {report['success']:.3f} "
-          f"[{report['low']:.3f}, {report['high']:.3f}] (95 % Wilson) on {report['n']} held-out tasks, score {report['score']:.3f}, stops {report['stops']}")
+    print(f"\n{env.label}, {args.world} world, temperature {args.temperature:g}: success {report['success']:.3f} "
+          f"[{report['low']:.3f}, {report['high']:.3f}] (95 % Wilson) on {report['n']} tasks of {args.split}, score {report['score']:.3f}, stops {report['stops']}")
     if args.judge:
         from dreamgym import teacher
         report["judge_rubrics"] = asdict(teacher.judge(episodes, teacher.openai_ask(args.judge, args.judge_model, args.judge_key_env, 120.0)))
@@ -112,4 +114,4 @@ def report_experience_model(args: Args, expmodel: Path, data: Path, rules, ranks
 
 
 if __name__ == "__main__":
-    main()
+    run.main(main)

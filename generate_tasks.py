@@ -17,13 +17,13 @@ from dreamgym.curriculum import task_value
 from dreamgym.envs import make_rules
 from dreamgym.episode import read_episodes, read_tasks
 from dreamgym.experience_model import load_dream
-from dreamgym.task_generation import TaskCheck, difficulty, write_tasks
+from dreamgym.task_generation import TaskCheck, write_tasks
 
 
 @dataclass
 class Args:
-    env: str = "webshop"               # environment: webshop
-    expmodel: str = "out/webshop/expmodel"     # folder of train_expmodel.py
+    env: str = "webshop"               # environment: webshop | alfworld
+    expmodel: str = ""                 # folder of train_expmodel.py (default: out/ENV/expmodel)
     data: str = ""                     # folder of collect.py (default: beside the experience model)
     episodes: str = ""                 # take the tasks of highest reward variance in this episodes.jsonl as seeds
     out: str = ""                      # JSONL to write (default: tasks_generated.jsonl beside the experience model)
@@ -36,7 +36,7 @@ class Args:
 def main() -> None:
     args = run.parse(Args)
     rules, ranks = make_rules(args.env), run.start(args.seed)
-    expmodel = Path(args.expmodel)
+    expmodel = Path(args.expmodel or f"out/{args.env}/expmodel")
     data = Path(args.data or expmodel.parent / "data")
     tasks = read_tasks(data / "tasks_train.jsonl")
     dream = load_dream(expmodel, rules, ranks.device, seed=args.seed)
@@ -58,10 +58,10 @@ def main() -> None:
     texts = {task.id: task.text for task in seeds}
     for task in made[:10]:
         print(f"  {texts[task.parent]}\n    -> {task.text}")
-    pairs = [(difficulty(rules, task.text), difficulty(rules, texts[task.parent])) for task in made]
+    pairs = [(rules.difficulty(task.text), rules.difficulty(texts[task.parent])) for task in made]
     harder = Counter((new > old) - (new < old) for new, old in pairs)
     print(f"{out}: {len(made)} tasks from {len(seeds)} seeds; candidates {counts}; constraints: more {harder[1]}, as many {harder[0]}, fewer {harder[-1]}")
 
 
 if __name__ == "__main__":
-    main()
+    run.main(main)

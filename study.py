@@ -188,4 +188,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run.main(main)

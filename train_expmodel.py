@@ -84,9 +84,7 @@ def main() -> None:
     args = run.parse(Args)
     ranks = run.start(args.seed, args.threads)
     data, out = Path(args.data), Path(args.out)
-    if not (data / "meta.json").exists():
-        raise ValueError(f"--data {data}: found no meta.json there; expected a folder that collect.py wrote")
-    data_meta = run.read_json(data / "meta.json")
+    data_meta = run.data_meta(data)
     env_name = data_meta["environment"]["env"]
     rules, tiny = make_rules(env_name), args.model in SIZES
     args.lr = args.lr or (1e-2 if tiny else 1e-4 if args.lora_rank else 1e-5)
@@ -152,8 +150,8 @@ def main() -> None:
             run.write_json(out / "report.json", report)
         run.save_checkpoint(out, "model", write, {"settings": kept, **made_from, "finished": finished, "step": step, "dream": asdict(settings), "tokens": len(tokenizer)}, ranks)
 
-    probe = [e for e in heldout if e.source == "relabelled"][:args.probe_rows] + [e for e in heldout if any(rules.action_type(s.state, s.action) == "refused" for s in e.steps)]
-    probe = probe[:args.probe_rows] + probe[args.probe_rows:][:args.probe_rows // 6]
+    refused = [e for e in heldout if e.source != "relabelled" and any(rules.action_type(s.state, s.action) == "refused" for s in e.steps)]
+    probe = [e for e in heldout if e.source == "relabelled"][:args.probe_rows] + refused[:args.probe_rows // 6]
     if not resume:
         save(False)                              # a save that cannot work fails in the first minute
     with run.graceful(log) as stop, run.progress(args.max_steps, "experience model") as bar:
@@ -264,4 +262,4 @@ def show(log, report: dict, failed: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run.main(main)

@@ -42,8 +42,8 @@ from dreamgym.task_generation import TaskCheck, write_tasks
 
 @dataclass
 class Args:
-    env: str = "webshop"               # environment: webshop
-    out: str = "out/webshop"           # folder of this run; what is missing is made there
+    env: str = "webshop"               # environment: webshop | alfworld
+    out: str = ""                      # folder of this run; what is missing is made there (default: out/ENV)
     expmodel: str = ""                 # folder of a trained experience model (default: OUT/expmodel, made when missing)
     data: str = ""                     # folder of collect.py (default: OUT/data, made when missing)
     imitation: str = ""                # folder of an imitation policy to start from (default: OUT/imitation, made when missing)
@@ -79,6 +79,7 @@ class Args:
 
     def __post_init__(self):
         make_rules(self.env)           # raises ValueError for an unknown environment
+        self.out = self.out or f"out/{self.env}"
         if self.world == "real" and self.algo != "sft" and not self.real_transitions:
             raise ValueError("--world real needs --real-transitions N (how many real RL transitions it may use)")
         if self.quantize != "none" and not self.lora_rank:
@@ -91,7 +92,6 @@ class Args:
 
 GAMMA, LAM, DUAL_CLIP, VALUE_CLIP, VALUE_COEF, TEMPERATURE, POLICY_CONTEXT = 1.0, 1.0, 3.0, 0.2, 0.5, 1.0, 1024
 IMITATION_EPOCHS, IMITATION_LR_FACTOR, VALUE_LR_FACTOR, GENERATE_EVERY, SAVE_EVERY, EVAL_TASKS_ON_THE_WAY = 8, 10.0, 10.0, 5, 5, 150
-SHOP_CACHE = "out/shop"                # where collect.py generates the embedded shop
 
 
 # ---- what must exist before RL --------------------------------------------------------------------------------------------------------------
@@ -387,12 +387,10 @@ def main() -> None:
     if args.fresh:
         start_over(args, out, ranks)
     data, expmodel = prepare(args, ranks)
-    if not (data / "meta.json").exists():
-        raise ValueError(f"--data {data}: found no meta.json there; expected a folder that collect.py wrote")
-    rules, data_meta = make_rules(args.env), run.read_json(data / "meta.json")
+    rules, data_meta = make_rules(args.env), run.data_meta(data)
     collected = data_meta["settings"]
-    env = make_env(args.env, data_dir=collected["data_dir"], cache=SHOP_CACHE, seed=collected["shop_seed"], human_goals=collected["human_goals"])
-    run.check_meta(data_meta["environment"], env.describe(), data / "meta.json", "collect again, or set $WEBSHOP_DATA as it was")
+    env = make_env(args.env, collected["data_dir"], "", collected["env_seed"], collected["human_goals"], collected["admissible"])
+    run.check_meta(data_meta["environment"], env.describe(), data / "meta.json", f"collect again, or set ${args.env.upper()}_DATA as it was")
     run.check_meta(run.load_meta(expmodel / "model"), {"environment": env.describe(), "finished": True}, expmodel, "train the experience model on this data to its end")
     offline, train_tasks, test_tasks = read_episodes(data / "train.jsonl"), read_tasks(data / "tasks_train.jsonl"), read_tasks(data / "tasks_test.jsonl")
     eval_tasks = [test_tasks[i] for i in run.rng(0, "evaluation").permutation(len(test_tasks))[:args.eval_tasks]]
@@ -409,7 +407,7 @@ def main() -> None:
         cut_episodes(out / "episodes.jsonl", state.iteration - 1)
         cut_episodes(out / "evaluations.jsonl", state.iteration if state.evaluations else -1)
         (out / "result.json").unlink(missing_ok=True)    # it says that the run is finished
-    log.say(f"{env.describe()['catalogue']}; {len(train_tasks)} training tasks, {len(eval_tasks)} held-out tasks for evaluation; "
+    log.say(f"{env.label}; {len(train_tasks)} training tasks, {len(eval_tasks)} held-out tasks for evaluation; "
             f"{args.tasks} tasks x {args.rollouts} rollouts = {args.tasks * args.rollouts} episodes an iteration, {args.updates} optimizer steps each")
     policy = starting_policy(args, ranks, out, expmodel, offline, log)
     dream = load_dream(expmodel, rules, ranks.device, seed=run.derive_seed(args.seed, "dream", ranks.rank), replay=resume / "replay" if resume else None)
@@ -604,11 +602,12 @@ def finish(args: Args, state: State, out: Path, data: Path, expmodel: Path, env,
     rows += [row("after real RL", e) for e in state.evaluations[-1:] if e["real_transitions"]]
     run.write_json(out / "result.json", {"environment": env.describe(), "settings": asdict(args), "evaluations": state.evaluations, "rows": rows})
     picture = plots.training_curve(out)
-    log.say(f"\n{env.describe()['catalogue']}, held-out tasks, 95 % Wilson intervals\n{run.summary_table(rows)}\n")
+    log.say(f"\n{env.label}, held-out tasks, 95 % Wilson intervals\n{run.summary_table(rows)}\n")
     log.say(f"data {data}   experience model {expmodel} (report.json)   imitation {args.imitation or out / 'imitation'}   policy {out / 'policy'}\n"
             f"metrics {out / 'metrics.jsonl'}   episodes {out / 'episodes.jsonl'}   picture {picture}\n"
-            f"next: python evaluate.py --policy {out / 'policy'} --play 10   |   tensorboard --logdir {out}   |   python train_policy.py --real-transitions 5000")
+            f"next: python evaluate.py --env {args.env} --policy {out / 'policy'} --play 10\n"
+            f"      tensorboard --logdir {out}   |   python train_policy.py --env {args.env} --real-transitions 5000")
 
 
 if __name__ == "__main__":
-    main()
+    run.main(main)

@@ -28,7 +28,7 @@ from dreamgym.sample import Sampler
 class DreamSettings:
     """What the experience model reads and writes; saved beside its weights, because it was trained for exactly this prompt."""
     k: int = 1                    # retrieved demonstrations
-    history: int = 1              # pages of the episode before the current one (the paper does not say)
+    history: int = 1              # pages of the episode before the current one; which ones, the rules' `recall` says (the paper does not say)
     reasoning: bool = True        # a reasoning trace before the next state
     context: int = 1024           # tokens of prompt and answer
     max_new_tok: int = 200        # an answer that has not ended by then is malformed
@@ -71,10 +71,6 @@ class Encoder:
         return found
 
 
-def retrieval_text(rules: ModuleType, state: str, grounded: str) -> str:
-    return f"{grounded}\n{rules.retrieval_context(state)}".strip()
-
-
 def to_transitions(episodes: list[Episode]) -> list[Transition]:
     """The steps of episodes as replay records; `synthetic` is true for dreamt ones."""
     return [Transition(state=s.state, action=s.grounded or s.action, reasoning=s.reasoning, next_state=s.next_state, reward=s.reward, done=s.done,
@@ -84,7 +80,7 @@ def to_transitions(episodes: list[Episode]) -> list[Transition]:
 def fill_buffer(buffer: ReplayBuffer, encoder: Encoder, rules: ModuleType, episodes: list[Episode]) -> None:
     transitions = to_transitions(episodes)
     if transitions:
-        buffer.add(transitions, encoder([retrieval_text(rules, t.state, t.action) for t in transitions]))
+        buffer.add(transitions, encoder([rules.retrieval_text(e.task.text, s.state, s.grounded or s.action) for e in episodes for s in e.steps]))
 
 
 @dataclass
@@ -104,31 +100,17 @@ def retrieve(buffer: ReplayBuffer | None, encoder: Encoder | None, rules: Module
     asked = [i for i, q in enumerate(queries) if not rules.determined([s for s, _ in q.history] if settings.history else [], q.state, q.grounded)]
     if buffer is None or not settings.k or not asked or not len(buffer):
         return demos
-    vectors = encoder([retrieval_text(rules, queries[i].state, queries[i].grounded) for i in asked])
+    vectors = encoder([rules.retrieval_text(queries[i].task_text, queries[i].state, queries[i].grounded) for i in asked])
     for i, found in zip(asked, buffer.search(vectors, settings.k, [queries[i].episode_id for i in asked])):
         demos[i] = [Demo(t.action, t.next_state) for t, _ in reversed(found)]
     return demos
-
-
-def last_pages(history: list[tuple[str, str]], state: str, pages: int) -> list[tuple[str, str]]:
-    """The last `pages` different pages of (state, action) history before `state`. Steps that stayed on a page (same first line: an option chosen, a
-    refusal) are told by the page that followed, so a window of two pages still holds the results that an item was opened from."""
-    kept: list[tuple[str, str]] = []
-    following = state
-    for past, action in reversed(history):
-        if past.split("\n", 1)[0] != following.split("\n", 1)[0]:
-            kept.append((past, action))
-        if len(kept) == pages:
-            break
-        following = past
-    return kept[::-1]
 
 
 def prompt_ids(fmt, tokenizer, rules: ModuleType, settings: DreamSettings, task_text: str, history: list[tuple[str, str]], demos: list[Demo],
                state: str, grounded: str) -> tuple[list[int], dict[str, str]]:
     """Token ids of the prompt of Eq. 4, and the pages in it that an answer may name. Where the prompt would pass the context, history is cut from its
     oldest end, and demonstrations go after it."""
-    history = [] if not settings.history or rules.judged(state, grounded) else last_pages(history, state, settings.history)
+    history = [] if not settings.history or rules.judged(state, grounded) else rules.recall(history, state, grounded, settings.history)
     room = settings.context - settings.max_new_tok
     while True:
         text = experience_prompt(task_text, history, demos, state, grounded)
@@ -197,7 +179,7 @@ class ExperienceModel:
 
     def _result(self, session: Session, query: Query, answer: Prediction | None, output: str) -> StepResult:
         self.counts["steps"] += 1
-        info = {"valid": self.rules.action_type(query.state, query.grounded) != "refused", "grounded": query.grounded}
+        info = {"valid": self.rules.valid(query.state, query.grounded, answer.next_state if answer else query.state), "grounded": query.grounded}
         session.inner.append((query.state, query.grounded))
         session.steps += 1
         if answer is None:

@@ -18,20 +18,34 @@ POLICY_SYSTEM = {
                "click[N] opens product N of a results page; click[next >], click[< prev], click[back to search] move between pages; on an item page "
                "click[VALUE] chooses an option, click[description] and click[features] show details, click[buy now] ends the episode. Buy only a product that meets "
                "every wish of the task, with its options chosen; go back when an option is absent.",
+    "alfworld": "You act in a home. Each turn shows where you are, what is there and what you hold; answer with exactly one action and nothing else. Actions: go to PLACE, "
+                "open PLACE, close PLACE, take THING from PLACE, move THING to PLACE, clean THING with sinkbasin N, heat THING with microwave N, cool THING with fridge N, "
+                "use desklamp N, examine THING, look, inventory. Things have numbers (mug 1). You hold one thing at a time; closed places must be opened to see what is in them.",
 }
 EXPERIENCE_SYSTEM = {
     "webshop": "You are a web store. Given a shopper's task, what happened so far, similar past transitions, and an action, think about whether the action is possible and "
                "what it leads to, then answer in this form and no other:\nthink: REASONING\nnext:\nNEXT PAGE\nreward: 0 or 1 done: yes or no\n"
                "For the next page you may write 'same page', 'page before' or 'similar page' where it is one of those, and '=' for a line that does not change. "
                "The reward is 1 only when the purchase meets every wish of the task.",
+    "alfworld": "You are a home with rooms, furniture and things. Given a task, what was seen so far, similar past transitions, and an action, think about whether the action is "
+                "possible and what it leads to, then answer in this form and no other:\nthink: REASONING\nnext:\nNEXT STATE\nreward: 0 or 1 done: yes or no\n"
+                "A thing is in one place only; a place seen before holds what it held. For the next state you may write 'same page', 'page before' or 'similar page' where it is "
+                "one of those, and '=' for a line that does not change. The reward is 1 only when the action fulfils the whole task.",
 }
 VARY_SYSTEM = {
     "webshop": "You write shopping tasks. Given a task, write a different and harder one in the same form: "
                "'find me WORDS with NAME: VALUE, and price lower than N dollars'.",
+    "alfworld": "You write household tasks. Given a task, write a different and harder one in the same form: 'put a clean THING in PLACE', 'heat some THING and put it in PLACE', "
+                "'find two THING and put them in PLACE', 'examine the THING with the desklamp'.",
 }
 
 SAME, DITTO = "same page", "="
 NAMES = (SAME, "page before", "similar page")
+
+
+def clean(text: str) -> str:
+    """One line without control characters or runs of blanks: what text from outside must be before it enters a state."""
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 # ---- policy ------------------------------------------------------------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from dreamgym.experience_model import ExperienceModel, Query
 from dreamgym.prompts import Prediction
 
 PROBE_LIMIT, REFUSAL_LIMIT = 0.05, 0.10          # a near-miss paid, a refusal accepted: training goes on above these
+MATCH_LIMIT, MALFORMED_LIMIT = 0.90, 0.02        # ... and while fewer matching purchases are paid, or more answers are malformed
 
 
 def interval(successes: float, n: int) -> tuple[float, float]:
@@ -98,8 +99,14 @@ def experience_report(dream: ExperienceModel, episodes: list[Episode], on_batch:
 
 def probes_passed(report: dict) -> list[str]:
     """The probes that did not pass, in words; [] when all did."""
-    failed = [f"a purchase that breaks '{k}' is paid {v['share']:.0%} of the time (limit {PROBE_LIMIT:.0%})"
+    failed = [f"what breaks '{k}' is paid {v['share']:.0%} of the time (limit {PROBE_LIMIT:.0%})"
               for k, v in report["near_miss_paid"].items() if k != "none" and v["n"] and v["share"] > PROBE_LIMIT]
+    matching = report["near_miss_paid"].get("none", {"n": 0})
+    if matching["n"] and matching["share"] < MATCH_LIMIT:
+        failed.append(f"what meets every wish is paid {matching['share']:.0%} of the time (limit {MATCH_LIMIT:.0%})")
+    asked = report["transitions"] + sum(v["n"] for v in report["near_miss_paid"].values())
+    if report["malformed"] > MALFORMED_LIMIT * asked:
+        failed.append(f"{report['malformed']} of {asked} answers are malformed (limit {MALFORMED_LIMIT:.0%})")
     refusals = report["refusals_accepted"]
     if refusals["n"] and refusals["share"] > REFUSAL_LIMIT:
         failed.append(f"an action the world refuses is accepted {refusals['share']:.0%} of the time (limit {REFUSAL_LIMIT:.0%})")
@@ -119,24 +126,20 @@ def policy_report(episodes: list[Episode], rules: ModuleType) -> dict:
     stops = Counter(e.stop for e in episodes)
     invalid = sum(not s.valid for e in episodes for s in e.steps)
     transitions = sum(len(e.steps) for e in episodes)
-    return {"n": n, "success": wins / max(1, n), "low": low, "high": high, "score": sum(e.score for e in episodes) / max(1, n), "transitions": transitions,
+    groups: dict[str, list[bool]] = defaultdict(list)
+    for episode in episodes:                     # ALFWorld: by split and by task type
+        for key in ("split", "type"):
+            if key in episode.task.goal:
+                groups[f"{key} {episode.task.goal[key]}"].append(episode.success)
+    return {**({"groups": {k: _share(rows) for k, rows in sorted(groups.items())}} if groups else {}), "n": n, "success": wins / max(1, n),
+            "low": low, "high": high, "score": sum(e.score for e in episodes) / max(1, n), "transitions": transitions,
             "length": transitions / max(1, n), "invalid": invalid / max(1, transitions), "stops": dict(stops), "judge": {k: confusion[k] for k in ("TP", "FP", "FN", "TN")}}
 
 
 def search_report(episodes: list[Episode], rules: ModuleType) -> dict:
-    """Share of result pages that list a product whose title and price fit the task: a dream that finds more than the world is easier than it."""
-    fits = []
-    for episode in episodes:
-        try:
-            wanted = rules.read_task(episode.task.text)
-        except ValueError:
-            continue
-        for step in episode.steps:
-            listed = rules.read_results(step.next_state) if rules.action_type(step.state, step.action) == "search" else {}
-            if listed or rules.action_type(step.state, step.action) == "search":
-                fits.append(any(all(w in title.lower().split() for w in wanted.words) and (wanted.price is None or float(price[1:].split(" ")[0]) <= wanted.price)
-                                for title, price in listed.values()))
-    return _share(fits)
+    """Share of searching steps that showed what the task wants: a dream that finds more than the world is easier than it."""
+    found = [rules.finds(e.task.text, s.state, s.action, s.next_state) for e in episodes for s in e.steps]
+    return _share([fits for fits in found if fits is not None])
 
 
 def gap_alarm(evaluations: list[dict], probes: dict) -> str:

@@ -1,7 +1,7 @@
 """Many episodes in lock-step: policy and world batched, in the dream and in a real environment alike.
 
 A policy stream is append-only token ids: what was sampled is what is trained. When a stream would pass the context it is closed and a new one
-begins from the task and the last turns; each stream is one training row, and long cuts are counted in `Policy.counts`.
+begins from the task, the first turn (ALFWorld's lists the room) and the last ones; each stream is one training row, and long cuts are counted in `Policy.counts`.
 """
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _next_prompt(policy: Policy, run: _Running) -> None:
     episode, stream = run.episode, run.episode.streams[-1]
     ids = policy.turn_ids(policy_next(run.session.state))
     if len(stream.ids) + len(ids) + policy.max_action_tok > policy.context:
-        turns = [(s.state, s.action) for s in episode.steps[-policy.recap_turns:]]
+        turns = [(s.state, s.action) for i, s in enumerate(episode.steps) if i == 0 or i >= len(episode.steps) - policy.recap_turns]
         ids = policy.first_ids(policy_recap(episode.task.text, turns, run.session.state))
         if len(ids) + policy.max_action_tok > policy.context:
             ids = policy.first_ids(policy_first(episode.task.text, run.session.state))

@@ -12,6 +12,7 @@ Everything is a plain function or a small class, and works the same on one proce
 import argparse
 import contextlib
 import dataclasses
+import datetime
 import difflib
 import hashlib
 import io
@@ -113,7 +114,8 @@ def start(seed: int, threads: int = 1) -> Ranks:
     os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)
     if cuda:
         torch.cuda.set_device(local_rank)
-    torch.distributed.init_process_group("nccl" if cuda else "gloo", init_method="env://", rank=rank, world_size=world)
+    # hours: the other ranks wait while rank 0 makes what is missing (data, experience model)
+    torch.distributed.init_process_group("nccl" if cuda else "gloo", init_method="env://", rank=rank, world_size=world, timeout=datetime.timedelta(hours=24))
     return Ranks(rank, world, local_rank, torch.device("cuda", local_rank) if cuda else torch.device("cpu"))
 
 
@@ -505,6 +507,24 @@ def parse(args_class: type, argv: list[str] | None = None):
         if _is_rank_0():
             print(f"{Path(sys.argv[0]).name}: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+
+
+def main(script: Callable[[], None]) -> None:
+    """Runs a script's main; what it refuses (a ValueError: flags, files, data, a loss that is not finite) ends it with one line and exit code 1."""
+    try:
+        script()
+    except ValueError as error:
+        if os.environ.get("DREAMGYM_DEBUG"):
+            raise
+        print(f"{Path(sys.argv[0]).name}: {error} (DREAMGYM_DEBUG=1 shows where)", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+def data_meta(folder: Path) -> dict:
+    """meta.json of a folder of collect.py. Raises ValueError when there is none."""
+    if not (folder / "meta.json").exists():
+        raise ValueError(f"--data {folder}: found no meta.json there; expected a folder that collect.py wrote")
+    return read_json(folder / "meta.json")
 
 
 def _cli(target: Callable, argv: list[str], description: str | None = None):

@@ -18,17 +18,11 @@ from dreamgym.model import Row, chat_format, encode, encode_untrusted
 from dreamgym.prompts import VARY_SYSTEM, parse_task, vary_prompt
 
 
-def difficulty(rules: ModuleType, text: str) -> int:
-    """Number of constraints an instruction names."""
-    wanted = rules.read_task(text)
-    return len(wanted.words) + len(wanted.options) + (wanted.price is not None)
-
-
 def variation_rows(tokenizer, rules: ModuleType, tasks: list[Task], count: int, rng: np.random.Generator, system: str) -> list[Row]:
-    """`count` rows 'vary: seed task -> another real task that shares a word with it and asks for at least as much'."""
+    """`count` rows 'vary: seed task -> another real task that shares a word with it, the hardest of three'."""
     readable = [task.text for task in tasks if rules.readable(task.text)]
-    words = {text: set(rules.read_task(text).words) for text in dict.fromkeys(readable)}
-    texts, hardness = list(words), {text: difficulty(rules, text) for text in words}
+    words = {text: set(rules.topics(text)) for text in dict.fromkeys(readable)}
+    texts, hardness = list(words), {text: rules.difficulty(text) for text in words}
     by_word: dict[str, list[str]] = {}
     for text in texts:
         for word in words[text]:
@@ -46,32 +40,22 @@ def variation_rows(tokenizer, rules: ModuleType, tasks: list[Task], count: int, 
 
 
 class TaskCheck:
-    """What a written task must be: within the grammar, made of words and options that the shop is known to have, and new."""
+    """What a written task must be: within the grammar, made of what the world is known to have, doable from where it starts, and new."""
 
     def __init__(self, rules: ModuleType, tasks: list[Task], states: list[str]):
         self.rules, self.known = rules, {task.text for task in tasks}
-        self.words, self.options = set(), set()
-        for task in tasks:
-            if rules.readable(task.text):
-                wanted = rules.read_task(task.text)
-                self.words |= set(wanted.words)
-                self.options |= set(wanted.options.items())
-        for state in states:
-            if item := rules.read_item(state):
-                self.words |= set(item.title.lower().split())
-                self.options |= {(name, value) for name, values in item.options.items() for value in values}
+        self.offered = set().union(*(rules.needs(task.text) for task in tasks if rules.readable(task.text)), *map(rules.offers, set(states)))
 
-    def problem(self, text: str | None) -> str:
-        """Why a text is no new task ('' when it is one): malformed, grammar, unknown words, unknown options, copy."""
+    def problem(self, text: str | None, start: str = "") -> str:
+        """Why a text is no new task ('' when it is one): malformed, grammar, unknown (to the world), start, copy."""
         if text is None:
             return "malformed"
         if not self.rules.readable(text):
             return "grammar"
-        wanted = self.rules.read_task(text)
-        if not set(wanted.words) <= self.words:
-            return "unknown words"
-        if not set(wanted.options.items()) <= self.options:
-            return "unknown options"
+        if not self.rules.needs(text) <= self.offered:
+            return "unknown"
+        if start and not self.rules.starts(text, start):
+            return "start"
         return "copy" if text in self.known else ""
 
 
@@ -91,11 +75,11 @@ def write_tasks(dream: ExperienceModel, env: str, seeds: list[Task], per_seed: i
         candidates = []
         for sample in samples[i * per_seed:(i + 1) * per_seed]:
             text = parse_task(dream.tokenizer.decode([t for t in sample.ids if t not in fmt.end_ids])) if sample.stop == "end" else None
-            problem = check.problem(text)
+            problem = check.problem(text, seed.start)
             counts[problem or "accepted"] += 1
             candidates += [] if problem else [text]
         if candidates:
-            best = max(candidates, key=lambda text: difficulty(check.rules, text))
+            best = max(candidates, key=check.rules.difficulty)
             check.known.add(best)
             made.append(replace(seed, id=f"{name}-{len(made)}", text=best, goal={}, generated=True, parent=seed.id))
     return made, dict(counts)

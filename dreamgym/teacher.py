@@ -37,6 +37,8 @@ MAX_OUTAGES = 5                                  # episodes in a row without any
 FLAVOUR = {
     "webshop": "a web store with a search page, pages of numbered results, item pages with options to choose, and 'buy now', which ends the episode; "
                "the purchase succeeds only when the product, every asked option and the price fit the task",
+    "alfworld": "a home in text: going to numbered places, opening closed ones, taking and moving one thing at a time, cleaning, heating, cooling, switching a lamp on; "
+                "it succeeds when the thing is where the task wants it, in the state it wants, or is held under the lamp",
 }
 RUBRICS = {
     "causal_consistency": "does the next state follow from this state and this action, given the task and what was done before? "

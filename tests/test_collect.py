@@ -14,6 +14,7 @@ import collect
 from dreamgym import run, teacher
 from dreamgym.envs import webshop_text as text
 from dreamgym.envs.webshop_env import WebShop
+from dreamgym.envs.webshop_offline import MIX
 from dreamgym.episode import read_episodes, read_tasks, to_json
 
 ROOT = Path(__file__).parents[1]
@@ -73,7 +74,7 @@ def test_files(made):
     for episodes, transitions, relabelled in ((train, 150, 40), (heldout, 60, 15)):
         played = sum(len(e.steps) for e in episodes if e.source != "relabelled")
         assert transitions <= played < transitions + 15 and sum(e.source == "relabelled" for e in episodes) == relabelled
-        assert {e.source for e in episodes} <= {*collect.MIX, "relabelled"} and all(e.world == "real" and e.stop for e in episodes)
+        assert {e.source for e in episodes} <= {*MIX, "relabelled"} and all(e.world == "real" and e.stop for e in episodes)
         assert all(step.reasoning and step.grounded == text.ground(step.state, step.action) for e in episodes for step in e.steps)
     assert meta["environment"]["catalogue"] == "generated catalogue" and meta["settings"]["transitions"] == 150 and meta["schema"] == 1
     assert "generated catalogue" in printed and "demonstrator" in printed
@@ -161,7 +162,7 @@ def test_our_own_data_can_be_imported(again, made):
     _, out = again("--import-file", str(made[0] / "train.jsonl"))
     train = read_episodes(out / "train.jsonl")
     assert 75 <= sum(e.source == "relabelled" for e in train) <= 80      # a made-up instruction may happen to be a held-out one
-    assert {e.source for e in train} <= {*collect.MIX, "relabelled"}
+    assert {e.source for e in train} <= {*MIX, "relabelled"}
 
 
 BAD = {
@@ -204,7 +205,7 @@ def test_an_empty_import_is_refused(again, made, tmp_path):
 
 def test_bad_flags(again, capsys):
     # Stops a traceback, or a run of minutes, before a mistyped flag is noticed.
-    for flags, message in ((("--env", "webshopp"), "'webshopp': unknown; this version has webshop"), (("--transitions", "0"), "expected at least 1 transition"),
+    for flags, message in ((("--env", "webshopp"), "--env webshopp: unknown environment; this version has webshop"), (("--transitions", "0"), "expected at least 1 transition"),
                            (("--relabelled", "-1"), "nothing below 0"), (("--teacher", "http://127.0.0.1:1/v1"), "expected --teacher-model")):
         with pytest.raises(SystemExit) as refused:
             again(*flags)

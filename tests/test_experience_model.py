@@ -7,7 +7,7 @@ import torch
 import train_expmodel
 from dreamgym.envs import webshop_text as rules
 from dreamgym.episode import Episode, Step, Task, read_episodes, read_tasks
-from dreamgym.experience_model import DreamSettings, Encoder, ExperienceModel, Query, fill_buffer, last_pages, retrieve, to_transitions, training_row
+from dreamgym.experience_model import DreamSettings, Encoder, ExperienceModel, Query, fill_buffer, retrieve, to_transitions, training_row
 from dreamgym.model import build_tokenizer, clip_grad_norm, create_tiny, encode_untrusted, row_logps
 from dreamgym.replay import ReplayBuffer
 from dreamgym.report import step_queries
@@ -111,15 +111,15 @@ def test_acting_through_an_episode_feeds_the_prompts_of_training(world):
     assert dream.counts == {"steps": len(rows), "malformed": 0}
 
 
-def test_last_pages():
+def test_recall():
     """Stops a window of pages that is filled up with option clicks on the page the model sees anyway, or that loses the results an item was opened from."""
     start, results, item, red = "search page", "results page 1 of 2\na $1 [1]", "item a $1\ncolor: red\nchosen: none", "item a $1\ncolor: red\nchosen: red"
     history = [(start, "search[a]"), (results, "click[1] a $1"), (item, "click[red]"), (red, "click[red]")]
-    assert last_pages(history, red, 1) == [(results, "click[1] a $1")]
-    assert last_pages(history, red, 2) == history[:2]
-    assert last_pages(history, red, 9) == history[:2]
-    assert last_pages(history + [(red, "click[< prev]")], results, 1) == [(red, "click[< prev]")]
-    assert last_pages([], start, 2) == []
+    assert rules.recall(history, red, "click[x]", 1) == [(results, "click[1] a $1")]
+    assert rules.recall(history, red, "click[x]", 2) == history[:2]
+    assert rules.recall(history, red, "click[x]", 9) == history[:2]
+    assert rules.recall(history + [(red, "click[< prev]")], results, "click[x]", 1) == [(red, "click[< prev]")]
+    assert rules.recall([], start, "click[x]", 2) == []
 
 
 def test_the_context_cuts_history_first_then_demonstrations(world):

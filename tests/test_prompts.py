@@ -320,7 +320,7 @@ def test_fuzz_10000_pages_and_states():
         assert shop.judged(state, action) == (kind == "buy") and bool(shop.ground(state, action)) == bool(action)
         assert isinstance(shop.determined([], state, action), bool)
         assert all(number and title is not None and price.startswith("$") for number, (title, price) in listed.items())
-        shop.retrieval_context(state)
+        shop.retrieval_text("a task", state, "click[1]")
         verdict = shop.rule_success(task, state, action)
         assert verdict is None or (kind == "buy" and item is not None)
         try:

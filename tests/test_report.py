@@ -66,18 +66,23 @@ def share(n: int, value: float | None) -> dict:
     return {"n": n, "share": value}
 
 
-def probes(near_miss: float = 0.0, refusals: float = 0.0) -> dict:
-    return {"near_miss_paid": {"none": share(100, 0.99), "noun": share(50, near_miss), "price": share(0, None)}, "refusals_accepted": share(40, refusals)}
+def probes(near_miss: float = 0.0, refusals: float = 0.0, matching: float = 0.99, malformed: int = 0) -> dict:
+    return {"near_miss_paid": {"none": share(100, matching), "noun": share(50, near_miss), "price": share(0, None)}, "refusals_accepted": share(40, refusals),
+            "transitions": 50, "malformed": malformed}
 
 
 def test_probes():
     # Stops a limit off by its edge, matching purchases taken for near misses, and cells without rows.
-    assert probes_passed(probes(0.05, 0.10)) == [] == probes_passed({"near_miss_paid": {}, "refusals_accepted": share(0, None)})
+    assert probes_passed(probes(0.05, 0.10, 0.90, 4)) == [] == probes_passed({"near_miss_paid": {}, "refusals_accepted": share(0, None), "transitions": 0, "malformed": 0})
     [failed] = probes_passed(probes(near_miss=0.06))
     assert "'noun'" in failed and "6%" in failed
     [failed] = probes_passed(probes(refusals=0.11))
     assert "refuses" in failed and "11%" in failed
     assert len(probes_passed(probes(0.5, 0.5))) == 2
+    [failed] = probes_passed(probes(matching=0.0))             # a model that never pays is no good judge either
+    assert "meets every wish" in failed
+    [failed] = probes_passed(probes(malformed=5))
+    assert "5 of 200 answers are malformed" in failed
 
 
 def test_experience_report():

@@ -185,17 +185,18 @@ def test_unfinished_actions_get_their_end(trained):
 
 
 def test_a_full_context_opens_a_new_stream(trained):
-    """Stops silent cuts: no stream is longer than the context, the next one begins from the task and the last turns, turns stay in order, cuts are counted."""
-    policy, episodes = play(trained, [9, 9, 2], context=110)
+    """Stops silent cuts: no stream is longer than the context, the next one begins from the task, its first and its last turns, turns stay in order, cuts are counted."""
+    policy, episodes = play(trained, [9, 9, 2], context=150)
     assert [len(e.streams) > 1 for e in episodes] == [True, True, False]
     assert policy.counts["cut_streams"] == sum(len(e.streams) - 1 for e in episodes)
     for episode in episodes:
         assert sum(len(s.turn_ends) for s in episode.streams) == len(episode.steps)
         turn = 0
         for k, stream in enumerate(episode.streams):
-            assert len(stream.ids) <= 110 and len(stream.mask) == len(stream.ids) and sum(stream.mask) == len(stream.logps) == stream.turn_ends[-1]
+            assert len(stream.ids) <= 150 and len(stream.mask) == len(stream.ids) and sum(stream.mask) == len(stream.logps) == stream.turn_ends[-1]
             text = policy.tokenizer.decode(stream.ids[: stream.mask.index(1)], skip_special_tokens=True)
-            recap = "".join(f"state:\n{s.state}\naction: {s.action}\n" for s in episode.steps[max(0, turn - policy.recap_turns): turn]) if k else ""
+            shown = [s for i, s in enumerate(episode.steps[:turn]) if i == 0 or i >= turn - policy.recap_turns] if k else []
+            recap = "".join(f"state:\n{s.state}\naction: {s.action}\n" for s in shown)
             assert text == f"task: {episode.task.text}\n{recap}state:\n{episode.steps[turn].state}\n"
             turn += len(stream.turn_ends)
     with torch.no_grad():

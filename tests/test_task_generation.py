@@ -9,7 +9,7 @@ import pytest
 from dreamgym.envs import webshop_text as text
 from dreamgym.episode import Task
 from dreamgym.prompts import parse_task
-from dreamgym.task_generation import TaskCheck, difficulty, variation_rows, write_tasks
+from dreamgym.task_generation import TaskCheck, variation_rows, write_tasks
 from dreamgym.tokenizer import build_tokenizer, chat_format
 
 TASKS = [Task(f"t{i}", words, start=text.START, goal={"goal_index": i}) for i, words in enumerate([
@@ -33,19 +33,19 @@ def test_each_reason_for_refusal():
     check = TaskCheck(text, TASKS, STATES)
     for written, problem in (
         (None, "malformed"), ("tell me: a joke", "grammar"), ("", "grammar"), ("find me slim jacket with color: red, and color: blue", "grammar"), ("find me", "grammar"),
-        ("find me slim spaceship", "unknown words"), ("find me slim jacket with color: purple", "unknown options"), ("find me slim jacket with size: red", "unknown options"),
+        ("find me slim spaceship", "unknown"), ("find me slim jacket with color: purple", "unknown"), ("find me slim jacket with size: red", "unknown"),
         (TASKS[0].text, "copy"), ("find me slim warm jacket with color: red, and price lower than 30.00 dollars", ""),
         ("find me royal vegan boots with size: 7, and price lower than 50.00 dollars", ""),       # words and options of pages count as known
-        ("find me boots with size: 8", "unknown options"),
+        ("find me boots with size: 8", "unknown"),
     ):
         assert check.problem(written) == problem, written
     check.known.add("find me warm tea")
     assert check.problem("find me warm tea") == "copy"
-    assert TaskCheck(text, TASKS, []).problem("find me royal boots") == "unknown words"
+    assert TaskCheck(text, TASKS, []).problem("find me royal boots") == "unknown"
 
 
 def test_difficulty_counts_constraints():
-    assert [difficulty(text, task.text) for task in TASKS[:5]] == [3, 5, 4, 2, 5]
+    assert [text.difficulty(task.text) for task in TASKS[:5]] == [3, 5, 4, 2, 5]
 
 
 def test_variation_rows(tokenizer):
@@ -63,7 +63,7 @@ def test_variation_rows(tokenizer):
         assert prompt.startswith(fmt.open) and prompt.endswith(fmt.ask) and readable[seed] & readable[target]
         seeds.add(seed)
         copied += seed == target and seed != TASKS[3].text                 # tea shares no word with the others
-        harder += difficulty(text, target) >= difficulty(text, seed)
+        harder += text.difficulty(target) >= text.difficulty(seed)
     assert seeds == set(readable) and harder > 100 and copied < 40
     assert [row.ids for row in variation_rows(tokenizer, text, TASKS, 200, np.random.default_rng(0), "")] == [row.ids for row in rows]
     assert variation_rows(tokenizer, text, TASKS[5:], 10, np.random.default_rng(0), "") == variation_rows(tokenizer, text, [], 10, np.random.default_rng(0), "") == []
@@ -84,5 +84,5 @@ def test_the_hardest_acceptable_candidate_is_kept(tokenizer):
     assert len(asked) == 9 == len({key for _, key in asked}) and TASKS[1].text in tokenizer.decode(asked[4][0])
     assert [(task.id, task.text, task.parent, task.generated, task.goal, task.start) for task in made] == [
         ("g0-0", hard, "t0", True, {}, text.START), ("g0-1", easy, "t2", True, {}, text.START)]
-    assert counts == {"accepted": 4, "copy": 2, "malformed": 2, "unknown words": 1}
+    assert counts == {"accepted": 4, "copy": 2, "malformed": 2, "unknown": 1}
     assert {easy, hard} <= check.known and TASKS[0].goal == {"goal_index": 0}

@@ -7,11 +7,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from collect import BREAKABLE, MIX, buy_pages, play, relabel
 from dreamgym.envs import webshop_text as text
 from dreamgym.envs.webshop_env import WebShop
+from dreamgym.envs.webshop_offline import MIX, buy_pages, play, relabel
 from dreamgym.envs.webshop_players import Shopper, make_player
-from dreamgym.envs.webshop_teacher import explain, explain_recorded, relabelled_buy
+from dreamgym.envs.webshop_teacher import BREAKABLE, explain, explain_recorded, relabelled_buy
 from dreamgym.episode import Step
 
 VALUES = ["red", "mint", "large", "purple"]
@@ -29,7 +29,7 @@ def played(shop):
     """200 episodes of each player, on the same tasks of both splits."""
     tasks, rng = shop.tasks("train") + shop.tasks("test"), np.random.default_rng(0)
     chosen = [tasks[i] for i in rng.permutation(len(tasks))[:200]]
-    return {kind: [play(shop, task, kind, rng, VALUES, f"{kind}-{i}") for i, task in enumerate(chosen)] for kind in MIX}
+    return {kind: [play(shop, task, kind, rng, f"{kind}-{i}") for i, task in enumerate(chosen)] for kind in MIX}
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_players_see_states_only(shop, played):
 
 def test_same_seed_same_episode(shop):
     for kind in MIX:
-        one, two = (play(shop, shop.tasks("test")[5], kind, np.random.default_rng(4), VALUES, "e") for _ in range(2))
+        one, two = (play(shop, shop.tasks("test")[5], kind, np.random.default_rng(4), "e") for _ in range(2))
         assert one == two
 
 

@@ -5,13 +5,16 @@ A world (real or dream) has two methods, batched over any set of running episode
     start(tasks) -> [Session]                      Session.state is the first state
     act(sessions, actions) -> [StepResult]         one action for each session; the session's `state` moves on
 
-and a real one also `tasks(split) -> [Task]` and `text`, the module of pure functions that reads its states (`ground`, `judged`, `action_type`, ...).
+and a real one also `tasks(split) -> [Task]`, `max_steps`, `label` (which data it plays), `describe()` and `text`, the module of pure functions that
+reads its states. An environment is four modules: NAME_env (the world), NAME_text (the state mapping and all rules), NAME_offline (players and teacher for
+offline data) and what those need.
 Sessions are values: episodes may start and end at any time, so a rollout keeps its batch full. Reward is 1 on success at the end, else 0;
 `info` keeps the raw score, validity and stop reason. A real environment never asks a language model anything; the dream never touches a real one.
 """
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -36,20 +39,29 @@ class StepResult:
     info: dict = field(default_factory=dict)     # valid: bool, score: float, stop: str ("" while running), reasoning: str (dream only)
 
 
-ENVIRONMENTS = ("webshop",)
+ENVIRONMENTS = ("webshop", "alfworld")
 
 
-def make_env(name: str, **options):
-    """A real environment by name. Raises ValueError for an unknown name; the environment itself explains missing data or packages."""
+def make_env(name: str, data_dir: str = "", cache: str = "", env_seed: int = 7, human_goals: bool = False, admissible: bool = False):
+    """A real environment by name: `data_dir` official data (default: the environment's variable), `cache` where data is generated otherwise, from
+    `env_seed`; `human_goals` is WebShop's, `admissible` (commands in the state) ALFWorld's. Raises ValueError for an unknown name; the environment itself
+    explains missing data or packages."""
     if name == "webshop":
         from dreamgym.envs.webshop_env import WebShop
-        return WebShop(**options)
-    raise ValueError(f"--env {name}: unknown environment; this version has {', '.join(ENVIRONMENTS)}")
+        return WebShop(data_dir, cache or "out/shop", env_seed, human_goals)
+    make_rules(name)
+    from dreamgym.envs.alfworld_env import ALFWorld
+    return ALFWorld(data_dir, cache or "out/games", env_seed, admissible)
 
 
 def make_rules(name: str) -> ModuleType:
     """The module of pure functions that reads an environment's states: all that the dream knows of the real environment."""
-    if name == "webshop":
-        from dreamgym.envs import webshop_text
-        return webshop_text
-    raise ValueError(f"environment {name!r}: unknown; this version has {', '.join(ENVIRONMENTS)}")
+    if name not in ENVIRONMENTS:
+        raise ValueError(f"--env {name}: unknown environment; this version has {', '.join(ENVIRONMENTS)}")
+    return import_module(f"dreamgym.envs.{name}_text")
+
+
+def make_offline(name: str) -> ModuleType:
+    """The module that plays an environment without a model, for offline data: MIX, `play`, `relabelled`, `explain_recorded`."""
+    make_rules(name)
+    return import_module(f"dreamgym.envs.{name}_offline")

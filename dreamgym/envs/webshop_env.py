@@ -6,6 +6,7 @@ and with which noun tagger: both belong into every result. 15 steps, reward 1 if
 from __future__ import annotations
 
 import os
+from functools import cached_property
 from pathlib import Path
 
 from dreamgym.envs import Session, StepResult, webshop_text
@@ -35,8 +36,18 @@ class WebShop:
         self.human_goals, self.results_shown = human_goals, results_shown or (5 if self.embedded else 10)
         self.started = 0
 
+    @property
+    def label(self) -> str:
+        """Which data this is: belongs beside every result."""
+        return "generated catalogue" if self.embedded else "official data"
+
+    @cached_property
+    def option_values(self) -> list[str]:
+        """Values of options that the shop has: what a prober tries where they are not listed."""
+        return sorted({value for product in self.engine.products[:2000] for values in product.options.values() for value in values}) or ["red"]
+
     def describe(self) -> dict:
-        return {"env": "webshop", "catalogue": "generated catalogue" if self.embedded else "official data", "goals": "human" if self.human_goals else "synthetic",
+        return {"env": "webshop", "catalogue": self.label, "goals": "human" if self.human_goals else "synthetic",
                 "products": len(self.engine.products), "noun_tagger": "catalogue's own nouns" if self.embedded else self.engine.noun_tagger, "results_shown": self.results_shown}
 
     def tasks(self, split: str) -> list[Task]:

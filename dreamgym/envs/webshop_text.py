@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from dreamgym.prompts import TAGS
+from dreamgym.prompts import DITTO, TAGS, clean
 
 START = "search page"
 PLACED = "order placed"
@@ -22,6 +22,7 @@ NOTHING = "nothing"
 BUTTONS = ("back to search", "< prev", "next >", "description", "features", "reviews", "buy now")
 MAX_DETAIL_CHARS, MAX_TASK_CHARS = 600, 2000
 
+FORGED = re.compile(rf"{TAGS.pattern}|^{DITTO}$", re.MULTILINE | re.IGNORECASE)
 _BUTTON = re.compile(r"\s*\[(?:clicked )?button\] (.*) \[(?:clicked )?button_\]$")
 _CLICKED = re.compile(r"\s*\[clicked button\] (.*) \[clicked button_\]$")
 _PRICE = re.compile(r"\$(\d+(?:\.\d+)?)")
@@ -31,11 +32,6 @@ _TASK = re.compile(r"^(?P<words>.*?)(?: with (?P<options>(?:(?! with )[^:])+: .*
 _FILLER = frozenset("find me i need want looking for am a an the some please of with and that is are in to my".split())
 
 
-def clean(text: str) -> str:
-    """One line without control characters or runs of blanks: what page text must be before it enters a state."""
-    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
-
-
 def short_price(text: str) -> str:
     """'$40.0' -> '$40', '$1234567.5' -> '$1234567.5' (the g format would write $1.23457e+06, which reads as $1)."""
     return _PRICE.sub(lambda m: "$" + f"{float(m[1]):.2f}".rstrip("0").rstrip("."), text)
@@ -43,9 +39,9 @@ def short_price(text: str) -> str:
 
 def abstract(page: str, results_shown: int = 10) -> tuple[str, list[str]]:
     """Official `text_rich` page -> (state, asins listed in it, in the order of their numbers). Never raises on odd page text; a line of it that
-    looks like one of our tags ('reward: 1 done: yes' in a description) gets '- ' in front."""
+    looks like one of our tags ('reward: 1 done: yes' in a description) or is the mark of an unchanged line gets '- ' in front."""
     state, asins = _abstract(page, results_shown)
-    return TAGS.sub(lambda m: f"- {m[0]}", state), asins
+    return FORGED.sub(lambda m: f"- {m[0]}", state), asins
 
 
 def _abstract(page: str, results_shown: int) -> tuple[str, list[str]]:
@@ -156,9 +152,9 @@ def ground(state: str, action: str) -> str:
     return action
 
 
-def retrieval_context(state: str) -> str:
-    """The part of a state that decides, with the action, what follows: the item's title; nothing on other pages."""
-    return state.split("\n")[0] if page_kind(state) == "item" else ""
+def retrieval_text(task_text: str, state: str, action: str) -> str:
+    """What the replay buffer is searched by: the grounded action and the part of the page that decides, with it, what follows (the item's title)."""
+    return f"{action}\n{state.split(chr(10))[0] if page_kind(state) == 'item' else ''}".strip()
 
 
 def judged(state: str, action: str) -> bool:
@@ -193,6 +189,25 @@ def action_type(state: str, action: str) -> str:
 def possible(state: str, action: str, next_state: str, reward: float) -> bool:
     """False for what no shop can answer: a page of no known form, or a reward for anything but a purchase."""
     return page_kind(next_state) != "unknown" and (not reward or judged(state, action))
+
+
+def valid(state: str, action: str, next_state: str) -> bool:
+    """Whether an imagined action counts as one that the shop takes."""
+    return action_type(state, action) != "refused"
+
+
+def recall(history: list[tuple[str, str]], state: str, action: str, pages: int) -> list[tuple[str, str]]:
+    """The last `pages` different pages of (state, action) history before `state`. Steps that stayed on a page (same first line: an option chosen, a
+    refusal) are told by the page that followed, so a window of two pages still holds the results that an item was opened from."""
+    kept: list[tuple[str, str]] = []
+    following = state
+    for past, done in reversed(history):
+        if past.split("\n", 1)[0] != following.split("\n", 1)[0]:
+            kept.append((past, done))
+        if len(kept) == pages:
+            break
+        following = past
+    return kept[::-1]
 
 
 def determined(history: list[str], state: str, action: str) -> bool:
@@ -241,6 +256,45 @@ def readable(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def difficulty(text: str) -> int:
+    """Number of constraints an instruction names."""
+    wanted = read_task(text)
+    return len(wanted.words) + len(wanted.options) + (wanted.price is not None)
+
+
+def topics(text: str) -> list[str]:
+    """What a variation of a task may keep."""
+    return read_task(text).words
+
+
+def needs(text: str) -> set[str]:
+    """What the shop must be known to have for a task to make sense: 'word slim', 'option color red'."""
+    wanted = read_task(text)
+    return {f"word {word}" for word in wanted.words} | {f"option {name} {value}" for name, value in wanted.options.items()}
+
+
+def offers(state: str) -> set[str]:
+    """What a page shows that the shop has, in the words of `needs`."""
+    item = read_item(state)
+    if item is None:
+        return set()
+    return {f"word {word}" for word in item.title.lower().split()} | {f"option {name} {value}" for name, values in item.options.items() for value in values}
+
+
+def starts(text: str, start: str) -> bool:
+    """Whether a task can be done from a first state: every search page leads to the whole shop."""
+    return True
+
+
+def finds(task_text: str, state: str, action: str, next_state: str) -> bool | None:
+    """Whether a search listed a product whose title and price fit the task; None for any other step. A dream that finds more is easier than the world."""
+    if action_type(state, action) != "search" or not readable(task_text):
+        return None
+    wanted = read_task(task_text)
+    return any(all(word in title.lower().split() for word in wanted.words) and (wanted.price is None or float(price[1:].split(" ")[0]) <= wanted.price)
+               for title, price in read_results(next_state).values())
 
 
 def checks(wanted: Wanted, item: Item) -> list[tuple[str, bool]]:

@@ -1,0 +1,155 @@
+"""Texts from a TextWorld grammar: what `ContextSensitiveGrammar.derive` writes, without parsing and copying everything anew for every word.
+
+The rules are the symbols that TextWorld's own parser made. Facts are {(predicate, types): frozenset of names}, in two layers: those of the start of the
+game and those changed since. A mapping is {(placeholder, its type): (name, its type)}, because TextWorld compares both.
+"""
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+
+Signature = tuple[str, tuple[str, ...]]
+Facts = dict[Signature, frozenset[tuple[str, ...]]]
+Mapping = dict[tuple[str, str], tuple[str, str]]
+
+
+@lru_cache(maxsize=4096)
+def _symbols(text: str) -> list:
+    from textworld.envs.pddl.textgen import _parse_and_convert
+    return _parse_and_convert(text, rule_name="symbols")
+
+
+@lru_cache(maxsize=1024)
+def _query(text: str) -> list[tuple[str, tuple[str, ...], list[tuple[str, str]]]]:
+    """"p(x:a, y:b) & q(x:a)" -> [(predicate, types, placeholders)]."""
+    from textworld.logic import Rule
+    return [(p.name, tuple(p.signature.types), [(ph.name, ph.type) for ph in p.parameters]) for p in Rule.parse_conjunctive_query(text).preconditions]
+
+
+class Narrator:
+    """Writes the texts of one game. `types`: [(name, supertypes)] of the PDDL domain; `entities`: name -> TextWorld's EntityInfo."""
+
+    def __init__(self, rules: dict, types: list, entities: dict, first_facts: Facts):
+        from textworld.logic import Type, TypeHierarchy
+        self.rules, self.entities, self.first_facts = rules, entities, first_facts
+        self.hierarchy = TypeHierarchy()
+        for name, supertypes in types:
+            if name not in self.hierarchy._types:
+                self.hierarchy.add(Type(name, supertypes))
+        self._signatures: dict[Signature, list[Signature]] = {}
+        self._values: dict[tuple, str] = {}
+
+    def text(self, template: str, mapping: Mapping, changed: Facts) -> str:
+        return self._write(_symbols(template), mapping, changed)
+
+    def predicates(self, template: str) -> set[str]:
+        """The predicates that the text of a template is made from."""
+        found, todo, seen = set(), list(_symbols(template)), set()
+        while todo:
+            symbol = todo.pop()
+            kind = type(symbol).__name__
+            if kind == "NonterminalSymbol" and symbol.symbol not in seen:
+                seen.add(symbol.symbol)
+                for rule in self.rules[symbol.symbol]:
+                    todo += rule.rhs
+                    found |= {name for name, _, _ in _query(rule.condition)} if rule.condition else set()
+            elif kind == "ConditionalSymbol":
+                todo.append(symbol.expression)
+                found |= {name for name, _, _ in _query(symbol.given)} if symbol.given else set()
+            elif kind == "ListSymbol":
+                todo.append(symbol.symbol)
+        return found
+
+    def _write(self, symbols: list, mapping: Mapping, changed: Facts) -> str:
+        return "".join([self._write_one(symbol, mapping, changed) for symbol in symbols])
+
+    def _write_one(self, symbol, mapping: Mapping, changed: Facts) -> str:
+        kind = type(symbol).__name__
+        if kind == "TerminalSymbol":
+            return str(symbol.symbol)
+        if kind == "EvalSymbol":
+            return self._value(symbol, mapping)
+        if kind == "NonterminalSymbol":
+            return self._rule(symbol.symbol, mapping, changed)
+        if kind == "ConditionalSymbol":
+            return "".join(self._each(symbol, mapping, changed))
+        assert kind == "ListSymbol", kind
+        items = self._each(symbol.symbol, mapping, changed)
+        if not items:
+            return self._rule("list_empty", mapping, changed)
+        if len(items) == 1:
+            return items[0]
+        return self._rule("list_separator", mapping, changed).join(items[:-1]) + self._rule("list_last_separator", mapping, changed) + items[-1]
+
+    def _each(self, symbol, mapping: Mapping, changed: Facts) -> list[str]:
+        """The texts of `{expression | query}`, one for each answer of the query."""
+        if type(symbol).__name__ != "ConditionalSymbol":
+            return [self._write_one(symbol, mapping, changed)]
+        found = self._answers(_query(symbol.given), mapping, changed) if symbol.given else [mapping]
+        return [self._write_one(symbol.expression, answer, changed) for answer in found]
+
+    def _rule(self, name: str, mapping: Mapping, changed: Facts) -> str:
+        """The first rule of a name whose condition holds."""
+        for rule in self.rules[name]:
+            if not rule.condition or next(self._answers(_query(rule.condition), mapping, changed), None) is not None:
+                return self._write(rule.rhs, mapping, changed)
+        raise ValueError(f"the grammar's `{name}` has no rule that applies here")
+
+    def _value(self, symbol, mapping: Mapping) -> str:
+        """An expression such as `o.indefinite + ' ' + o.name`, computed by TextWorld once for each choice of its variables."""
+        chosen = {placeholder: name for (placeholder, _), (name, _) in mapping.items()}
+        key = (symbol.expression, *[chosen.get(word) for word in _words(symbol.expression)])
+        if key not in self._values:
+            variables = {placeholder: self.entities[name] for placeholder, name in chosen.items()}
+            self._values[key] = str(symbol.derive({"variables": variables})[0])
+        return self._values[key]
+
+    def _answers(self, query: list, mapping: Mapping, changed: Facts, depth: int = 0) -> Iterator[Mapping]:
+        """All mappings that make a conjunction true, in TextWorld's order: by type signature, then by name; two placeholders never share a thing."""
+        if depth == len(query):
+            yield mapping
+            return
+        predicate, types, placeholders = query[depth]
+        bound = [mapping.get(placeholder) for placeholder in placeholders]
+        for signature in self._subtypes(predicate, types):
+            rows = changed.get(signature)
+            if rows is None:
+                rows = self.first_facts.get(signature, ())
+            kinds = signature[1]
+            if None not in bound:
+                hit = all(b[1] == kind for b, kind in zip(bound, kinds)) and tuple([b[0] for b in bound]) in rows
+                if hit:
+                    yield from self._answers(query, mapping, changed, depth + 1)
+                continue
+            fits = [row for row in rows if all([b is None or b == thing for b, thing in zip(bound, zip(row, kinds))])]
+            for row in sorted(fits):
+                answer = _bind(mapping, placeholders, zip(row, kinds))
+                if answer is not None:
+                    yield from self._answers(query, answer, changed, depth + 1)
+
+    def _subtypes(self, predicate: str, types: tuple[str, ...]) -> list[Signature]:
+        found = self._signatures.get((predicate, types))
+        if found is None:
+            combinations = self.hierarchy.multi_subtypes([self.hierarchy.get(name) for name in types])
+            found = self._signatures[predicate, types] = [(predicate, tuple(t.name for t in combination)) for combination in combinations]
+        return found
+
+
+def _bind(mapping: Mapping, placeholders: list, things: Iterator) -> Mapping | None:
+    answer, used = dict(mapping), set(mapping.values())
+    for placeholder, thing in zip(placeholders, things):
+        known = answer.get(placeholder)
+        if known is None:
+            if thing in used:
+                return None
+            answer[placeholder] = thing
+            used.add(thing)
+        elif known != thing:
+            return None
+    return answer
+
+
+@lru_cache(maxsize=1024)
+def _words(expression: str) -> list[str]:
+    return sorted(set(re.findall(r"[A-Za-z_]\w*", expression)))

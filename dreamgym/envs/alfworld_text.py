@@ -1,0 +1,368 @@
+"""ALFWorld as text: the one mapping from the engine's feedback to short states, and every rule that reads states. Pure functions and `Notes`.
+
+Real feedback goes through `Notes`, which keeps what the agent has noticed in this episode; the experience model writes the same form, so that a policy
+sees one language in both worlds (DreamGym, section 4: abstract text states). Nothing here sees the engine, hidden facts, or a model. The forms:
+
+    room: bed 1, desk 1, drawer 1    | at drawer 1 closed    | at drawer 1 open: book 1, pen 2   | at desk 1: hot mug 1, lit desklamp 1
+    holding: nothing                 | holding: nothing      | holding: clean cloth 1            | holding: nothing
+
+With `admissible`, a third line lists the commands (`commands: close drawer 1; examine book 1; ...`). Actions are ALFWorld's own strings.
+"""
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+
+from dreamgym.prompts import clean
+
+NOTHING = "nothing"
+TAGS = ("clean", "hot", "cool", "sliced", "lit")      # what has been done to an object, in the order they are written
+MAX_TASK_CHARS = 200
+
+_NAME = r"[a-z]+ \d+"
+_THING = rf"(?:(?:{'|'.join(TAGS)}) )*{_NAME}"
+_LIST = rf"(?:{NOTHING}|{_THING}(?:, {_THING})*)"
+_PLACE = re.compile(rf"at (?P<place>{_NAME})(?:(?P<closed> closed)|(?P<open> open)?: (?P<things>{_LIST}))")
+_ROOM = re.compile(rf"room: (?P<things>{_NAME}(?:, {_NAME})*|{NOTHING})")
+_HOLDING = re.compile(rf"holding: (?P<thing>{NOTHING}|{_THING})")
+_ACTIONS = [re.compile(pattern) for pattern in (
+    rf"(?P<verb>go) to (?P<place>{_NAME})", rf"(?P<verb>open|close) (?P<place>{_NAME})", rf"(?P<verb>take) (?P<thing>{_NAME}) from (?P<place>{_NAME})",
+    rf"(?P<verb>move) (?P<thing>{_NAME}) to (?P<place>{_NAME})", rf"(?P<verb>clean|heat|cool) (?P<thing>{_NAME}) with (?P<place>{_NAME})",
+    rf"(?P<verb>slice) (?P<thing>{_NAME}) with (?P<place>{_NAME})", rf"(?P<verb>use) (?P<thing>{_NAME})", rf"(?P<verb>examine) (?P<place>{_NAME})",
+    r"(?P<verb>look|inventory)")]
+_TOOL = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
+_DONE = {"clean": "clean", "heat": "hot", "cool": "cool"}
+
+# The engine's sentences (alfred.twl2 of alfworld 0.4.2)
+_ARRIVES = re.compile(rf"You (?:arrive at|open the) (?P<place>{_NAME})\. (?P<rest>.*)", re.DOTALL)
+_SEEN = re.compile(rf"(?:On the (?P<on>{_NAME}), you see|The (?P<open>{_NAME}) is open\. In it, you see) (?P<things>.*)\.", re.DOTALL)
+_CLOSED = re.compile(rf"The (?P<place>{_NAME}) is closed\.")
+_CLOSES = re.compile(rf"You close the (?P<place>{_NAME})\.")
+_TAKES = re.compile(rf"(?:\w+: )?You pick up the (?P<thing>{_NAME})(?: from the (?P<place>{_NAME}))?\.")
+_PUTS = re.compile(rf"(?:\w+: )?You (?:move|put) the (?P<thing>{_NAME}) (?:to|in) the (?P<place>{_NAME})\.")
+_CHANGES = re.compile(rf"You (?P<verb>clean|heat|cool) the (?P<thing>{_NAME}) using the {_NAME}\.")
+_LIGHTS = re.compile(rf"You turn on the (?P<thing>{_NAME})\.")
+_SLICES = re.compile(rf"You sliced the (?P<thing>{_NAME}) with the {_NAME}\.")
+_LISTED = re.compile(rf"\ban? (?P<name>{_NAME})\b")
+
+
+# ---- the mapping -------------------------------------------------------------------------------------------------------------------------------
+
+def by_name(names) -> list[str]:
+    """'desk 2' before 'desk 10'."""
+    return sorted(names, key=lambda name: (name.rsplit(" ", 1)[0], int(name.rsplit(" ", 1)[1])))
+
+
+@dataclass
+class Notes:
+    """What the agent has noticed in one episode: where it is, what it holds, what it saw where, what it did to which object. Objects keep the order
+    in which they were noticed, so that a receptacle reads the same when the agent comes back."""
+    room: list[str] = field(default_factory=list)
+    place: str = ""
+    holding: str = ""
+    contents: dict[str, list[str]] = field(default_factory=dict)
+    opened: dict[str, bool] = field(default_factory=dict)         # only receptacles that can be opened
+    tags: dict[str, set[str]] = field(default_factory=dict)
+
+    def read(self, feedback: str) -> None:
+        """Takes in one feedback of the engine. 'Nothing happens.', looking and examining change nothing that is noted."""
+        text = clean(feedback)
+        if text.startswith("You are in the middle of a room.") and not self.room:
+            self.room = by_name(_LISTED.findall(text.split("you see", 1)[-1]))
+        elif match := _ARRIVES.fullmatch(text):
+            self.place = match["place"]
+            self._see(match["rest"])
+        elif match := _CLOSES.fullmatch(text):
+            self.opened[match["place"]] = False
+        elif match := _TAKES.fullmatch(text):
+            self.holding = match["thing"]
+            for things in self.contents.values():
+                if self.holding in things:
+                    things.remove(self.holding)
+        elif match := _PUTS.fullmatch(text):
+            self.holding = ""
+            self.contents.setdefault(match["place"], []).append(match["thing"])
+        elif match := _CHANGES.fullmatch(text):
+            tags = self.tags.setdefault(match["thing"], set())
+            tags -= {"heat": {"cool"}, "cool": {"hot"}}.get(match["verb"], set())
+            tags.add(_DONE[match["verb"]])
+        elif match := _LIGHTS.fullmatch(text):
+            self.tags.setdefault(match["thing"], set()).add("lit")
+        elif match := _SLICES.fullmatch(text):
+            self.tags.setdefault(match["thing"], set()).add("sliced")
+
+    def _see(self, text: str) -> None:
+        if match := _CLOSED.fullmatch(text):
+            self.opened[match["place"]] = False
+        elif match := _SEEN.fullmatch(text):
+            place, listed = match["on"] or match["open"], _LISTED.findall(match["things"])
+            if match["open"]:
+                self.opened[place] = True
+            known = [thing for thing in self.contents.get(place, []) if thing in listed]
+            self.contents[place] = known + [thing for thing in listed if thing not in known]
+
+    def state(self, commands: list[str] | None = None) -> str:
+        """The abstract state; `commands` (the engine's admissible ones) become a third line when given."""
+        if not self.place:
+            first = f"room: {', '.join(self.room) or NOTHING}"
+        elif self.opened.get(self.place) is False:
+            first = f"at {self.place} closed"
+        else:
+            things = ", ".join(map(self._thing, self.contents.get(self.place, []))) or NOTHING
+            first = f"at {self.place}{' open' if self.place in self.opened else ''}: {things}"
+        lines = [first, f"holding: {self._thing(self.holding) if self.holding else NOTHING}"]
+        return "\n".join(lines + ([f"commands: {'; '.join(commands)}"] if commands is not None else []))
+
+    def _thing(self, name: str) -> str:
+        return " ".join([tag for tag in TAGS if tag in self.tags.get(name, ())] + [name])
+
+
+# ---- reading states and actions ----------------------------------------------------------------------------------------------------------------
+
+@dataclass
+class View:
+    """The parts of a state. `opened`: None where the receptacle cannot be closed; things carry their tags ('hot mug 1')."""
+    place: str
+    opened: bool | None
+    things: list[str]
+    holding: str
+    room: list[str]
+
+
+def read_view(state: str) -> View | None:
+    """The parts of a state; None when the text is not one."""
+    lines = state.split("\n")
+    if len(lines) not in (2, 3) or not (held := _HOLDING.fullmatch(lines[1])) or (len(lines) == 3 and not lines[2].startswith("commands: ")):
+        return None
+    holding = "" if held["thing"] == NOTHING else held["thing"]
+    listed = lambda text: [] if not text or text == NOTHING else text.split(", ")
+    if match := _ROOM.fullmatch(lines[0]):
+        return View("", None, [], holding, listed(match["things"]))
+    if match := _PLACE.fullmatch(lines[0]):
+        return View(match["place"], False if match["closed"] else True if match["open"] else None, listed(match["things"]), holding, [])
+    return None
+
+
+def page_kind(state: str) -> str:
+    """room | place | unknown."""
+    view = read_view(state)
+    return "unknown" if view is None else "place" if view.place else "room"
+
+
+def name_of(thing: str) -> str:
+    """'clean hot mug 1' -> 'mug 1'."""
+    return " ".join(thing.split()[-2:])
+
+
+def kind_of(thing: str) -> str:
+    """'clean hot mug 1' -> 'mug'."""
+    return thing.split()[-2] if thing else ""
+
+
+@dataclass
+class Command:
+    verb: str
+    thing: str = ""
+    place: str = ""
+
+
+def read_action(action: str) -> Command | None:
+    """The parts of an action; None for what ALFWorld's grammar does not hold. `examine` may name a thing, which is then in `place`."""
+    for pattern in _ACTIONS:
+        if match := pattern.fullmatch(action):
+            parts = match.groupdict()
+            return Command(parts["verb"], parts.get("thing") or "", parts.get("place") or "")
+    return None
+
+
+def ground(state: str, action: str) -> str:
+    """Actions name their objects already."""
+    return clean(action)
+
+
+def retrieval_text(task_text: str, state: str, action: str) -> str:
+    """What the replay buffer is searched by: the action, and the task, because what is found where depends on the home, and a task is of one home."""
+    return f"{action}\n{task_text}"
+
+
+def action_type(state: str, action: str) -> str:
+    """go | open | close | take | move | clean | heat | cool | slice | use | look | refused (by what this page shows the engine would change nothing;
+    whether a place exists, and a neighbour within reach, it does not show)."""
+    command, view = read_action(action), read_view(state)
+    if command is None or view is None:
+        return "refused"
+    names, held, here = [name_of(thing) for thing in view.things], name_of(view.holding), command.place == view.place
+    fits = {
+        "go": not here, "open": here and view.opened is False, "close": here and view.opened is True,
+        "take": here and not held and command.thing in names, "move": here and held == command.thing != "" and view.opened is not False,
+        "slice": held == command.place and kind_of(held) in ("knife", "butterknife") and command.thing in names,
+        "use": command.thing in names, "examine": command.place in [view.place, held, *names], "look": True, "inventory": True,
+        **{verb: held == command.thing and here and kind_of(view.place) == tool for verb, tool in _TOOL.items()},
+    }[command.verb]
+    if not fits:
+        return "refused"
+    return "look" if command.verb in ("look", "inventory", "examine") else command.verb
+
+
+def valid(state: str, action: str, next_state: str) -> bool:
+    """Whether an imagined action counts as admissible: it changed the page, or it only looks."""
+    return action_type(state, action) == "look" or next_state != state
+
+
+def judged(state: str, action: str) -> bool:
+    """True where an action may fulfil a task, and task and page alone decide that it does: putting something down, using a lamp, taking something
+    under a lit one. The experience model then sees neither history nor demonstrations."""
+    kind = action_type(state, action)
+    return kind in ("move", "use") or (kind == "take" and any(thing.startswith("lit ") for thing in read_view(state).things))
+
+
+def possible(state: str, action: str, next_state: str, reward: float) -> bool:
+    """What an imagined page must at least be: of a known form, reached by moving only when the action is to go, paying only where it may."""
+    before, after, command = read_view(state), read_view(next_state), read_action(action)
+    if before is None or after is None or (reward and not judged(state, action)):
+        return False
+    return after.place == before.place or (command is not None and command.verb == "go" and after.place == command.place)
+
+
+def determined(history: list[str], state: str, action: str) -> bool:
+    """True when the next page follows from pages already seen in this episode; False where the contents of a receptacle are seen for the first time."""
+    command = read_action(action)
+    if command is None or command.verb not in ("go", "open") or action_type(state, action) == "refused":
+        return True
+    seen = [view for page in history if (view := read_view(page)) and view.place == command.place]
+    return any(view.opened is not False for view in seen) if command.verb == "open" else bool(seen)
+
+
+def recall(history: list[tuple[str, str]], state: str, action: str, views: int) -> list[tuple[str, str]]:
+    """The part of the (state, action) history that decides what follows: for a place seen before its last `views` pages; for a new one the room and the
+    last pages of every other place, because an object is in one place only; nothing where the current page says it all. The most telling one last."""
+    command = read_action(action)
+    if command is None or command.verb not in ("go", "open"):
+        return []
+    pages: dict[str, list[tuple[str, str]]] = {}
+    for page, done in history:
+        view = read_view(page)
+        pages.setdefault(view.place if view else "", []).append((page, done))
+    if command.verb == "open":                   # the closed page in front of it tells nothing
+        own = [(page, done) for page, done in pages.get(command.place, []) if read_view(page).opened]
+    else:
+        own = pages.get(command.place, [])
+    if own:
+        return own[-views:]
+    telling = [pair for place, kept in pages.items() if place for pair in kept[-views:] if read_view(pair[0]).things]
+    return pages.get("", [])[:1] + telling
+
+
+# ---- reading tasks -----------------------------------------------------------------------------------------------------------------------------
+
+@dataclass
+class Wanted:
+    """kind: pick | clean | hot | cool | two | look; `thing` and `place` are types ('mug', 'desk'; the lamp for look)."""
+    kind: str
+    thing: str
+    place: str
+
+
+_TASKS = [re.compile(pattern) for pattern in (
+    r"put two (?P<thing>[a-z]+) (?:in|on) (?P<place>[a-z]+)", r"find two (?P<two>[a-z]+) and put them (?:in|on) (?P<place>[a-z]+)",
+    r"put an? (?P<kind>clean|hot|cool) (?P<thing>[a-z]+) (?:in|on) (?P<place>[a-z]+)", r"(?P<do>clean|heat|cool) some (?P<thing>[a-z]+) and put it (?:in|on) (?P<place>[a-z]+)",
+    r"put (?:an?|some) (?P<thing>[a-z]+) (?:in|on) (?P<place>[a-z]+)", r"(?:look at|examine)(?: an?| the| some)? (?P<look>[a-z]+) (?:under|with) the (?P<place>[a-z]+)")]
+
+
+def read_task(text: str) -> Wanted:
+    """Raises ValueError for a sentence that none of ALFWorld's twelve templates expresses."""
+    sentence = clean(text).lower().rstrip(". ") if len(text) <= MAX_TASK_CHARS else ""
+    for pattern in _TASKS:
+        if match := pattern.fullmatch(sentence):
+            parts = {key: value for key, value in match.groupdict().items() if value}
+            if sentence.startswith(("put two", "find two")):
+                return Wanted("two", parts.get("thing") or parts["two"], parts["place"])
+            if "look" in parts:
+                return Wanted("look", parts["look"], parts["place"])
+            return Wanted(parts.get("kind") or _DONE.get(parts.get("do", ""), "pick"), parts["thing"], parts["place"])
+    raise ValueError(f"task {text[:80]!r}: cannot be read; expected one of ALFWorld's sentences, such as 'put a clean mug in desk' or 'find two pen and put them in drawer'")
+
+
+def readable(text: str) -> bool:
+    """Whether `read_task` can read a sentence."""
+    try:
+        read_task(text)
+    except ValueError:
+        return False
+    return True
+
+
+def difficulty(text: str) -> int:
+    """Steps a task asks for beyond picking something up and putting it down."""
+    return {"pick": 1, "look": 1, "clean": 2, "hot": 2, "cool": 2, "two": 3}[read_task(text).kind]
+
+
+def topics(text: str) -> list[str]:
+    """What a variation of a task may keep."""
+    wanted = read_task(text)
+    return [wanted.thing, wanted.place]
+
+
+def needs(text: str) -> set[str]:
+    """What the world must be known to have for a task to make sense: 'thing mug', 'hot mug', 'mug in desk'."""
+    wanted = read_task(text)
+    made = {f"{wanted.kind} {wanted.thing}"} if wanted.kind in ("clean", "hot", "cool") else set()
+    return made | {f"thing {wanted.thing}", f"light {wanted.place}" if wanted.kind == "look" else f"{wanted.thing} in {wanted.place}"}
+
+
+def offers(state: str) -> set[str]:
+    """What a page shows that the world has, in the words of `needs`."""
+    view = read_view(state)
+    if view is None:
+        return set()
+    things = [*view.things, *([view.holding] if view.holding else [])]
+    tags = {f"{tag} {kind_of(thing)}" for thing in things for tag in TAGS[:3] if tag in thing.split()}
+    return tags | {f"thing {kind_of(thing)}" for thing in things} | {f"{kind_of(thing)} in {kind_of(view.place)}" for thing in view.things}
+
+
+def starts(text: str, start: str) -> bool:
+    """Whether a task can be done from a first state: its receptacle, and the tool it needs, are in the room (a lamp is an object, and may turn up)."""
+    wanted, view = read_task(text), read_view(start)
+    tool = {"clean": "sinkbasin", "hot": "microwave", "cool": "fridge"}.get(wanted.kind)
+    kinds = {kind_of(place) for place in view.room} if view else set()
+    return (wanted.kind == "look" or wanted.place in kinds) and (tool is None or tool in kinds)
+
+
+def finds(task_text: str, state: str, action: str, next_state: str) -> bool | None:
+    """Whether a step that looked into a place showed what the task wants; None for any other step. A dream that finds more is easier than the world."""
+    view = read_view(next_state)
+    if action_type(state, action) not in ("go", "open") or view is None or view.opened is False or not readable(task_text):
+        return None
+    return read_task(task_text).thing in map(kind_of, view.things)
+
+
+def checks(wanted: Wanted, state: str, action: str) -> list[tuple[str, str, bool]]:
+    """Each constraint of a task against a judged action, by rule: (wanted, found, met). RL never sees it; it audits the experience model's reward."""
+    command, view = read_action(action), read_view(state)
+    if wanted.kind == "look":
+        held, lamps = view.holding, [thing for thing in view.things if kind_of(thing) == wanted.place]
+        if command.verb == "take":
+            held, lamps = command.thing, [lamp for lamp in lamps if lamp.startswith("lit ")]
+        elif command.verb == "use":
+            lamps = [lamp for lamp in lamps if name_of(lamp) == command.thing or lamp.startswith("lit ")]
+        else:
+            held = ""
+        return [(wanted.thing, kind_of(held) or NOTHING, kind_of(held) == wanted.thing), (wanted.place, "on" if lamps else "off", bool(lamps))]
+    if command.verb != "move":
+        return [(wanted.place, command.verb, False)]
+    rows = [(wanted.thing, kind_of(command.thing), kind_of(command.thing) == wanted.thing)]
+    if wanted.kind in ("clean", "hot", "cool"):
+        tags = view.holding.split()[:-2]
+        rows.append((wanted.kind, " ".join(tags) or "plain", wanted.kind in tags))
+    rows.append((wanted.place, kind_of(command.place), kind_of(command.place) == wanted.place))
+    if wanted.kind == "two":
+        others = [thing for thing in view.things if kind_of(thing) == wanted.thing]
+        rows.append(("two", str(1 + len(others)), bool(others)))
+    return rows
+
+
+def rule_success(task_text: str, state: str, action: str) -> bool | None:
+    """The rule check's verdict on a judged action: True / False; None where nothing is judged or the task cannot be read."""
+    if not judged(state, action) or not readable(task_text):
+        return None
+    return all(met for _, _, met in checks(read_task(task_text), state, action))
