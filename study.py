@@ -1,10 +1,11 @@
-"""The README's results: three seeds of everything on the embedded shop, the ablations, and the figures.
+"""The README's results: three seeds of everything on the embedded shop or the generated games, the ablations, and the figures.
 
-    python study.py --out out/study --workers 2        # hours of CPU; can be stopped and started again
-    python study.py --out out/study --figures-only     # the tables and pictures from what is there
+    python study.py --workers 2                        # WebShop; hours of CPU; can be stopped and started again
+    python study.py --figures-only                     # the tables and pictures from what is there
+    python study.py --env alfworld --out out/study-alfworld --skip "ppo,no ,naive,grpo-real-5k"
 
 Each job is one of the project's own commands with its own folder; a finished job (result.json) is not run again. Seeds vary the offline data, the
-experience model, the imitation and the RL; the shop and the 500 evaluation tasks are the same for all. Results are written to OUT/results.json.
+experience model, the imitation and the RL; the environment and the evaluation tasks are the same for all. Results are written to OUT/results.json.
 """
 from __future__ import annotations
 
@@ -23,6 +24,7 @@ from dreamgym.report import seed_interval
 
 @dataclass
 class Args:
+    env: str = "webshop"               # environment: webshop | alfworld
     out: str = "out/study"             # folder of the study
     seeds: int = 3                     # seeds 0 .. seeds-1
     workers: int = 2                   # jobs at once, one thread each
@@ -33,6 +35,7 @@ class Args:
     s2r_transitions: int = 5_000       # budget of S2R and of the small real run
     naive_seeds: int = 3               # seeds of the naive-reward lesson
     only: str = ""                     # run only jobs whose name holds this text
+    skip: str = ""                     # leave out jobs whose name holds one of these texts, separated by commas
     figures_only: bool = False         # no runs
 
 
@@ -48,11 +51,11 @@ def jobs(args: Args, seed: int) -> list[tuple[str, list[str], list[str], str]]:
     base = Path(args.out) / f"seed{seed}"
     data, full = base / "data", base / "expmodel"
     train = ["--steps", args.steps, "--seed", seed, "--data", data]
-    policy = ["--data", data, "--seed", seed, "--iterations", args.iterations, "--eval-every", 10]
+    policy = ["--env", args.env, "--data", data, "--seed", seed, "--iterations", args.iterations, "--eval-every", 10]
     shared = [*policy, "--expmodel", full, "--imitation", base / "imitation"]
     budget = args.s2r_transitions
     rows = [
-        ("data", script("collect.py", "--out", data, "--seed", seed), [], ""),
+        ("data", script("collect.py", "--env", args.env, "--out", data, "--seed", seed), [], ""),
         ("expmodel", script("train_expmodel.py", "--out", full, *train, "--max-steps", args.max_steps), ["data"], ""),
         ("imitation", script("train_policy.py", "--out", base, *policy, "--expmodel", full, "--algo", "sft"), ["expmodel"], ""),
         ("grpo-dream", script("train_policy.py", "--out", base / "grpo-dream", *shared), ["imitation"], ""),
@@ -107,7 +110,8 @@ def run_all(args: Args) -> None:
     """All jobs, at most --workers at once, each as soon as what it waits for is finished; earlier seeds and earlier jobs first."""
     out = Path(args.out)
     waiting = [(seed, *job) for job_index in range(30) for seed in range(args.seeds) for job in jobs(args, seed)[job_index:job_index + 1]]
-    waiting = [job for job in waiting if args.only in job[1] and not finished(out, job[0], job[1])]
+    skipped = [text for text in args.skip.split(",") if text]
+    waiting = [job for job in waiting if args.only in job[1] and not any(text in job[1] for text in skipped) and not finished(out, job[0], job[1])]
     running: dict = {}
     with ThreadPoolExecutor(args.workers) as pool:
         while waiting or running:

@@ -451,7 +451,7 @@ def main() -> None:
         errors = experience_report(dream, heldout) if ranks.is_main else {}
         searches = {k: search_report(episodes[k], rules) for k in ("real_sampled", "dream_sampled")}
         state.evaluations.append({"iteration": state.iteration, "dream_transitions": state.dream_transitions, "real_transitions": state.real_transitions, **found})
-        flat = {f"{world}/{k}": v for world, report in found.items() for k, v in report.items() if k in ("success", "low", "high", "score", "length", "invalid")}
+        flat = {f"{world}/{k}": v for world, report in found.items() for k, v in report.items() if k not in ("n", "transitions", "stops", "judge")}
         log.step("evaluation", state.iteration, {**flat, "real_stops": found["real_sampled"]["stops"], "dream_stops": found["dream_sampled"]["stops"],
                  "judge": found["dream_sampled"]["judge"], "searches_with_a_fit": searches, "tasks": len(tasks), "dream_transitions": state.dream_transitions,
                  "real_transitions": state.real_transitions, "dream_exact": errors.get("exact", {}).get("share"), "synthetic_share": dream.buffer.share_synthetic()}, show=[])

@@ -23,11 +23,11 @@ def training_curve(folder: Path | str) -> Path:
     evaluations, steps = read_metrics(folder, "evaluation"), read_metrics(folder, "rl")
     figure, axes = plt.subplots(figsize=(7, 4.2))
     x = [e["dream_transitions"] + e["real_transitions"] for e in evaluations]
-    for key, colour, label in (("real_sampled", REAL, "real shop, sampled"), ("dream_sampled", DREAM, "dream, sampled")):
+    for key, colour, label in (("real_sampled", REAL, "real, sampled"), ("dream_sampled", DREAM, "dream, sampled")):
         y = [e[f"{key}/success"] for e in evaluations]
         axes.plot(x, y, "o-", color=colour, label=label, markersize=4)
         axes.fill_between(x, [e[f"{key}/low"] for e in evaluations], [e[f"{key}/high"] for e in evaluations], color=colour, alpha=0.15, linewidth=0)
-    axes.plot(x, [e["real_greedy/success"] for e in evaluations], "s--", color=REAL, label="real shop, greedy", markersize=4, alpha=0.7)
+    axes.plot(x, [e["real_greedy/success"] for e in evaluations], "s--", color=REAL, label="real, greedy", markersize=4, alpha=0.7)
     axes.plot([s["dream_transitions"] + s["real_transitions"] for s in steps], [s["success"] for s in steps], color=GREY, linewidth=0.8, alpha=0.6, label="training episodes")
     switch = [e["dream_transitions"] for e in evaluations if e["real_transitions"] and e["dream_transitions"]]
     if switch:
@@ -60,22 +60,25 @@ def study_figures(out: Path, results: dict, seeds: int) -> list[Path]:
     for name, label, colour in (("grpo-dream", "GRPO", REAL), ("ppo-dream", "PPO", "#15803d")):
         folders = [out / f"seed{s}" / name for s in range(seeds) if (out / f"seed{s}" / name / "result.json").exists()]
         if folders:
-            _curve(left, folders, "real_sampled", colour, f"{label}: real shop", "dream_transitions")
+            _curve(left, folders, "real_sampled", colour, f"{label}: real", "dream_transitions")
             _curve(left, folders, "dream_sampled", DREAM if name == "grpo-dream" else "#0891b2", f"{label}: dream", "dream_transitions")
     folders = [out / f"seed{s}" / "grpo-real-30k" for s in range(seeds) if (out / f"seed{s}" / "grpo-real-30k" / "result.json").exists()]
     if folders:
-        _curve(right, folders, "real_sampled", REAL, "GRPO on the real shop", "real_transitions")
+        _curve(right, folders, "real_sampled", REAL, "GRPO, real environment", "real_transitions")
     for name, colour, label in (("grpo-dream", DREAM, "dream, 0 real transitions"), ("grpo-s2r-5k", "#7c3aed", "dream, then 5k real (S2R)")):
         if name in results["runs"]:
             right.axhline(results["runs"][name]["real_sampled"]["mean"], color=colour, linestyle="--", linewidth=1.2, label=label)
     left.set(xlabel="RL transitions in the dream (0 real)", ylabel="success, held-out tasks, sampled", ylim=(0, 1), title="inside the experience model")
-    right.set(xlabel="real RL transitions", title="on the real shop")
+    right.set(xlabel="real RL transitions", title="in the real environment")
     for axes in (left, right):
         axes.legend(frameon=False, fontsize=8), axes.grid(alpha=0.2)
-    figure.suptitle(f"WebShop, {results.get('environment', {}).get('catalogue', '')}; mean of {seeds} seeds, thin lines: seeds", fontsize=9)
+    environment = results.get("environment", {})
+    figure.suptitle(f"{environment.get('env')}, {environment.get('catalogue') or environment.get('games')}; mean of {seeds} seeds, thin lines: seeds", fontsize=9)
     figure.tight_layout()
     figure.savefig(out / "success.png", dpi=130)
     paths.append(out / "success.png")
+    if not any(name.startswith("no ") for name in results["runs"]):
+        return paths
     names = [n for n in ("imitation", "grpo-dream", "no replay", "no reasoning", "no history", "no task generation") if n in results["runs"]]
     figure, axes = plt.subplots(figsize=(7.5, 4))
     for offset, (key, colour) in enumerate((("real_sampled", REAL), ("real_greedy", "#fdba74"), ("dream_sampled", DREAM))):

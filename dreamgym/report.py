@@ -114,7 +114,8 @@ def probes_passed(report: dict) -> list[str]:
 
 
 def policy_report(episodes: list[Episode], rules: ModuleType) -> dict:
-    """Success, score, stop reasons and lengths of episodes; for dreamt ones the reward's confusion with the rule check that RL never sees."""
+    """Success (also by groups of tasks), score, stop reasons, lengths, pages that contradict earlier ones; for dreamt episodes
+    the reward's confusion with the rule check that RL never sees."""
     n, wins = len(episodes), sum(e.success for e in episodes)
     low, high = interval(wins, n)
     confusion: Counter = Counter()
@@ -126,6 +127,7 @@ def policy_report(episodes: list[Episode], rules: ModuleType) -> dict:
     stops = Counter(e.stop for e in episodes)
     invalid = sum(not s.valid for e in episodes for s in e.steps)
     transitions = sum(len(e.steps) for e in episodes)
+    pages = [rules.contradictions([(s.state, s.action, s.next_state) for s in e.steps]) for e in episodes]
     groups: dict[str, list[bool]] = defaultdict(list)
     for episode in episodes:                     # ALFWorld: by split and by task type
         for key in ("split", "type"):
@@ -133,7 +135,9 @@ def policy_report(episodes: list[Episode], rules: ModuleType) -> dict:
                 groups[f"{key} {episode.task.goal[key]}"].append(episode.success)
     return {**({"groups": {k: _share(rows) for k, rows in sorted(groups.items())}} if groups else {}), "n": n, "success": wins / max(1, n),
             "low": low, "high": high, "score": sum(e.score for e in episodes) / max(1, n), "transitions": transitions,
-            "length": transitions / max(1, n), "invalid": invalid / max(1, transitions), "stops": dict(stops), "judge": {k: confusion[k] for k in ("TP", "FP", "FN", "TN")}}
+            "length": transitions / max(1, n), "invalid": invalid / max(1, transitions), "stops": dict(stops),
+            "contradictions": sum(broken for _, broken in pages) / max(1, sum(checked for checked, _ in pages)),
+             "judge": {k: confusion[k] for k in ("TP", "FP", "FN", "TN")}}
 
 
 def search_report(episodes: list[Episode], rules: ModuleType) -> dict:

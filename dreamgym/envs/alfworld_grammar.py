@@ -34,9 +34,8 @@ class Narrator:
         from textworld.logic import Type, TypeHierarchy
         self.rules, self.entities, self.first_facts = rules, entities, first_facts
         self.hierarchy = TypeHierarchy()
-        for name, supertypes in types:
-            if name not in self.hierarchy._types:
-                self.hierarchy.add(Type(name, supertypes))
+        for name, supertypes in dict(reversed(types)).items():       # of a type named twice the first counts ("object" is PDDL's own and ALFWorld's)
+            self.hierarchy.add(Type(name, supertypes))
         self._signatures: dict[Signature, list[Signature]] = {}
         self._values: dict[tuple, str] = {}
 
@@ -51,7 +50,7 @@ class Narrator:
             kind = type(symbol).__name__
             if kind == "NonterminalSymbol" and symbol.symbol not in seen:
                 seen.add(symbol.symbol)
-                for rule in self.rules[symbol.symbol]:
+                for rule in self.rules.get(symbol.symbol, ()):
                     todo += rule.rhs
                     found |= {name for name, _, _ in _query(rule.condition)} if rule.condition else set()
             elif kind == "ConditionalSymbol":
@@ -91,7 +90,7 @@ class Narrator:
 
     def _rule(self, name: str, mapping: Mapping, changed: Facts) -> str:
         """The first rule of a name whose condition holds."""
-        for rule in self.rules[name]:
+        for rule in self.rules.get(name, ()):
             if not rule.condition or next(self._answers(_query(rule.condition), mapping, changed), None) is not None:
                 return self._write(rule.rhs, mapping, changed)
         raise ValueError(f"the grammar's `{name}` has no rule that applies here")
@@ -118,8 +117,7 @@ class Narrator:
                 rows = self.first_facts.get(signature, ())
             kinds = signature[1]
             if None not in bound:
-                hit = all(b[1] == kind for b, kind in zip(bound, kinds)) and tuple([b[0] for b in bound]) in rows
-                if hit:
+                if all([b[1] == kind for b, kind in zip(bound, kinds)]) and tuple([b[0] for b in bound]) in rows:
                     yield from self._answers(query, mapping, changed, depth + 1)
                 continue
             fits = [row for row in rows if all([b is None or b == thing for b, thing in zip(bound, zip(row, kinds))])]

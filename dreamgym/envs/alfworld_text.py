@@ -253,6 +253,31 @@ def recall(history: list[tuple[str, str]], state: str, action: str, views: int) 
     return pages.get("", [])[:1] + telling
 
 
+def contradictions(steps: list[tuple[str, str, str]]) -> tuple[int, int]:
+    """(pages that show what a place holds, those of them that contradict an earlier page) of an episode's (state, action, next state): a thing that is known to
+    be elsewhere, or a place that does not hold what it held, but for what the agent itself took and put down. None in the real world."""
+    where: dict[str, str] = {}                   # thing -> place, 'hand' when held
+    held_by: dict[str, set[str]] = {}            # place -> what was last seen there
+    checked = broken = 0
+    for state, action, next_state in steps:
+        before, view, command = read_view(state), read_view(next_state), read_action(action)
+        if before is None or view is None:
+            continue
+        for thing in {name_of(before.holding), name_of(view.holding)} - {""}:
+            place = "hand" if thing == name_of(view.holding) else command.place if command else ""
+            held_by.get(where.get(thing, ""), set()).discard(thing)
+            held_by.get(place, set()).add(thing)
+            where[thing] = place
+        if not view.place or view.opened is False:
+            continue
+        things = set(map(name_of, view.things))
+        checked += 1
+        broken += any(where.get(thing, view.place) != view.place for thing in things) or held_by.get(view.place, things) != things
+        where.update(dict.fromkeys(things, view.place))
+        held_by[view.place] = things
+    return checked, broken
+
+
 # ---- reading tasks -----------------------------------------------------------------------------------------------------------------------------
 
 @dataclass

@@ -218,6 +218,18 @@ def determined(history: list[str], state: str, action: str) -> bool:
     return kind in ("option", "buy", "back", "refused")
 
 
+def contradictions(steps: list[tuple[str, str, str]]) -> tuple[int, int]:
+    """(item pages seen again, those of them that differ from before but for the options chosen) of an episode's (state, action, next state)."""
+    known: dict[str, list[str]] = {}
+    checked = broken = 0
+    for _, _, page in steps:
+        if page_kind(page) == "item":
+            title, *options = page.split("\n")[:-1]
+            checked += title in known
+            broken += known.setdefault(title, options) != options
+    return checked, broken
+
+
 # ---- reading tasks -----------------------------------------------------------------------------------------------------------------------------
 
 @dataclass
