@@ -5,6 +5,7 @@ into every result. 50 steps (the rollout counts them), reward 1 iff the engine s
 """
 from __future__ import annotations
 
+import importlib
 import os
 import re
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ from dreamgym.envs.alfworld_workers import Here, Workers
 from dreamgym.episode import Task
 
 MAX_STEPS = 50
-HELD_OUT = "valid_unseen"                        # what the shared scripts call test
+HELD_OUT = ("valid_seen", "valid_unseen")         # what the shared scripts call test: new games in known rooms, and in unknown ones
 _ID = re.compile(r"([a-z]+)_bar_[a-z0-9_]*")
 
 
@@ -34,13 +35,23 @@ def receptacles(problem: str) -> list[str]:
     return alfworld_text.by_name({names[key] for key in re.findall(r"\(receptacleatlocation (\S+)", facts)})
 
 
+def _import_package(folder: Path) -> None:
+    """`import alfworld` makes the folder of $ALFWORLD_DATA, or ~/.cache/alfworld, and sets the variable; a later environment would take that for the user's."""
+    before = os.environ.get("ALFWORLD_DATA")
+    os.environ["ALFWORLD_DATA"] = str(folder)
+    importlib.import_module("alfworld")
+    del os.environ["ALFWORLD_DATA"]
+    if before is not None:
+        os.environ["ALFWORLD_DATA"] = before
+
+
 class ALFWorld:
     """Real ALFWorld. `seed` and `counts` (games of each split) are those of the generated games; `admissible` puts the commands into the states."""
 
     text = alfworld_text
     max_steps = MAX_STEPS
 
-    def __init__(self, data_dir: str = "", cache: str | Path = "out/games", seed: int = 0, admissible: bool = False, workers: int = 1,
+    def __init__(self, data_dir: str = "", cache: str | Path = "out/games", seed: int = 7, admissible: bool = False, workers: int = 1,
                  counts: Mapping[str, int] = DEFAULT_COUNTS):
         require()
         data_dir, cache = data_dir or os.environ.get("ALFWORLD_DATA", ""), Path(cache)
@@ -48,8 +59,9 @@ class ALFWorld:
         if data_dir:
             self.root = self.root if self.root.is_dir() else Path(data_dir)
             self._check_folder()
-        else:
-            with tqdm(total=sum(counts.values()), desc="generated games, each won once", leave=False, disable=os.environ.get("RANK", "0") != "0") as bar:
+        _import_package(self.root if data_dir else cache)
+        if not data_dir:
+            with tqdm(total=sum(counts.values()), desc="generating games and winning each once", leave=False, delay=1, mininterval=1) as bar:
                 generate(cache / f"seed-{seed}", seed, counts, progress=lambda done, total: bar.update(done - bar.n))
         self.label = "generated games" if (self.root / "games.json").exists() else "official games"      # a generated folder stays one, whoever names it
         self.admissible, self.counts = admissible, {split: len(list((self.root / split).glob("*/*/game.tw-pddl"))) for split in SPLITS}
@@ -62,7 +74,8 @@ class ALFWorld:
         """A folder without games, or with games of another grammar, ends before any work."""
         first = [path for split in SPLITS if (path := next((self.root / split).glob("*/*/game.tw-pddl"), None))]
         if not first:
-            raise ValueError(f"{self.root}: no ALFWorld games there; expected {DATA}/<{'|'.join(SPLITS)}>/<goal>/<trial>/game.tw-pddl (unset ALFWORLD_DATA to generate games)")
+            raise ValueError(f"{self.root}: no ALFWorld games there; expected {DATA}/<{'|'.join(SPLITS)}>/<goal>/<trial>/game.tw-pddl "
+                             "(without ALFWORLD_DATA and --data-dir, games are generated)")
         for path in first:
             read_game(path)
 
@@ -70,19 +83,21 @@ class ALFWorld:
         return {"env": "alfworld", "games": self.label, "seed": self.seed, "counts": self.counts, "admissible": self.admissible}
 
     def tasks(self, split: str) -> list[Task]:
-        """All tasks of a split (train | valid_seen | valid_unseen; test = valid_unseen), in sorted order of the games' folders."""
-        split = HELD_OUT if split == "test" else split
-        if split not in SPLITS:
-            raise ValueError(f"split {split!r}: ALFWorld has {', '.join(SPLITS)} (and test, which is {HELD_OUT})")
-        if split not in self._tasks:
-            self._tasks[split] = [self._task(f"alfworld-{split}-{i:04d}", game) for i, game in enumerate(find_games(self.root, split))]
-        return list(self._tasks[split])
+        """All tasks of a split (train | valid_seen | valid_unseen; test = both held-out ones), in sorted order of the games' folders."""
+        if split not in (*SPLITS, "test"):
+            raise ValueError(f"split {split!r}: ALFWorld has {', '.join(SPLITS)} (and test, which is {' and '.join(HELD_OUT)})")
+        return [task for name in (HELD_OUT if split == "test" else (split,)) for task in self._split(name)]
 
-    def _task(self, name: str, game) -> Task:
+    def _split(self, split: str) -> list[Task]:
+        if split not in self._tasks:
+            self._tasks[split] = [self._task(f"alfworld-{split}-{i:04d}", split, game) for i, game in enumerate(find_games(self.root, split))]
+        return self._tasks[split]
+
+    def _task(self, name: str, split: str, game) -> Task:
         data = read_game(game.path)
         room = receptacles(data["pddl_problem"])
         first = alfworld_text.Notes(room=room).state(sorted([*(f"go to {place}" for place in room), "inventory", "look"]) if self.admissible else None)
-        return Task(name, data["task"], "alfworld", first, {"game": os.path.relpath(game.path, self.root), "type": game.task_type})
+        return Task(name, data["task"], "alfworld", first, {"game": os.path.relpath(game.path, self.root), "split": split, "type": game.task_type})
 
     def start(self, tasks: list[Task]) -> list[Session]:
         """Raises ValueError for a generated task: only the dream can play those."""

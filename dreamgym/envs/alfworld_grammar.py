@@ -6,7 +6,8 @@ game and those changed since. A mapping is {(placeholder, its type): (name, its 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
 Signature = tuple[str, tuple[str, ...]]
@@ -14,17 +15,23 @@ Facts = dict[Signature, frozenset[tuple[str, ...]]]
 Mapping = dict[tuple[str, str], tuple[str, str]]
 
 
+def aside(parse: Callable):
+    """parse() on a stack of its own: TextWorld's parsers keep the frames of their last call, and through them every object of every caller."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(parse).result()
+
+
 @lru_cache(maxsize=4096)
 def _symbols(text: str) -> list:
     from textworld.envs.pddl.textgen import _parse_and_convert
-    return _parse_and_convert(text, rule_name="symbols")
+    return aside(lambda: _parse_and_convert(text, rule_name="symbols"))
 
 
 @lru_cache(maxsize=1024)
 def _query(text: str) -> list[tuple[str, tuple[str, ...], list[tuple[str, str]]]]:
     """"p(x:a, y:b) & q(x:a)" -> [(predicate, types, placeholders)]."""
     from textworld.logic import Rule
-    return [(p.name, tuple(p.signature.types), [(ph.name, ph.type) for ph in p.parameters]) for p in Rule.parse_conjunctive_query(text).preconditions]
+    return [(p.name, tuple(p.signature.types), [(ph.name, ph.type) for ph in p.parameters]) for p in aside(lambda: Rule.parse_conjunctive_query(text)).preconditions]
 
 
 class Narrator:
@@ -42,23 +49,28 @@ class Narrator:
     def text(self, template: str, mapping: Mapping, changed: Facts) -> str:
         return self._write(_symbols(template), mapping, changed)
 
-    def predicates(self, template: str) -> set[str]:
-        """The predicates that the text of a template is made from."""
-        found, todo, seen = set(), list(_symbols(template)), set()
+    def sources(self, template: str) -> tuple[set[str], set[str]]:
+        """What the text of a template is made from: predicates, and the words that may be placeholders."""
+        predicates, words, todo, seen = set(), set(), list(_symbols(template)), set()
         while todo:
             symbol = todo.pop()
-            kind = type(symbol).__name__
+            kind, conditions = type(symbol).__name__, []
             if kind == "NonterminalSymbol" and symbol.symbol not in seen:
                 seen.add(symbol.symbol)
                 for rule in self.rules.get(symbol.symbol, ()):
                     todo += rule.rhs
-                    found |= {name for name, _, _ in _query(rule.condition)} if rule.condition else set()
+                    conditions.append(rule.condition)
             elif kind == "ConditionalSymbol":
                 todo.append(symbol.expression)
-                found |= {name for name, _, _ in _query(symbol.given)} if symbol.given else set()
+                conditions.append(symbol.given)
             elif kind == "ListSymbol":
                 todo.append(symbol.symbol)
-        return found
+            elif kind == "EvalSymbol":
+                words.update(_words(symbol.expression))
+            for predicate, _, placeholders in [atom for condition in conditions if condition for atom in _query(condition)]:
+                predicates.add(predicate)
+                words.update(name for name, _ in placeholders)
+        return predicates, words
 
     def _write(self, symbols: list, mapping: Mapping, changed: Facts) -> str:
         return "".join([self._write_one(symbol, mapping, changed) for symbol in symbols])

@@ -139,7 +139,7 @@ def translate(domain: str, problem: str) -> dict:
     """PDDL to SAS by TextWorld's translator, with what its PddlState reads from the task beside it.
 
     sas; types {name: type}; hierarchy [(type, supertypes)]; facts [[predicate, *names]] at the start; parameters {action: [(name, type)]};
-    fluents: the predicates that actions change.
+    fluents: the predicates that actions change; conditional: those of them that some action changes only `when` something holds.
     """
     import fast_downward
     collecting = gc.isenabled()
@@ -154,11 +154,13 @@ def translate(domain: str, problem: str) -> dict:
             gc.enable()
     if "Atom dummy(val1)" in sas:
         raise ValueError("the goal is out of reach, or reached from the start; expected a solvable game")
+    effects = [effect for action in task.actions for effect in action.effects]
     return {"sas": sas, "types": {thing.name: thing.type_name for thing in task.objects},
             "hierarchy": [(kind.name, kind.supertype_names) for kind in task.types],
             "facts": [fact for fact in map(_initial_fact, task.init) if fact],
             "parameters": {action.name: [(p.name.strip("?"), p.type_name) for p in action.parameters] for action in task.actions},
-            "fluents": sorted({effect.literal.predicate for action in task.actions for effect in action.effects})}
+            "fluents": sorted({effect.literal.predicate for effect in effects}),
+            "conditional": sorted({effect.literal.predicate for effect in effects if type(effect.condition).__name__ != "Truth"})}
 
 
 def _initial_fact(element) -> list[str] | None:

@@ -15,9 +15,10 @@ from dreamgym.envs.alfworld_text import View, by_name, kind_of, name_of, read_ta
 Act = Callable[[str], str]
 KINDS = ("oracle", "searcher", "imperfect", "random", "prober")
 TOOL = {"clean": ("clean", "sinkbasin"), "hot": ("heat", "microwave"), "cool": ("cool", "fridge")}      # kind of task -> command and tool
-SLIP = 0.45                                      # the imperfect player's chance of a mistake per step
+_TREATS = {tool: verb for verb, tool in TOOL.values()}
+SLIP = 0.55                                      # the imperfect player's chance of a mistake per step
 
-# Where things of a kind are, the most finds per step first (a closed place costs two): counted in the 200 official train games of facts/alfworld.md
+# Where things of a kind are, the most finds per step first (a closed place costs two): counted in 200 official train games
 _HOMES = {
     "apple bread egg lettuce potato tomato": "diningtable countertop sidetable fridge garbagecan sinkbasin microwave coffeetable",
     "butterknife dishsponge fork knife ladle peppershaker saltshaker spatula spoon":
@@ -48,15 +49,19 @@ class Searcher:
         self.contents: dict[str, list[str]] = {}     # by place, as last seen
         self.closed: set[str] = set()
         self.origin: dict[str, str] = {}             # where a held thing came from
-        self.last = ("", "")                         # the last state and action
+        self.last = ""                               # the last state
+        self.refused: set[str] = set()               # since the page last changed, such as to go where one stands already: places may share a spot
 
     def __call__(self, state: str) -> str:
         view = read_view(state)
+        if state != self.last:
+            self.refused.clear()
         self.notice(view)
         action = self.choose(view)
-        if (state, action) == self.last:         # it changed nothing: the engine refuses it
+        if action in self.refused:
             action = self._any_way(view)
-        self.last = (state, action)
+        self.last = state
+        self.refused.add(action)
         return action
 
     def notice(self, view: View) -> None:
@@ -91,9 +96,8 @@ class Searcher:
         if view.opened is False and view.place not in self.contents:
             return f"open {view.place}"
         unseen = [place for place in self.order(thing) if place not in self.contents]
-        if len(unseen) > 1 and self.last[1] == f"go to {unseen[0]}" and view.place != unseen[0]:
-            return f"go to {unseen[1]}"          # beside this place already, says the engine: it is reached from elsewhere
-        return f"go to {unseen[0]}" if unseen else self._any_way(view)
+        away = [place for place in unseen if f"go to {place}" not in self.refused]
+        return f"go to {away[0]}" if away else self._any_way(view)
 
     def order(self, thing: str) -> list[str]:
         """The places of the room, the likeliest for `thing` first; where a thing is just to be put, none or one of them lies there already: last."""
@@ -145,8 +149,14 @@ class Searcher:
         """Places where things of a kind were seen, the current one first."""
         return sorted((place for place, things in self.contents.items() if kind in map(kind_of, things)), key=lambda place: place != view.place)
 
+    def _others(self, view: View) -> list[str]:
+        """Commands that take another thing than the wanted one."""
+        others = [name_of(thing) for thing in view.things if kind_of(thing) in _PLACES and kind_of(thing) not in (self.wanted.thing, "desklamp", "floorlamp")]
+        self.origin |= {thing: view.place for thing in others}
+        return [f"take {thing} from {view.place}" for thing in others]
+
     def _any_way(self, view: View) -> str:
-        others = [place for place in self.room if place != view.place]
+        others = [place for place in self.room if place != view.place and f"go to {place}" not in self.refused]
         return f"go to {self.rng.choice(others)}" if others else "look"
 
 
@@ -176,11 +186,19 @@ class Imperfect(Searcher):
         super().__init__(task_text, rng)
         self.slip = slip
         self.forgets = rng.random() < slip           # to clean, heat or cool; until it has put the thing down
+        self.passed_by: dict[str, bool] = {}
+
+    def order(self, thing: str) -> list[str]:
+        for place in self.room:
+            self.passed_by.setdefault(place, self.rng.random() < self.slip)
+        return sorted(super().order(thing), key=self.passed_by.__getitem__)      # looked into when nothing else is left
 
     def choose(self, view: View) -> str:
         if not view.holding and view.place and kind_of(view.place) == self.wanted.place:
             self.forgets = False
         slips = self._slips(view) if self.rng.random() < self.slip else []
+        if slips and self.contents and self.rng.random() < self.slip:
+            del self.contents[str(self.rng.choice(list(self.contents)))]         # what it saw there is forgotten
         return str(self.rng.choice(slips)) if slips else super().choose(view)
 
     def deliver(self, view: View) -> str:
@@ -189,15 +207,13 @@ class Imperfect(Searcher):
     def _slips(self, view: View) -> list[str]:
         slips = [self._any_way(view)] * 4
         if view.place:
-            slips += [f"examine {view.place}", "inventory"]
+            slips.append(str(self.rng.choice([f"examine {view.place}", "inventory"])))
         if view.opened is True:
             slips += [f"close {view.place}"] * 2
         if view.holding and view.place and view.opened is not False and kind_of(view.holding) in _HELD_BY.get(kind_of(view.place), ()):
             slips.append(f"move {name_of(view.holding)} to {view.place}")
         if not view.holding:
-            others = [name_of(thing) for thing in view.things if kind_of(thing) in _PLACES and kind_of(thing) not in (self.wanted.thing, "desklamp", "floorlamp")]
-            self.origin |= {thing: view.place for thing in others}
-            slips += [f"take {thing} from {view.place}" for thing in others][:3]
+            slips += self._others(view)[:3]
         return slips
 
 
@@ -205,10 +221,27 @@ _HELD_BY = {place: {thing for thing, places in _PLACES.items() if place in place
 
 
 class Prober(Searcher):
-    """A searcher that keeps trying what the engine refuses."""
+    """A searcher that keeps trying what the engine refuses, and what a thing in its hand can be made."""
+
+    def __init__(self, task_text: str, rng: np.random.Generator):
+        super().__init__(task_text, rng)
+        self.tried: set[str] = set()
+        self.errand: list[str] = []
 
     def choose(self, view: View) -> str:
-        return self._probe(view) if self.rng.random() < 0.4 else super().choose(view)
+        held = name_of(view.holding)
+        if held and held not in self.tried:
+            self.tried.add(held)
+            tools = [place for place in self.room if kind_of(place) in _TREATS]
+            if tools and self.rng.random() < 0.5:
+                tool = str(self.rng.choice(tools))
+                self.errand = [f"go to {tool}", f"{_TREATS[kind_of(tool)]} {held} with {tool}"]
+        if self.errand:
+            return self.errand.pop(0)
+        others = self._others(view)
+        if others and not held and self.rng.random() < 0.15:
+            return str(self.rng.choice(others))
+        return self._probe(view) if self.rng.random() < 0.5 else super().choose(view)
 
     def _probe(self, view: View) -> str:
         rng, names, held = self.rng, [name_of(thing) for thing in view.things], name_of(view.holding)
@@ -217,8 +250,8 @@ class Prober(Searcher):
         elsewhere = [name_of(thing) for place, things in self.contents.items() if place != here for thing in things]
         thing, place = str(rng.choice(elsewhere or [f"{self.wanted.thing} 1"])), str(rng.choice(others))
         anything = str(rng.choice([*names, held, thing] if held else [*names, thing]))
-        tool = [other for other in self.room if kind_of(other) in ("sinkbasin", "microwave", "fridge")] or others
-        verb = str(rng.choice(["clean", "heat", "cool"]))
+        tool = [other for other in self.room if kind_of(other) in _TREATS] or others
+        verb = str(rng.choice(list(_TREATS.values())))
         typo = str(rng.choice(_TYPOS)).format(thing=anything, place=place)
         families = [
             [f"take {thing} from {here}", f"take {self.wanted.thing} 9 from {here}", f"take {thing} from {place}", *([f"take {names[0]} from {here}"] if held and names else [])],
@@ -228,6 +261,8 @@ class Prober(Searcher):
             [f"go to {rng.choice(_ELSEWHERE)}", f"go to {kind_of(place)} {rng.integers(40, 60)}", f"go to {here}", f"go to {anything}"],
             [f"use {anything}", f"use {thing}", "use desklamp 1", f"slice {anything} with {held or 'knife 1'}", f"examine {thing}"],
             [typo]]
+        if held:
+            families += [[f"move {held} to {here}"], [f"go to {place}"]]
         return str(rng.choice(families[rng.integers(len(families))]))
 
 

@@ -17,9 +17,10 @@ from dreamgym.prompts import clean
 
 NOTHING = "nothing"
 TAGS = ("clean", "hot", "cool", "sliced", "lit")      # what has been done to an object, in the order they are written
+LAMPS = ("desklamp", "floorlamp")                     # all that can be switched on
 MAX_TASK_CHARS = 200
 
-_NAME = r"[a-z]+ \d+"
+_NAME = r"[a-z]+ [0-9]{1,4}"
 _THING = rf"(?:(?:{'|'.join(TAGS)}) )*{_NAME}"
 _LIST = rf"(?:{NOTHING}|{_THING}(?:, {_THING})*)"
 _PLACE = re.compile(rf"at (?P<place>{_NAME})(?:(?P<closed> closed)|(?P<open> open)?: (?P<things>{_LIST}))")
@@ -38,8 +39,8 @@ _ARRIVES = re.compile(rf"You (?:arrive at|open the) (?P<place>{_NAME})\. (?P<res
 _SEEN = re.compile(rf"(?:On the (?P<on>{_NAME}), you see|The (?P<open>{_NAME}) is open\. In it, you see) (?P<things>.*)\.", re.DOTALL)
 _CLOSED = re.compile(rf"The (?P<place>{_NAME}) is closed\.")
 _CLOSES = re.compile(rf"You close the (?P<place>{_NAME})\.")
-_TAKES = re.compile(rf"(?:\w+: )?You pick up the (?P<thing>{_NAME})(?: from the (?P<place>{_NAME}))?\.")
-_PUTS = re.compile(rf"(?:\w+: )?You (?:move|put) the (?P<thing>{_NAME}) (?:to|in) the (?P<place>{_NAME})\.")
+_TAKES = re.compile(rf"You pick up the (?P<thing>{_NAME}) from the (?P<place>{_NAME})\.")
+_PUTS = re.compile(rf"You move the (?P<thing>{_NAME}) to the (?P<place>{_NAME})\.")
 _CHANGES = re.compile(rf"You (?P<verb>clean|heat|cool) the (?P<thing>{_NAME}) using the {_NAME}\.")
 _LIGHTS = re.compile(rf"You turn on the (?P<thing>{_NAME})\.")
 _SLICES = re.compile(rf"You sliced the (?P<thing>{_NAME}) with the {_NAME}\.")
@@ -76,12 +77,12 @@ class Notes:
             self.opened[match["place"]] = False
         elif match := _TAKES.fullmatch(text):
             self.holding = match["thing"]
-            for things in self.contents.values():
-                if self.holding in things:
-                    things.remove(self.holding)
+            if self.holding in (things := self.contents.get(match["place"], [])):       # official games have things that lie in two places at once
+                things.remove(self.holding)
         elif match := _PUTS.fullmatch(text):
             self.holding = ""
-            self.contents.setdefault(match["place"], []).append(match["thing"])
+            if match["thing"] not in (things := self.contents.setdefault(match["place"], [])):
+                things.append(match["thing"])
         elif match := _CHANGES.fullmatch(text):
             tags = self.tags.setdefault(match["thing"], set())
             tags -= {"heat": {"cool"}, "cool": {"hot"}}.get(match["verb"], set())
@@ -196,7 +197,8 @@ def action_type(state: str, action: str) -> str:
         "go": not here, "open": here and view.opened is False, "close": here and view.opened is True,
         "take": here and not held and command.thing in names, "move": here and held == command.thing != "" and view.opened is not False,
         "slice": held == command.place and kind_of(held) in ("knife", "butterknife") and command.thing in names,
-        "use": command.thing in names, "examine": command.place in [view.place, held, *names], "look": True, "inventory": True,
+        "use": command.thing in names and kind_of(command.thing) in LAMPS, "examine": command.place in (view.place, held),
+        "look": True, "inventory": True,
         **{verb: held == command.thing and here and kind_of(view.place) == tool for verb, tool in _TOOL.items()},
     }[command.verb]
     if not fits:
@@ -217,11 +219,15 @@ def judged(state: str, action: str) -> bool:
 
 
 def possible(state: str, action: str, next_state: str, reward: float) -> bool:
-    """What an imagined page must at least be: of a known form, reached by moving only when the action is to go, paying only where it may."""
+    """What an imagined page must at least be: of a known form, elsewhere only after going or opening (a neighbour within reach), paying only where it may:
+    for a judged action, or for carrying something to a lit lamp, which the page that is left does not show."""
     before, after, command = read_view(state), read_view(next_state), read_action(action)
-    if before is None or after is None or (reward and not judged(state, action)):
+    if before is None or after is None:
         return False
-    return after.place == before.place or (command is not None and command.verb == "go" and after.place == command.place)
+    carried = command is not None and command.verb == "go" and bool(after.holding) and any(thing.startswith("lit ") for thing in after.things)
+    if reward and not carried and not judged(state, action):
+        return False
+    return after.place == before.place or (command is not None and command.verb in ("go", "open") and after.place == command.place)
 
 
 def determined(history: list[str], state: str, action: str) -> bool:

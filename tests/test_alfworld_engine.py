@@ -1,0 +1,228 @@
+"""The ALFWorld engine against TextWorld's unchanged one, its sessions, its caches and its refusals."""
+import json
+import multiprocessing
+import random
+import subprocess
+import sys
+from collections import defaultdict
+
+import pytest
+
+from dreamgym.envs import alfworld_engine, alfworld_library
+from dreamgym.envs.alfworld_engine import Engine, StockEngine, read_game, require
+from tests.alfworld_official import SOURCE, rebuild
+
+TYPES = ("pick_and_place_simple", "look_at_obj_in_light", "pick_clean_then_place_in_recep", "pick_heat_then_place_in_recep",
+         "pick_cool_then_place_in_recep", "pick_two_obj_and_place")
+
+
+@pytest.fixture(scope="module")
+def games(tmp_path_factory):
+    """The smallest official valid_seen game of each type."""
+    try:
+        require()
+    except ValueError as error:
+        pytest.skip(str(error))
+    if not SOURCE.exists():
+        pytest.skip(f"{SOURCE} is not there")
+    found = {}
+    for path in sorted(rebuild(tmp_path_factory.mktemp("official"), "valid_seen"), key=lambda path: path.stat().st_size):
+        found.setdefault(json.loads((path.parent / "traj_data.json").read_text())["task_type"], path)
+    return [found[kind] for kind in TYPES]
+
+
+@pytest.fixture
+def fresh(monkeypatch):
+    """No graph and no translation of another test."""
+    for module, name in ((alfworld_engine, "_recent"), (alfworld_engine, "_alive"), (alfworld_library, "_translations")):
+        monkeypatch.setattr(module, name, type(getattr(module, name))())
+
+
+def forget():
+    """The graphs and the translations, as in a new process."""
+    alfworld_engine._recent.clear()
+    alfworld_library._translations.clear()
+    assert not alfworld_engine._alive, "a graph is kept by something else"
+
+
+def next_command(rng, admissible, number):
+    """Every verb is as likely as the next, so that things are taken, heated, moved and examined; every eighth command is none."""
+    if number % 8 == 7:
+        return rng.choice(["", "fly to the moon", "put apple 1 in/on fridge 1", "Look", "open", "take nothing 1 from nowhere 1"])
+    verbs = defaultdict(list)
+    for command in admissible:
+        verbs[command.split()[0]].append(command)
+    return rng.choice(verbs[rng.choice(sorted(verbs))])
+
+
+def winning(engine, path):
+    """Wins a pick_and_place game with the hidden facts."""
+    params = json.loads((path.parent / "traj_data.json").read_text())["pddl_params"]
+    kinds = {name: kind for predicate, name, *rest in engine.facts if predicate in ("objecttype", "receptacletype") for kind in rest}
+    target = sorted(name for name, kind in kinds.items() if kind == f"{params['parent_target'].lower()}type")[0]
+    thing, source = sorted(f[1:] for f in engine.facts if f[0] == "inreceptacle" and kinds[f[1]] == f"{params['object_target'].lower()}type" and kinds[f[2]] != kinds[target])[0]
+    for place, act in ((source, f"take {thing} from {source}"), (target, f"move {thing} to {target}")):
+        yield f"go to {place}"
+        if f"open {place}" in engine.admissible:
+            yield f"open {place}"
+        yield act
+
+
+def stock_facts(stock):
+    """TextWorld's own record, in the form of Engine.facts."""
+    env = stock._env.unwrapped
+    named = [(fact.name, *[env._entity_infos[variable.name].name.strip() for variable in fact.arguments]) for fact in env._pddl_state.facts]
+    return {fact for fact in named if not fact[0].startswith(("not_", "new-axiom")) and fact[0] != "ison"}
+
+
+@pytest.mark.parametrize("kind", range(6), ids=TYPES)
+def test_text_won_commands_and_facts_equal_the_stock_engine(games, kind):
+    """A cache keyed by too little, an effect forgotten, another order of names: 6 x 29 observations, one of them a win."""
+    stock, ours, rng, wins = StockEngine(games[kind]), Engine(games[kind]), random.Random(kind), 0
+    assert ours.reset() == stock.reset() and ours.task == stock.task and ours.admissible == stock.admissible
+    script = winning(ours, games[kind]) if kind == 0 else iter(())
+    for number in range(28):
+        command = next(script, None) or next_command(rng, stock.admissible, number)
+        assert ours.step(command) == stock.step(command), command
+        assert (ours.won, ours.admissible) == (stock.won, stock.admissible), command
+        wins += ours.won
+    assert ours.facts == stock_facts(stock)
+    assert wins or kind != 0
+    assert ours.task == read_game(games[kind])["task"] and ours.reset() == stock.reset()
+
+
+def walk(path, seed, steps=25):
+    """A transcript, one command at a time."""
+    engine, rng = Engine(path), random.Random(seed)
+    yield engine.reset(), engine.task
+    for number in range(steps):
+        command = next_command(rng, engine.admissible, number)
+        yield command, engine.step(command), engine.won, engine.admissible, engine.facts
+
+
+def test_interleaved_sessions_answer_as_alone(games, fresh):
+    """Sessions of one game share its graph and its library: none may see where another one stands."""
+    plays = [(path, seed) for path in games[:2] for seed in range(4)]
+    together = [walk(path, seed) for path, seed in plays]
+    transcripts = [list(turn) for turn in zip(*zip(*together))]
+    del together                                 # suspended walks hold their sessions
+    assert len({str(transcript) for transcript in transcripts}) == len(plays)
+    for (path, seed), transcript in zip(plays, transcripts):
+        alfworld_engine._recent.clear()
+        assert not alfworld_engine._alive and list(walk(path, seed)) == transcript
+
+
+def test_a_command_off_the_list_changes_nothing(games):
+    """An invalid command that moves the state, or that is kept in memory for ever."""
+    engine = Engine(games[0])
+    engine.reset()
+    node, before, moves = engine._node, (engine.admissible, engine.facts), len(engine._node.moves)
+    for command in ("", "go to the moon", "Help", "look around", "take apple 1"):
+        assert engine.step(command) == "Nothing happens."
+    assert (engine.admissible, engine.facts) == before and engine._node is node and len(node.moves) == moves
+    assert "help" not in engine.admissible and engine.step(" help ").startswith("Available commands:")
+
+
+def test_memory_is_bounded(games, fresh, monkeypatch):
+    """Graphs, translations and library copies that pile up over the games."""
+    monkeypatch.setattr(alfworld_engine, "GAMES_KEPT", 2)
+    monkeypatch.setattr(alfworld_library, "TRANSLATIONS_KEPT", 3)
+    made = []
+    monkeypatch.setattr(alfworld_engine, "Library", lambda: made.append(1) or alfworld_library.Library())
+    monkeypatch.setattr(alfworld_engine, "_idle_libraries", [])
+    for path in games * 2:
+        list(walk(path, 0, 5))
+    assert len(alfworld_engine._recent) == 2 and len(alfworld_engine._alive) <= 2 and len(alfworld_library._translations) == 3
+    assert len(made) <= 3
+
+
+def test_a_large_graph_is_begun_anew_without_its_sessions_noticing(games, fresh, monkeypatch):
+    """A graph that grows for ever when one game is played for ever; or one that is thrown away under a running session."""
+    expected = list(walk(games[1], 5))
+    forget()
+    monkeypatch.setattr(alfworld_engine, "STATES_KEPT", 4)
+    session = walk(games[1], 5)
+    transcript = [next(session) for _ in range(12)]
+    old = Engine(games[1])._game
+    assert len(old.nodes) == 1, "the full graph was handed out again"
+    assert transcript + list(session) == expected
+
+
+def test_the_cache_folder_replaces_the_translator(games, fresh, monkeypatch, tmp_path):
+    """Every run translates every game again; a damaged file ends the run."""
+    expected = list(walk(games[2], 1, 10))
+    forget()
+    Engine(games[2], tmp_path)
+    forget()
+    translate = alfworld_library.translate
+    monkeypatch.setattr(alfworld_library, "translate", None)
+    Engine(games[2], tmp_path)
+    assert list(walk(games[2], 1, 10)) == expected
+    monkeypatch.setattr(alfworld_library, "translate", translate)
+    for damage in (b"no zlib", b""):
+        next(tmp_path.iterdir()).write_bytes(damage)
+        forget()
+        assert Engine(games[2], tmp_path).reset() == expected[0][0]
+
+
+def _transcript(path):
+    return list(walk(path, 3))
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_worker_process_plays_the_same(games, method):
+    """A library copy that does not survive a fork, or names that depend on the process."""
+    session = walk(games[3], 3)
+    begun = [next(session) for _ in range(5)]
+    with multiprocessing.get_context(method).Pool(1) as pool:
+        there = pool.apply(_transcript, (games[3],))
+    assert begun + list(session) == there
+
+
+def test_the_program_keeps_its_arguments(games, fresh, monkeypatch):
+    """TextWorld's translator leaves its own sys.argv behind, which flags parsed later would read."""
+    monkeypatch.setattr(sys, "argv", ["train_policy.py", "--env", "alfworld"])
+    Engine(games[1])
+    assert sys.argv == ["train_policy.py", "--env", "alfworld"]
+
+
+@pytest.mark.parametrize("change, said", [
+    (lambda game: "{", "no JSON"), (lambda game: "[1]", "list"), (lambda game: {**game, "grammar": None}, "`grammar`"),
+    (lambda game: {k: v for k, v in game.items() if k != "pddl_problem"}, "`pddl_problem`"),
+    (lambda game: {**game, "grammar": game["grammar"].replace("move {o} to {r}", "put {o} in/on {r}")}, "alfworld < 0.4"),
+    (lambda game: {**game, "grammar": game["grammar"].replace(game["task"], "UNKNOWN GOAL")}, "Your task is to"),
+    (lambda game: {**game, "grammar": game["grammar"].replace(game["task"], "{__import__('os')}")}, "as code"),
+    (lambda game: {**game, "grammar": game["grammar"].replace("receptacleatlocation(r:receptacle, lend:location)", "inreceptacle(o:object, r:receptacle)")}, "change in play"),
+    (lambda game: {**game, "grammar": game["grammar"].replace("action look {", "action stare {")}, "no command for the PDDL's look"),
+    (lambda game: {**game, "grammar": game["grammar"] + "{"}, "parse the grammar"),
+    (lambda game: {**game, "pddl_problem": "(define"}, "cannot translate"),
+    (lambda game: {**game, "pddl_problem": game["pddl_problem"].split("(:goal")[0] + "(:goal (opened nowhere)))"}, "out of reach"),
+])
+def test_a_file_that_is_no_game_is_refused_in_one_line(games, tmp_path, change, said):
+    """A traceback from deep inside, or a game that starts and cannot be played."""
+    changed = change(read_game(games[1]))
+    path = tmp_path / "game.tw-pddl"
+    path.write_text(changed if isinstance(changed, str) else json.dumps(changed))
+    with pytest.raises(ValueError) as refusal:
+        Engine(path)
+    assert str(path) in str(refusal.value) and said in str(refusal.value) and len(str(refusal.value).splitlines()) == 1
+
+
+def test_a_missing_file_is_named(tmp_path):
+    """FileNotFoundError without a hint."""
+    for call in (read_game, Engine):
+        with pytest.raises(ValueError, match="nothing.tw-pddl: cannot be read"):
+            call(tmp_path / "nothing.tw-pddl")
+
+
+def test_missing_packages_are_named(monkeypatch):
+    """An ImportError in the middle of a run instead of one line before it."""
+    monkeypatch.setattr(alfworld_engine, "VERSIONS", {"alfworld": "0.4.2", "no-such-package": "1"})
+    with pytest.raises(ValueError, match=r"requirements-alfworld.txt.*build-essential cmake"):
+        require()
+
+
+def test_import_needs_no_package():
+    """Users of the other environments do not have TextWorld."""
+    code = "import sys, dreamgym.envs.alfworld_engine; sys.exit(any(name in sys.modules for name in ('textworld', 'alfworld', 'fast_downward')))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
