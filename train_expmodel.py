@@ -115,7 +115,7 @@ def main() -> None:
     if resume:
         model, tokenizer = load_model(resume, quantize=args.quantize, device=str(ranks.device))
     elif tiny:
-        tokenizer = build_tokenizer(corpus(episodes, tasks))
+        tokenizer = build_tokenizer(corpus(episodes, tasks), numbered=rules.NUMBERED)
         model = create_tiny(tokenizer, args.model, args.seed)
     else:
         model, tokenizer = load_model(args.model, "auto" if args.lora_rank else "float32", args.quantize, args.lora_rank, device=str(ranks.device), seed=args.seed)

@@ -122,7 +122,7 @@ def policy_report(episodes: list[Episode], rules: ModuleType) -> dict:
     for episode in episodes:
         last = episode.steps[-1]
         truth = rules.rule_success(episode.task.text, last.state, last.action)
-        if truth is not None:
+        if truth is not None and (last.next_state != last.state or episode.stop == "malformed"):      # an action that was refused is not judged
             confusion[("T" if bool(last.reward) == truth else "F") + ("P" if last.reward else "N")] += 1
     stops = Counter(e.stop for e in episodes)
     invalid = sum(not s.valid for e in episodes for s in e.steps)

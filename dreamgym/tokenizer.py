@@ -25,18 +25,22 @@ CHAT_TEMPLATE = (
 )
 
 
-def build_tokenizer(texts: Iterable[str], max_words: int = 4000) -> PreTrainedTokenizerFast:
+def build_tokenizer(texts: Iterable[str], max_words: int = 4000, numbered: bool = False) -> PreTrainedTokenizerFast:
     """A tokenizer whose vocabulary is the specials, 256 bytes, the printable ASCII characters and the `max_words` most frequent words of `texts`.
 
     `click[red]` is ▁click [ ▁red ], `belt $50 [1]` is ▁belt ▁$50 ▁[▁1]: punctuation has a glued and a spaced token, a word only one.
+    With `numbered`, a word and the number after it are one token ("drawer 3", ALFWorld's names), so that two names are compared by comparing two tokens.
     Words outside the vocabulary, and words glued to `,`, `:` or `]`, are spelled with characters, other characters with bytes.
     Decoding is exact for any text without "▁" (U+2581, which returns as a space). The order of the vocabulary is by count, then by word.
     """
     normalizer = normalizers.Sequence([normalizers.Replace(" ", "▁"), normalizers.Replace(Regex(OPENED + r"(?=[^\n])"), "▁")])
-    pieces = pre_tokenizers.Split(Regex(r"▁\[▁\d+\]|\n|▁?[\[\],:]|▁?[^▁\n\[\],:]+|▁"), "isolated")  # a line's number, " [3]", is one token
+    names = r"▁[a-z]+▁\d{1,2}(?![^▁\n\[\],:;])|" if numbered else ""
+    pieces = pre_tokenizers.Split(Regex(names + r"▁\[▁\d+\]|\n|▁?[\[\],:]|▁?[^▁\n\[\],:]+|▁"), "isolated")  # a line's number, " [3]", is one token
     counts = Counter()
     for text in texts:
         counts.update(piece for piece, _ in pieces.pre_tokenize_str(normalizer.normalize_str(text)) if piece[0] == "▁" and piece.isprintable())
+    for name, count in list(counts.items()) if numbered else ():
+        counts.update({f"▁{word}": count for word in name[1:].split("▁")} if "▁" in name[1:] else {})          # a name not seen here is a word and a number
     characters = ["\n", "▁"] + [chr(code) for code in range(33, 127)] + ["▁" + mark for mark in GLUED]
     words = sorted((word for word in counts if word not in characters), key=lambda word: (-counts[word], word))[:max_words]
     # Unigram maximises the summed score: a word beats its spelling, and the byte names lose even against their own spelling in a text.

@@ -38,7 +38,7 @@ def worlds(tmp_path_factory):
     base = tmp_path_factory.mktemp("alfworld")
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("ALFWORLD_DATA", raising=False)
-        found = {"generated": ALFWorld(cache=base / "games", counts=COUNTS)}
+        found = {"generated": ALFWorld(cache=base / "games", seed=3, counts=COUNTS)}
     if SOURCE.exists():
         for split, count in (("train", 10), ("valid_seen", 6), ("valid_unseen", 4)):
             rebuild(base / "official", split, count)
@@ -72,6 +72,12 @@ def test_a_dream_begins_where_the_engine_does(worlds, which):
             assert text.page_kind(task.start) == "room" and text.starts(task.text, task.start)
 
 
+def test_receptacles_are_numbered_as_the_engine_does():
+    # Stops a numbering from the wrong end, which shows only where a thing of a receptacle's kind is no receptacle.
+    facts = "(receptacleAtLocation Desk_bar_plus_b loc_bar_1) (objectAtLocation Desk_bar_minus_a loc_bar_2) (receptacleAtLocation Sink_bar_1_bar_SinkBasin loc_bar_2)"
+    assert receptacles(f"(:objects Desk_bar_z - object)\n(:init {facts})\n(:goal (receptacleAtLocation ?r ?l))") == ["desk 1", "sinkbasin 1"]
+
+
 @needs_official
 def test_receptacle_names_of_every_official_problem():
     # Stops a numbering that fits the few games of the test above only: every problem names as many receptacles of a kind as it has, from 1 on.
@@ -86,12 +92,13 @@ def test_receptacle_names_of_every_official_problem():
 
 @both
 def test_splits(worlds, which):
-    # Stops ids that change or occur twice, rooms of the held-out split in training, and a `test` that is not valid_unseen.
+    # Stops ids that change or occur twice, rooms of the unseen split in training, and a `test` that is not the two held-out splits.
     world = worlds[which]
     tasks = {split: world.tasks(split) for split in ("train", "valid_seen", "valid_unseen")}
     ids = [task.id for found in tasks.values() for task in found]
     assert len(set(ids)) == len(ids) == sum(world.counts.values()) and world.counts == {split: len(found) for split, found in tasks.items()}
-    assert world.tasks("test") == tasks["valid_unseen"] and tasks["train"][3].id == "alfworld-train-0003"
+    assert world.tasks("test") == tasks["valid_seen"] + tasks["valid_unseen"] and all(task.goal["split"] == split for split, found in tasks.items() for task in found)
+    assert tasks["train"][3].id == "alfworld-train-0003"
     games = [task.goal["game"] for task in tasks["train"]]
     assert games == sorted(games) and all((world.root / game).is_file() for game in games)
     rooms = {split: {task.goal["game"].split("/")[1].rsplit("-", 1)[1] for task in found} for split, found in tasks.items()}
@@ -107,7 +114,7 @@ def test_names_and_labels(worlds, which):
     described = world.describe()
     assert described["games"] == f"{which} games" and described["counts"] == world.counts and described["admissible"] is False
     again = ALFWorld(str(world.root.parent), cache=world.root.parent / "again")
-    assert again.label == world.label and again.tasks("train") == world.tasks("train") and again.describe()["counts"] == world.counts
+    assert again.describe() == described and again.tasks("train") == world.tasks("train") and described["seed"] == (3 if which == "generated" else None)
     assert json.loads(json.dumps(described)) == described and world.text is make_rules("alfworld") and world.max_steps == 50
 
 

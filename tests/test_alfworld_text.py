@@ -363,6 +363,21 @@ def test_every_real_step_is_possible(moments):
         assert not text.possible(m.state, m.action, m.next_state + "\nreward: 1", m.reward)
 
 
+def test_the_real_world_does_not_contradict_itself(walks):
+    # Stops a measure of the dream's consistency that blames it for what the real engine does, and one that overlooks a thing that moved by itself.
+    told = Counter()
+    for moments in walks:
+        steps = [(m.state, m.action, m.next_state) for m in moments]
+        pages, broken = text.contradictions(steps)
+        told["pages"] += pages
+        told["in two places" if moments[0].home.doubled else "plain"] += broken
+        last = next((view for view in (text.read_view(m.next_state) for m in moments[::-1]) if view.things), None)
+        if last and not moments[0].home.doubled:
+            elsewhere = f"at shelf 99: {last.things[0]}\nholding: nothing"
+            assert text.contradictions([*steps, (steps[-1][2], "go to shelf 99", elsewhere)])[1] > broken
+    assert told["plain"] == 0 and told["pages"] > 2000, told
+
+
 def test_winning_walks_show_what_the_task_needs(walks):
     # Stops a check of generated tasks that refuses what the world offers.
     for moments in walks:

@@ -561,3 +561,14 @@ def test_two_ranks_equal_one_process(tmp_path):
         for (name, ours), (other, saved_weight) in zip(model.named_parameters(), loaded.named_parameters()):
             assert name == other
             torch.testing.assert_close(saved_weight, ours, atol=1e-5, rtol=1e-4, msg=name)
+
+
+def test_numbered_names_are_one_token():
+    # Stops names that are compared word by word, and names not seen before that do not come back exactly.
+    tokenizer = build_tokenizer(["take mug 1 from drawer 3", "at drawer 3: mug 1, pen 2", "pen 2", "mug 12"], numbered=True)
+    tokens = lambda text: tokenizer.convert_ids_to_tokens(tokenizer(text, add_special_tokens=False)["input_ids"])
+    assert tokens("take mug 1 from drawer 3") == ["▁take", "▁mug▁1", "▁from", "▁drawer▁3"]
+    assert tokens("at drawer 3: mug 1, pen 2\nmug 12")[1:] == [*"▁drawer▁3 : ▁mug▁1 , ▁pen▁2".split(), "\n", "▁mug▁12"]
+    for text in ("go to drawer 12", "go to pen 1", "pen 3; mug 77", "mug 1 2", "mug", "7"):
+        assert tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"]) == text
+    assert tokens("pen 12") == ["▁pen", "▁12"]

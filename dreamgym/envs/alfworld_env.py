@@ -6,6 +6,7 @@ into every result. 50 steps (the rollout counts them), reward 1 iff the engine s
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -63,9 +64,9 @@ class ALFWorld:
         if not data_dir:
             with tqdm(total=sum(counts.values()), desc="generating games and winning each once", leave=False, delay=1, mininterval=1) as bar:
                 generate(cache / f"seed-{seed}", seed, counts, progress=lambda done, total: bar.update(done - bar.n))
-        self.label = "generated games" if (self.root / "games.json").exists() else "official games"      # a generated folder stays one, whoever names it
+        made = self.root / "games.json"          # the generator's: its games stay generated ones, whoever names their folder
+        self.label, self.seed = ("generated games", json.loads(made.read_text())["seed"]) if made.exists() else ("official games", None)
         self.admissible, self.counts = admissible, {split: len(list((self.root / split).glob("*/*/game.tw-pddl"))) for split in SPLITS}
-        self.seed = seed if not data_dir else None
         workers = workers or os.cpu_count() or 1
         self.plays = Workers(workers, admissible, cache / "translations") if workers > 1 else Here(admissible, cache / "translations")
         self.started, self._tasks = 0, {}

@@ -68,7 +68,7 @@ def explain_recorded(task_text: str, history: list[str], step: Step) -> str:
 # ---- relabelling -------------------------------------------------------------------------------------------------------------------------------
 
 def relabelled(env, episodes: list[Episode], count: int, rng: np.random.Generator, prefix: str, forbidden: set[str], seen: set[str]) -> list[Episode]:
-    """At most `count` one-step episodes: a judged real step of `episodes`, from a state not in `seen`, under a sentence not in `forbidden` that it fulfils
+    """At most `count` one-step episodes: a judged real step of `episodes`, from a state not in `seen` (which grows by them), under a sentence not in `forbidden` that it fulfils
     (about 45 %) or of which it breaks one constraint; info["broken"] = none | object | receptacle | state | count | kind.
 
     No (state, sentence) occurs twice, and none as it was played. `next_state` is as recorded, also where the sentence is fulfilled. Fewer than `count` come
@@ -80,6 +80,7 @@ def relabelled(env, episodes: list[Episode], count: int, rng: np.random.Generato
     groups: dict[str, list[Step]] = {}           # steps with something to say are few: drawn as often as the plain ones
     for step in pages.values():
         groups.setdefault(_group(step), []).append(step)
+    seen |= {state for state, _ in pages}
     used = {(step.state, episode.task.text) for episode in episodes for step in episode.steps}
     held_in = _held_in(episodes)
     results: list[Episode] = []

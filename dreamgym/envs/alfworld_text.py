@@ -19,6 +19,7 @@ NOTHING = "nothing"
 TAGS = ("clean", "hot", "cool", "sliced", "lit")      # what has been done to an object, in the order they are written
 LAMPS = ("desklamp", "floorlamp")                     # all that can be switched on
 MAX_TASK_CHARS = 200
+NUMBERED = True                                      # names are "drawer 3": one token each for a model made from scratch
 
 _NAME = r"[a-z]+ [0-9]{1,4}"
 _THING = rf"(?:(?:{'|'.join(TAGS)}) )*{_NAME}"
@@ -338,7 +339,7 @@ def needs(text: str) -> set[str]:
     """What the world must be known to have for a task to make sense: 'thing mug', 'hot mug', 'mug in desk'."""
     wanted = read_task(text)
     made = {f"{wanted.kind} {wanted.thing}"} if wanted.kind in ("clean", "hot", "cool") else set()
-    return made | {f"thing {wanted.thing}", f"light {wanted.place}" if wanted.kind == "look" else f"{wanted.thing} in {wanted.place}"}
+    return made | {f"thing {wanted.thing}", f"thing {wanted.place}" if wanted.kind == "look" else f"{wanted.thing} in {wanted.place}"}
 
 
 def offers(state: str) -> set[str]:
@@ -377,7 +378,7 @@ def checks(wanted: Wanted, state: str, action: str) -> list[tuple[str, str, bool
         elif command.verb == "use":
             lamps = [lamp for lamp in lamps if name_of(lamp) == command.thing or lamp.startswith("lit ")]
         else:
-            held = ""
+            held, lamps = "", [lamp for lamp in lamps if lamp.startswith("lit ")]
         return [(wanted.thing, kind_of(held) or NOTHING, kind_of(held) == wanted.thing), (wanted.place, "on" if lamps else "off", bool(lamps))]
     if command.verb != "move":
         return [(wanted.place, command.verb, False)]
@@ -393,7 +394,7 @@ def checks(wanted: Wanted, state: str, action: str) -> list[tuple[str, str, bool
 
 
 def rule_success(task_text: str, state: str, action: str) -> bool | None:
-    """The rule check's verdict on a judged action: True / False; None where nothing is judged or the task cannot be read."""
+    """The rule check's verdict on a judged action that changes the page: True / False; None where nothing is judged or the task cannot be read."""
     if not judged(state, action) or not readable(task_text):
         return None
     return all(met for _, _, met in checks(read_task(task_text), state, action))

@@ -19,6 +19,7 @@ from dreamgym.prompts import DITTO, TAGS, clean
 START = "search page"
 PLACED = "order placed"
 NOTHING = "nothing"
+NUMBERED = False                                 # no names of the form "drawer 3"
 BUTTONS = ("back to search", "< prev", "next >", "description", "features", "reviews", "buy now")
 MAX_DETAIL_CHARS, MAX_TASK_CHARS = 600, 2000
 
