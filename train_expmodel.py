@@ -10,6 +10,7 @@ Half of every batch are relabelled purchases. Training goes on until the probes 
 from __future__ import annotations
 
 import shutil
+from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -19,12 +20,12 @@ import torch
 
 from dreamgym import run
 from dreamgym.envs import make_rules
-from dreamgym.episode import read_episodes, read_tasks
-from dreamgym.experience_model import DreamSettings, ExperienceModel, fill_buffer, load_encoder, retrieve, settings_for, training_row
+from dreamgym.episode import Step, read_episodes, read_tasks
+from dreamgym.experience_model import DreamSettings, ExperienceModel, Query, fill_buffer, load_encoder, retrieve, settings_for, training_row
 from dreamgym.losses import aggregate, check_finite, sft_loss
 from dreamgym.model import SIZES, Row, build_tokenizer, chat_format, create_tiny, gathered, load_model, row_logps, save_model, shard
 from dreamgym.optim import even_micro_batches, make_optimizers, set_rate, step_all
-from dreamgym.prompts import VARY_SYSTEM, experience_answer, experience_prompt, vary_prompt
+from dreamgym.prompts import VARY_SYSTEM, Demo, experience_answer, experience_prompt, vary_prompt
 from dreamgym.replay import ReplayBuffer
 from dreamgym.report import experience_report, probes_passed, step_queries
 from dreamgym.task_generation import variation_rows
@@ -67,17 +68,33 @@ class Args:
 
 
 def build_rows(args: Args, tokenizer, rules, settings: DreamSettings, episodes, buffer, encoder) -> list[Row]:
-    """One row per transition, with the demonstrations it would retrieve (never from its own episode)."""
-    fmt = chat_format(tokenizer, settings.system)
+    """One row per transition, with the demonstrations it would retrieve (never from its own episode; where the rules say so, some from other tasks only),
+    and with things renamed where the rules know how."""
+    fmt, rng = chat_format(tokenizer, settings.system), run.rng(args.seed, "rows")
     queries, steps = step_queries(episodes)
+    of_task = defaultdict(set)
+    for episode in episodes:
+        of_task[episode.task.id].add(episode.id)
+    if rules.OTHER_TASKS:
+        queries = [replace(q, episode_id=of_task[e.task.id]) if rng.random() < rules.OTHER_TASKS else q for q, (e, _) in zip(queries, steps)]
     rows = []
     with run.progress(len(steps), "rows") as bar:
         for start in range(0, len(steps), 256):
             part = slice(start, start + 256)
             for query, (_, step), demos in zip(queries[part], steps[part], retrieve(buffer, encoder, rules, settings, queries[part])):
+                query, demos, step = renamed(rules.renaming(rng, step.action, step.valid), rules, settings, query, demos, step)
                 rows.append(training_row(fmt, tokenizer, rules, settings, query.task_text, query.history, demos, step))
             bar.update(len(steps[part]))
     return rows
+
+
+def renamed(change, rules, settings: DreamSettings, query: Query, demos: list[Demo], step: Step) -> tuple[Query, list[Demo], Step]:
+    """The parts of one training row with `change` (str -> str, or None) made in every text."""
+    if change is None:
+        return query, demos, step
+    history = [(change(s), change(a)) for s, a in rules.recall(query.history, query.state, query.grounded, settings.history or 1)]
+    texts = {name: change(getattr(step, name)) for name in ("state", "action", "next_state", "grounded", "reasoning")}
+    return replace(query, task_text=change(query.task_text), history=history), [Demo(change(d.action), change(d.next_state)) for d in demos], replace(step, **texts)
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from dreamgym.envs import Session, StepResult
+from dreamgym.envs import Session, StepResult, make_rules
 from dreamgym.episode import Episode, Step, Task
 from dreamgym.model import Row, chat_format, encode, encode_untrusted, load_model
 from dreamgym.prompts import EXPERIENCE_SYSTEM, Demo, Prediction, experience_answer, experience_prompt, known_pages, parse_experience
@@ -33,10 +33,11 @@ class DreamSettings:
     context: int = 1024           # tokens of prompt and answer
     max_new_tok: int = 200        # an answer that has not ended by then is malformed
     system: str = ""              # system prompt (chat models)
+    by_line: bool = False         # an answer may name single lines of the page before and of the similar page (ours)
 
 
 def settings_for(env: str, tiny: bool, **overrides) -> DreamSettings:
-    return DreamSettings(**({"system": "" if tiny else EXPERIENCE_SYSTEM[env]} | overrides))
+    return DreamSettings(**({"system": "" if tiny else EXPERIENCE_SYSTEM[env], "by_line": make_rules(env).BY_LINE} | overrides))
 
 
 class Encoder:
@@ -85,12 +86,12 @@ def fill_buffer(buffer: ReplayBuffer, encoder: Encoder, rules: ModuleType, episo
 
 @dataclass
 class Query:
-    """One question to the experience model: what follows `grounded` in `state`? `episode_id` is never retrieved from."""
+    """One question to the experience model: what follows `grounded` in `state`? The episode `episode_id` (or a set of them) is never retrieved from."""
     task_text: str
     history: list[tuple[str, str]]
     state: str
     grounded: str
-    episode_id: str
+    episode_id: str | set[str]
 
 
 def retrieve(buffer: ReplayBuffer | None, encoder: Encoder | None, rules: ModuleType, settings: DreamSettings, queries: list[Query]) -> list[list[Demo]]:
@@ -123,7 +124,7 @@ def prompt_ids(fmt, tokenizer, rules: ModuleType, settings: DreamSettings, task_
 def training_row(fmt, tokenizer, rules: ModuleType, settings: DreamSettings, task_text: str, history: list[tuple[str, str]], demos: list[Demo], step: Step) -> Row:
     """One transition as ids and mask. The loss covers reasoning, next state AND reward; Eq. 5 as printed leaves the reward out, which nothing could then teach."""
     prompt, pages = prompt_ids(fmt, tokenizer, rules, settings, task_text, history, demos, step.state, step.grounded)
-    text = experience_answer(step.reasoning, step.state, step.next_state, step.reward, step.done, settings.reasoning, pages)
+    text = experience_answer(step.reasoning, step.state, step.next_state, step.reward, step.done, settings.reasoning, pages, settings.by_line)
     answer = encode_untrusted(tokenizer, text) + fmt.end_ids[:1]
     return Row(prompt + answer, [0] * len(prompt) + [1] * len(answer))
 
@@ -166,7 +167,7 @@ class ExperienceModel:
         answers = []
         for query, (_, pages), sample in zip(queries, prompts, samples):
             text = forced + self.tokenizer.decode([i for i in sample.ids if i not in self.fmt.end_ids])
-            answer = parse_experience(text, query.state, pages) if sample.stop == "end" else None
+            answer = parse_experience(text, query.state, pages, self.settings.by_line) if sample.stop == "end" else None
             possible = answer and self.rules.possible(query.state, query.grounded, answer.next_state, answer.reward)
             answers.append((answer if possible else None, text))
         return answers

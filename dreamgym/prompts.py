@@ -41,6 +41,7 @@ VARY_SYSTEM = {
 
 SAME, DITTO = "same page", "="
 NAMES = (SAME, "page before", "similar page")
+MARKS = dict(zip((DITTO, "<", "~"), NAMES))      # an answer's line that is the same line of that page; all but '=' only where `by_line` says so
 
 
 def clean(text: str) -> str:
@@ -108,11 +109,19 @@ def known_pages(state: str, history: list[tuple[str, str]], demos: list[Demo]) -
     return pages
 
 
-def experience_answer(reasoning: str, state: str, next_state: str, reward: float, done: bool, use_reasoning: bool = True, pages: dict[str, str] | None = None) -> str:
-    """What the experience model is to write. A page of the prompt is named (`known_pages`), and a line equal to the same line of `state` is '='."""
-    names = [name for name, page in (pages or {SAME: state}).items() if page == next_state and not done]
-    old = state.split("\n")
-    lines = [DITTO if old[i:i + 1] == [line] else line for i, line in enumerate(next_state.split("\n"))]
+def _marked(state: str, pages: dict[str, str] | None, by_line: bool) -> dict[str, list[str]]:
+    """mark -> the lines it may stand for; `by_line`: not only of `state`, but of the other pages of the prompt."""
+    found = {mark: pages[name].split("\n") for mark, name in MARKS.items() if by_line and pages and name in pages}
+    return {DITTO: state.split("\n")} | found
+
+
+def experience_answer(reasoning: str, state: str, next_state: str, reward: float, done: bool, use_reasoning: bool = True, pages: dict[str, str] | None = None,
+                      by_line: bool = False) -> str:
+    """What the experience model is to write. A page of the prompt is named (`known_pages`), and a line equal to the same line of `state` is '='. With
+    `by_line` only the current page is named as a whole, and the lines of the page before and of the similar page are '<' and '~'."""
+    names = [name for name, page in (pages or {SAME: state}).items() if page == next_state and not done and (name == SAME or not by_line)]
+    marked = _marked(state, pages, by_line)
+    lines = [next((mark for mark, known in marked.items() if known[i:i + 1] == [line]), line) for i, line in enumerate(next_state.split("\n"))]
     think = f"think: {reasoning}\n" if use_reasoning else ""
     return f"{think}next:\n{names[0] if names else chr(10).join(lines)}\nreward: {int(reward)} done: {'yes' if done else 'no'}"
 
@@ -120,9 +129,9 @@ def experience_answer(reasoning: str, state: str, next_state: str, reward: float
 _ANSWER = re.compile(r"(?:think: (?P<think>[^\n]*)\n)?next:\n(?P<next>.+)\nreward: (?P<reward>[01]) done: (?P<done>yes|no)", re.DOTALL)
 
 
-def parse_experience(text: str, state: str, pages: dict[str, str] | None = None) -> Prediction | None:
+def parse_experience(text: str, state: str, pages: dict[str, str] | None = None, by_line: bool = False) -> Prediction | None:
     """The experience model's answer, or None when it is malformed: wrong form, too long, control characters, tags forged inside the page, the name of a
-    page that the prompt did not hold, '=' beyond the lines of `state`, or a reward without an end."""
+    page that the prompt did not hold, a mark beyond the lines of its page, or a reward without an end."""
     text = text.strip()
     match = _ANSWER.fullmatch(text) if len(text) <= MAX_REASONING_CHARS + MAX_STATE_CHARS else None
     if not match:
@@ -135,10 +144,11 @@ def parse_experience(text: str, state: str, pages: dict[str, str] | None = None)
     if name in NAMES:
         page = (pages or {SAME: state}).get(name, "")
     else:
-        old, lines = state.split("\n"), page.split("\n")
-        if any(line == DITTO and i >= len(old) for i, line in enumerate(lines)):
+        marked, lines = _marked(state, pages, by_line), page.split("\n")
+        marks = MARKS if by_line else (DITTO,)
+        if any(line in marks and not marked.get(line, [])[i:i + 1] for i, line in enumerate(lines)):
             return None
-        page = "\n".join(old[i] if line == DITTO else line for i, line in enumerate(lines))
+        page = "\n".join(marked[line][i] if line in marks else line for i, line in enumerate(lines))
     return Prediction(thought, page, reward, done) if page else None
 
 

@@ -441,3 +441,19 @@ def test_malformed_text_is_no_exception_and_no_reward():
     for long in ("clean " * 100_000, "at desk 1: " + "mug 1, " * 100_000, "a 1 " * 100_000, "put a " * 100_000):
         assert text.read_view(long + "\nholding: nothing") is None and text.read_action(long) is None and not text.readable(long)
         text.Notes().read("You arrive at desk 1. On the desk 1, you see " + long)
+
+
+def test_renaming_is_one_to_one_and_leaves_the_rest():
+    # Stops rows whose task and page name different things, two things that become one, and a renamed fork that is heated.
+    rng, changed = np.random.default_rng(0), 0
+    page = "at countertop 1: mug 1, mug 2, hot pan 3, knife 1, desklamp 1\nholding: clean apple 1"
+    for _ in range(200):
+        if (change := text.renaming(rng, "take mug 1 from countertop 1", True)) is None:
+            continue
+        view, task = text.read_view(change(page)), text.read_task(change("put a hot mug in desk"))
+        changed += 1
+        assert len(set(view.things)) == 5 and view.place == "countertop 1" and view.things[3:] == ["knife 1", "desklamp 1"] and view.holding.startswith("clean ")
+        assert task.thing == text.kind_of(view.things[0]) == text.kind_of(view.things[1]) and (task.kind, task.place) == ("hot", "desk")
+        refused = text.renaming(np.random.default_rng(changed), "heat fork 1 with microwave 1", True)
+        assert refused is None or text.kind_of(refused("fork 1")) == "fork"
+    assert 60 < changed < 140

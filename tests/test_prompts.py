@@ -418,3 +418,21 @@ def test_instructions_the_grammar_cannot_express(text):
 def test_what_an_action_is(state, action, kind):
     """A refused action counted as a good one (and never penalised), or the other way round."""
     assert shop.action_type(state, action) == kind
+
+
+def test_lines_of_other_pages():
+    # Stops a mark that stands for the wrong page's line, whole-page names beside marks, and marks that count where the model was not trained on them.
+    state, before, similar = "at desk 1: pen 1\nholding: cup 1", "at drawer 2 open: cd 1\nholding: nothing", "at drawer 2 open: nothing\nholding: nothing"
+    pages = {"same page": state, "page before": before, "similar page": similar}
+    answer = lambda page, by_line=True: experience_answer("t", state, page, 0, False, True, pages, by_line)
+    assert answer("at drawer 2 open: cd 1\nholding: cup 1") == "think: t\nnext:\n<\n=\nreward: 0 done: no"
+    assert answer("at drawer 2 open: nothing\nholding: cup 1") == "think: t\nnext:\n~\n=\nreward: 0 done: no"
+    assert answer(before) == "think: t\nnext:\n<\n<\nreward: 0 done: no" and answer(before, False) == "think: t\nnext:\npage before\nreward: 0 done: no"
+    assert answer(state) == "think: t\nnext:\nsame page\nreward: 0 done: no"
+    for page in (state, before, similar, "at drawer 2 open: nothing\nholding: cup 1", "at sofa 1: nothing\nholding: cup 1", "at desk 1: pen 1\nholding: nothing"):
+        for by_line in (True, False):
+            assert parse_experience(answer(page, by_line), state, pages, by_line).next_state == page
+    form = "think: t\nnext:\n{}\nreward: 0 done: no"
+    assert parse_experience(form.format("<\n="), state, {"same page": state}, True) is None              # there is no page before
+    assert parse_experience(form.format("=\n<\n<"), state, pages, True) is None                          # it has two lines
+    assert parse_experience(form.format("<\n="), state, pages, False).next_state == "<\nholding: cup 1"  # no mark here: the rules refuse such a page

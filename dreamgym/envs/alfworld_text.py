@@ -11,6 +11,7 @@ With `admissible`, a third line lists the commands (`commands: close drawer 1; e
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dreamgym.prompts import clean
@@ -19,7 +20,15 @@ NOTHING = "nothing"
 TAGS = ("clean", "hot", "cool", "sliced", "lit")      # what has been done to an object, in the order they are written
 LAMPS = ("desklamp", "floorlamp")                     # all that can be switched on
 MAX_TASK_CHARS = 200
-NUMBERED = True                                      # names are "drawer 3": one token each for a model made from scratch
+# How the experience model is trained: names such as "drawer 3" are one token for a model made from scratch; an answer may name single lines of other pages; half of the
+# demonstrations come from other tasks, hence from other homes, as they will for a new task
+NUMBERED, BY_LINE, OTHER_TASKS = True, True, 0.5
+THINGS = (
+    "alarmclock apple baseballbat basketball book bowl box bread candle cd cellphone cloth creditcard cup dishsponge egg fork glassbottle "
+    "handtowel kettle keychain ladle laptop lettuce mug newspaper pan papertowelroll pen pencil peppershaker pillow plate plunger pot potato "
+    "remotecontrol saltshaker soapbar soapbottle spatula spoon spraybottle statue teddybear tennisracket tissuebox toiletpaper tomato towel vase "
+    "watch wateringcan winebottle"
+).split()
 
 _NAME = r"[a-z]+ [0-9]{1,4}"
 _THING = rf"(?:(?:{'|'.join(TAGS)}) )*{_NAME}"
@@ -32,6 +41,7 @@ _ACTIONS = [re.compile(pattern) for pattern in (
     rf"(?P<verb>move) (?P<thing>{_NAME}) to (?P<place>{_NAME})", rf"(?P<verb>clean|heat|cool) (?P<thing>{_NAME}) with (?P<place>{_NAME})",
     rf"(?P<verb>slice) (?P<thing>{_NAME}) with (?P<place>{_NAME})", rf"(?P<verb>use) (?P<thing>{_NAME})", rf"(?P<verb>examine) (?P<place>{_NAME})",
     r"(?P<verb>look|inventory)")]
+_THING_WORD = re.compile(rf"\b(?P<kind>{'|'.join(THINGS)})\b(?: (?P<number>\d+)\b)?")
 _TOOL = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
 _DONE = {"clean": "clean", "heat": "hot", "cool": "cool"}
 
@@ -283,6 +293,22 @@ def contradictions(steps: list[tuple[str, str, str]]) -> tuple[int, int]:
         where.update(dict.fromkeys(things, view.place))
         held_by[view.place] = things
     return checked, broken
+
+
+def renaming(rng, action: str, taken: bool) -> Callable[[str], str] | None:
+    """Other names for things, the same in every text of one training row, for half of the rows: what follows from a page does not depend on them, and a small
+    model that sees few homes would learn their contents by heart instead of copying. Kinds stay where they decide (heating, cleaning, cooling, a refusal)."""
+    if rng.random() < 0.5:
+        return None
+    command = read_action(action)
+    plain = not taken or command is None or command.verb in _TOOL
+    kinds = dict(zip(THINGS, THINGS if plain else map(str, rng.permutation(THINGS))))
+    numbers = {kind: dict(zip("123", map(str, rng.permutation(3) + 1))) for kind in THINGS}
+
+    def renamed(match: re.Match) -> str:
+        kind, number = match["kind"], match["number"]
+        return kinds[kind] + (f" {numbers[kind].get(number, number)}" if number else "")
+    return lambda text: _THING_WORD.sub(renamed, text)
 
 
 # ---- reading tasks -----------------------------------------------------------------------------------------------------------------------------

@@ -19,7 +19,8 @@ from dreamgym.prompts import DITTO, TAGS, clean
 START = "search page"
 PLACED = "order placed"
 NOTHING = "nothing"
-NUMBERED = False                                 # no names of the form "drawer 3"
+# How the experience model is trained: no names of the form "drawer 3"; whole pages are named; demonstrations may be of the same task
+NUMBERED, BY_LINE, OTHER_TASKS = False, False, 0.0
 BUTTONS = ("back to search", "< prev", "next >", "description", "features", "reviews", "buy now")
 MAX_DETAIL_CHARS, MAX_TASK_CHARS = 600, 2000
 
@@ -209,6 +210,10 @@ def recall(history: list[tuple[str, str]], state: str, action: str, pages: int) 
             break
         following = past
     return kept[::-1]
+
+
+def renaming(rng, action: str, taken: bool) -> None:
+    """No two products may swap their words: what a word means decides the reward."""
 
 
 def determined(history: list[str], state: str, action: str) -> bool:
