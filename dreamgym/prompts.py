@@ -115,13 +115,41 @@ def _marked(state: str, pages: dict[str, str] | None, by_line: bool) -> dict[str
     return {DITTO: state.split("\n")} | found
 
 
+def _listed(line: str) -> tuple[str, list[str]]:
+    """'at desk 1: pen 1, cup 1' -> ('at desk 1: ', ['pen 1', 'cup 1']); an empty list is written 'nothing'."""
+    head, colon, items = line.partition(": ")
+    return head + colon, [item for item in items.split(", ") if item not in ("", "nothing")]
+
+
+def _edit(old: str, new: str) -> str:
+    """'- pen 1' or '+ pen 1' where `new` is the list `old` without one thing, or with one more at its end; '' otherwise."""
+    (head, before), (other, after) = _listed(old), _listed(new)
+    if head != other or not head or abs(len(before) - len(after)) != 1:
+        return ""
+    gone = next((item for i, item in enumerate(before) if after[i:i + 1] != [item]), "")
+    edit = f"- {gone}" if len(before) > len(after) else f"+ {after[-1]}"
+    return edit if _edited(old, edit) == new else ""
+
+
+def _edited(old: str, edit: str) -> str | None:
+    """The line that `_edit` stands for; None where the thing to be taken away is not there."""
+    head, items = _listed(old)
+    sign, thing = edit[:1], edit[2:]
+    if not head or (sign == "-" and thing not in items):
+        return None
+    items = [*items, thing] if sign == "+" else items[:items.index(thing)] + items[items.index(thing) + 1:]
+    return head + (", ".join(items) or "nothing")
+
+
 def experience_answer(reasoning: str, state: str, next_state: str, reward: float, done: bool, use_reasoning: bool = True, pages: dict[str, str] | None = None,
                       by_line: bool = False) -> str:
     """What the experience model is to write. A page of the prompt is named (`known_pages`), and a line equal to the same line of `state` is '='. With
-    `by_line` only the current page is named as a whole, and the lines of the page before and of the similar page are '<' and '~'."""
+    `by_line` only the current page is named as a whole, the lines of the page before and of the similar page are '<' and '~', and a list of the current page
+    without a thing, or with one more, is '- thing', '+ thing'."""
     names = [name for name, page in (pages or {SAME: state}).items() if page == next_state and not done and (name == SAME or not by_line)]
     marked = _marked(state, pages, by_line)
-    lines = [next((mark for mark, known in marked.items() if known[i:i + 1] == [line]), line) for i, line in enumerate(next_state.split("\n"))]
+    edit = lambda i, line: _edit(marked[DITTO][i], line) if by_line and i < len(marked[DITTO]) else ""
+    lines = [next((mark for mark, known in marked.items() if known[i:i + 1] == [line]), "") or edit(i, line) or line for i, line in enumerate(next_state.split("\n"))]
     think = f"think: {reasoning}\n" if use_reasoning else ""
     return f"{think}next:\n{names[0] if names else chr(10).join(lines)}\nreward: {int(reward)} done: {'yes' if done else 'no'}"
 
@@ -148,7 +176,13 @@ def parse_experience(text: str, state: str, pages: dict[str, str] | None = None,
         marks = MARKS if by_line else (DITTO,)
         if any(line in marks and not marked.get(line, [])[i:i + 1] for i, line in enumerate(lines)):
             return None
-        page = "\n".join(marked[line][i] if line in marks else line for i, line in enumerate(lines))
+        lines = [marked[line][i] if line in marks else line for i, line in enumerate(lines)]
+        if by_line:
+            old = marked[DITTO]
+            lines = [(_edited(old[i], line) if i < len(old) else None) if line[:2] in ("- ", "+ ") else line for i, line in enumerate(lines)]
+        if None in lines:
+            return None
+        page = "\n".join(lines)
     return Prediction(thought, page, reward, done) if page else None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 import random
 import time
 
+import numpy as np
 import pytest
 
 from dreamgym.envs import webshop_text as shop
@@ -436,3 +437,22 @@ def test_lines_of_other_pages():
     assert parse_experience(form.format("<\n="), state, {"same page": state}, True) is None              # there is no page before
     assert parse_experience(form.format("=\n<\n<"), state, pages, True) is None                          # it has two lines
     assert parse_experience(form.format("<\n="), state, pages, False).next_state == "<\nholding: cup 1"  # no mark here: the rules refuse such a page
+
+
+def test_edits_of_a_list():
+    # Stops an edit that stands for another list, one that takes away what is not there, and edits where the model was not trained on them.
+    state = "at desk 1: pen 1, hot mug 2, cup 1\nholding: nothing"
+    answer = lambda page: experience_answer("", state, page, 0, False, False, None, True)
+    for page, lines in (("at desk 1: pen 1, cup 1\nholding: hot mug 2", "- hot mug 2\n+ hot mug 2"), ("at desk 1: pen 1, hot mug 2, cup 1, cd 1\nholding: nothing", "+ cd 1\n="),
+                        ("at desk 1: cd 1, pen 1, hot mug 2, cup 1\nholding: nothing", "at desk 1: cd 1, pen 1, hot mug 2, cup 1\n="),
+                        ("at desk 2: pen 1, cup 1\nholding: nothing", "at desk 2: pen 1, cup 1\n=")):
+        assert answer(page) == f"next:\n{lines}\nreward: 0 done: no"
+        assert parse_experience(answer(page), state, None, True).next_state == page
+    rng = np.random.default_rng(0)
+    for _ in range(300):                         # any list against any other
+        old, new = (f"at desk 1: {', '.join(rng.choice(['pen 1', 'cup 1', 'cd 1'], rng.integers(1, 5)))}\nholding: nothing" for _ in range(2))
+        text = experience_answer("", old, new, 0, False, False, None, True)
+        assert parse_experience(text, old, None, True).next_state == new
+    form = "next:\n{}\n=\nreward: 0 done: no"
+    assert parse_experience(form.format("- spoon 1"), state, None, True) is None and parse_experience(form.format("- "), state, None, True) is None
+    assert parse_experience(form.format("- pen 1"), state).next_state == "- pen 1\nholding: nothing"

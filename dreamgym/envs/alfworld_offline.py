@@ -157,5 +157,5 @@ def _wishes(step: Step, broken: str, held_in: dict[str, list[str]], rng: np.rand
 def _breaks(wish: Wanted, step: Step, broken: str) -> bool:
     """Whether just what `broken` names is not as a sentence wants it; a sentence of another kind may miss more."""
     missed = [what for what, _, met in text.checks(wish, step.state, step.action) if not met]
-    expected = {"none": [], "object": [wish.thing], "receptacle": [wish.place], "state": [wish.kind], "count": ["two"], "kind": missed or None}
+    expected = {"none": [], "object": [wish.thing], "receptacle": [wish.place], "state": [wish.kind], "count": [f"another {wish.thing}"], "kind": missed or None}
     return missed == expected[broken]

@@ -12,7 +12,6 @@ from dreamgym.envs import alfworld_text as text
 from dreamgym.envs.alfworld_text import Command, View, Wanted, kind_of, name_of
 
 SAME, SUCCESS, NOT_DONE = "so the same page", "so success", "so not done"
-MAX_LOOKED_UP = 16                               # things of a page that are compared one by one
 REACH = "within reach"                           # of a place beside this one, which the page does not show
 _TREATED = {"clean": ("sinkbasin", "clean"), "heat": ("microwave", "hot"), "cool": ("fridge", "cool")}      # command -> where, and what the thing is then
 _NEEDED = {"clean": "clean", "hot": "heat", "cool": "cool"}
@@ -95,40 +94,39 @@ def _close(command: Command, before: View, after: View, changed: bool, *_):
 
 def _take(command: Command, before: View, after: View, changed: bool, *_):
     names = [name_of(thing) for thing in before.things]
-    rows = [("hold nothing", not before.holding), (f"at {command.place}", before.place == command.place)]
+    rows = [("hold nothing", _held(before), not before.holding), _at(command.place, before)]
     if before.place == command.place and before.opened is False:
-        rows.append(("open", False))
-    facts = _until_no(rows, changed)
-    if all(met for _, met in rows):
-        facts.append(f"look for {command.thing} : {_looked_up(names, command.thing)}")
-        if command.thing in names and not changed:
-            facts.append("can be taken no")
+        rows.append(("open", "closed", False))
+    facts = _until_no([*rows, _look_for(command.thing, before)], changed)
+    if command.thing in names and not changed and all(met for _, _, met in rows):
+        facts.append("can be taken no")
     return facts, "it is taken"
 
 
 def _treat(command: Command, before: View, after: View, changed: bool, *_):
     tool, result = _TREATED[command.verb]
-    rows = [(f"hold {command.thing}", name_of(before.holding) == command.thing), (f"at {tool}", before.place == command.place and kind_of(before.place) == tool)]
+    at = kind_of(before.place) or "room"
+    rows = [(f"hold {command.thing}", _held(before), name_of(before.holding) == command.thing), (f"at {tool}", at, before.place == command.place and at == tool)]
     facts = _until_no(rows, changed)
-    if changed or all(met for _, met in rows):
+    if changed or all(met for _, _, met in rows):
         already = result in before.holding.split()[:-2]
         facts.append(f"{result} already" if already else f"can be {result} {_yes(changed)}")
     return facts, f"it is {result}"
 
 
 def _move(command: Command, before: View, after: View, changed: bool, *_):
-    rows = [(f"hold {command.thing}", name_of(before.holding) == command.thing), (f"at {command.place}", before.place == command.place)]
-    if before.place == command.place:
-        rows.append(("open", before.opened is not False))
+    rows = [(f"hold {command.thing}", _held(before), name_of(before.holding) == command.thing), _at(command.place, before)]
+    if before.place == command.place and before.opened is not None:
+        rows.append(("open", "open" if before.opened else "closed", before.opened))
     facts = _until_no(rows, changed)
-    if changed or all(met for _, met in rows):
+    if changed or all(met for _, _, met in rows):
         facts.append(f"fits {_yes(changed)}")
     return facts, "it is put there"
 
 
 def _use(command: Command, before: View, after: View, changed: bool, *_):
     here = [thing for thing in before.things if name_of(thing) == command.thing]
-    facts = [f"{command.thing} is here {_yes(bool(here))}"]
+    facts = _until_no([_look_for(command.thing, before)], changed)
     if here and not changed:
         facts.append("on already" if here[0].startswith("lit ") else "is a lamp no")
     return facts, "it is on"
@@ -136,10 +134,11 @@ def _use(command: Command, before: View, after: View, changed: bool, *_):
 
 def _slice(command: Command, before: View, after: View, changed: bool, *_):
     here = [thing for thing in before.things if name_of(thing) == command.thing]
-    knife = kind_of(command.place) in ("knife", "butterknife")
-    rows = [(f"hold {command.place}", name_of(before.holding) == command.place), ("is a knife", knife), (f"{command.thing} is here", bool(here))]
+    knife = kind_of(command.place)
+    rows = [(f"hold {command.place}", _held(before), name_of(before.holding) == command.place), ("knife", knife, knife in ("knife", "butterknife")),
+            _look_for(command.thing, before)]
     facts = _until_no(rows, changed)
-    if changed or all(met for _, met in rows):
+    if changed or all(met for _, _, met in rows):
         already = bool(here) and "sliced" in here[0].split()
         facts.append("sliced already" if already else f"can be sliced {_yes(changed)}")
     return facts, "it is sliced"
@@ -148,11 +147,25 @@ def _slice(command: Command, before: View, after: View, changed: bool, *_):
 _FACTS = {"go": _go, "open": _open, "close": _close, "take": _take, "move": _move, "use": _use, "slice": _slice, **dict.fromkeys(_TREATED, _treat)}
 
 
-def _until_no(rows: list[tuple[str, bool]], changed: bool) -> list[str]:
-    """The rows up to the first that is not met. When the engine did it all the same, what was not met here was within reach."""
+def _held(view: View) -> str:
+    return name_of(view.holding) or text.NOTHING
+
+
+def _at(place: str, view: View) -> tuple[str, str, bool]:
+    return f"at {place}", view.place or "room", view.place == place
+
+
+def _look_for(thing: str, view: View) -> tuple[str, str, bool]:
+    here = thing in map(name_of, view.things)
+    return f"look for {thing}", thing if here else "none", here
+
+
+def _until_no(rows: list[tuple[str, str, bool]], changed: bool) -> list[str]:
+    """The rows (what is needed, what is found, met) up to the first that is not met. When the engine did it all the same, what was not met here was within
+    reach. What is found is written before the verdict: a small model says yes to anything that it has not just written down."""
     facts = []
-    for what, met in rows:
-        facts.append(f"{what} {'yes' if met else REACH if changed else 'no'}")
+    for what, found, met in rows:
+        facts.append(f"{what} : {found} {'yes' if met else REACH if changed else 'no'}")
         if not met and not changed:
             break
     return facts
@@ -164,14 +177,6 @@ def _shown(wanted: Wanted | None, after: View) -> list[str]:
         return []
     kinds = [wanted.thing, wanted.place] if wanted.kind == "look" else [wanted.thing]
     return [" ".join(f"{kind} {_yes(kind in map(kind_of, after.things))}" for kind in kinds)]
-
-
-def _looked_up(names: list[str], wanted: str) -> str:
-    """'knife 2 no apple 1 yes': the names up to the wanted one, each compared with it."""
-    looked = names[:names.index(wanted) + 1] if wanted in names else names
-    if not looked or len(looked) > MAX_LOOKED_UP:
-        return _yes(wanted in names)
-    return " ".join(f"{name} {_yes(name == wanted)}" for name in looked)
 
 
 def _check(wanted: Wanted, command: Command, state: str, action: str, after: View, success: bool) -> str:

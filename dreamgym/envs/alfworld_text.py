@@ -415,7 +415,7 @@ def checks(wanted: Wanted, state: str, action: str) -> list[tuple[str, str, bool
     rows.append((wanted.place, kind_of(command.place), kind_of(command.place) == wanted.place))
     if wanted.kind == "two":
         others = [thing for thing in view.things if kind_of(thing) == wanted.thing]
-        rows.append(("two", str(1 + len(others)), bool(others)))
+        rows.append((f"another {wanted.thing}", name_of(others[0]) if others else NOTHING, bool(others)))
     return rows
 
 
