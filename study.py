@@ -145,6 +145,8 @@ def summarize(args: Args) -> dict:
             values = [e[key]["success"] for e in last]
             mean, half = seed_interval(values)
             entry[key] = {"values": values, "mean": mean, "half_width": half if half == half else None}
+        if "groups" in last[0]["real_sampled"]:      # ALFWorld: by split and by task type
+            entry["groups"] = {group: [e["real_sampled"]["groups"][group]["share"] for e in last] for group in last[0]["real_sampled"]["groups"]}
         results["runs"][name] = entry
     for name in ["expmodel", *(f"expmodel {a}" for a in ABLATIONS), "expmodel naive"]:
         found = [run.read_json(out / f"seed{s}" / name / "report.json") for s in range(args.seeds) if (out / f"seed{s}" / name / "report.json").exists()]
@@ -162,6 +164,8 @@ def tables(results: dict) -> str:
     mean = lambda e, key: f"{sum(e[key]) // e['seeds']:,}"
     rows = [{"policy": name, "RL transitions dream / real (mean)": f"{mean(e, 'dream_transitions')} / {mean(e, 'real_transitions')}", "real sampled": cell(e["real_sampled"]),
              "real greedy": cell(e["real_greedy"]), "dream sampled": cell(e["dream_sampled"])} for name, e in results["runs"].items()]
+    groups = [{"policy, real sampled": name, **{group.split(" ", 1)[1]: f"{sum(v) / len(v):.2f}" for group, v in e["groups"].items()}}
+              for name, e in results["runs"].items() if "groups" in e]
     models = []
     for name, reports in results["expmodels"].items():
         for variant in ("full", "without history", "without retrieval", "without reasoning"):
@@ -173,7 +177,7 @@ def tables(results: dict) -> str:
                                    "exact": [r["exact"]["share"] for r in part], "F1": [r["f1"] for r in part],
                                    **{k: [r["by_knowledge"][k]["share"] for r in part] for k in part[0]["by_knowledge"]},
                                    "worst near miss paid": near, "refusals accepted": [r["refusals_accepted"]["share"] for r in part]}.items()}})
-    return "\n\n".join("\n".join(markdown(rows)) for rows in (rows, models) if rows)
+    return "\n\n".join("\n".join(markdown(rows)) for rows in (rows, groups, models) if rows)
 
 
 def markdown(rows: list[dict]) -> list[str]:

@@ -17,7 +17,8 @@ from dreamgym.episode import Episode, Step, Task
 
 MIX = MappingProxyType({"oracle": 0.15, "searcher": 0.15, "imperfect": 0.35, "random": 0.10, "prober": 0.25})      # shares of episodes
 FULFILLED = 0.45                                 # of the relabelled steps; the rest breaks one constraint, by these shares
-BREAKABLE = MappingProxyType({"object": 0.25, "receptacle": 0.25, "state": 0.20, "count": 0.12, "kind": 0.18})
+# "many": an unrelated sentence. Easy, but without it a row holds so few "no" that a small model says "yes" to every constraint
+BREAKABLE = MappingProxyType({"object": 0.22, "receptacle": 0.18, "state": 0.14, "count": 0.10, "kind": 0.11, "many": 0.25})
 ATTEMPTS = 40                                    # steps tried for one relabelled episode
 MADE = ("clean", "hot", "cool")
 TEMPLATES = MappingProxyType({                   # the sentences of alfworld 0.4.2
@@ -69,7 +70,7 @@ def explain_recorded(task_text: str, history: list[str], step: Step) -> str:
 
 def relabelled(env, episodes: list[Episode], count: int, rng: np.random.Generator, prefix: str, forbidden: set[str], seen: set[str]) -> list[Episode]:
     """At most `count` one-step episodes: a judged real step of `episodes`, from a state not in `seen` (which grows by them), under a sentence not in `forbidden` that it fulfils
-    (about 45 %) or of which it breaks one constraint; info["broken"] = none | object | receptacle | state | count | kind.
+    (about 45 %) or of which it breaks one constraint; info["broken"] = none | object | receptacle | state | count | kind, or many: more than one.
 
     No (state, sentence) occurs twice, and none as it was played. `next_state` is as recorded, also where the sentence is fulfilled. Fewer than `count` come
     back where the pages do not offer more. Raises ValueError when `episodes` hold no such step."""
@@ -131,6 +132,10 @@ def _group(step: Step) -> str:
 
 def _wishes(step: Step, broken: str, held_in: dict[str, list[str]], rng: np.random.Generator) -> list[Wanted]:
     """Sentences that a step fulfils, or that break what `broken` names and, mostly, nothing else (`_breaks` decides)."""
+    if broken == "many":
+        places = [str(place) for place in rng.permutation(list(held_in))[:4] if held_in[str(place)]]
+        return [Wanted(str(rng.choice(["pick", "two", *[kind for kind in MADE if thing in MAKEABLE[kind]]])), thing, place)
+                for place in places for thing in [str(rng.choice(held_in[place]))]]
     command, view = text.read_action(step.action), text.read_view(step.state)
     at, tags = kind_of(view.place), view.holding.split()[:-2]
     thing = kind_of(command.thing if command.verb == "take" else view.holding)
@@ -158,4 +163,4 @@ def _breaks(wish: Wanted, step: Step, broken: str) -> bool:
     """Whether just what `broken` names is not as a sentence wants it; a sentence of another kind may miss more."""
     missed = [what for what, _, met in text.checks(wish, step.state, step.action) if not met]
     expected = {"none": [], "object": [wish.thing], "receptacle": [wish.place], "state": [wish.kind], "count": [f"another {wish.thing}"], "kind": missed or None}
-    return missed == expected[broken]
+    return len(missed) > 1 if broken == "many" else missed == expected[broken]
