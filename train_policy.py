@@ -143,18 +143,32 @@ def flat(tensors: list[torch.Tensor], device) -> torch.Tensor:
 
 # ---- imitation ----------------------------------------------------------------------------------------------------------------------------------
 
+def imitation_rows(args: Args, policy: Policy, demos: list[Episode], epoch: int) -> list[Row]:
+    """The demonstrations as token rows; where the rules know how, things get other names in half of them, anew in each epoch, so that the policy of few
+    homes learns to look for things, not where they were."""
+    rules, rng = make_rules(args.env), run.rng(args.seed, "imitation names", epoch)
+
+    def renamed(episode: Episode) -> Episode:
+        if (change := rules.renaming(rng, "", True)) is None:
+            return episode
+        steps = [replace(s, state=change(s.state), action=change(s.action), next_state=change(s.next_state)) for s in episode.steps]
+        return replace(episode, task=replace(episode.task, text=change(episode.task.text)), steps=steps)
+    return [Row(s.ids, s.mask) for e in demos for s in imitation_streams(policy, renamed(e))]
+
+
 def imitate(args: Args, policy: Policy, episodes: list[Episode], ranks, log) -> None:
     """Behaviour cloning of the imperfect demonstrator, mistakes included: it must leave entropy for RL to work with. Interrupted, it begins again."""
     demos = [e for e in episodes if e.source in ("imperfect", "imported")]
     rng = run.rng(args.seed, "imitation")
     demos = [demos[i] for i in rng.permutation(len(demos))[:args.imitation_episodes]]
-    rows = [Row(s.ids, s.mask) for e in demos for s in imitation_streams(policy, e)]
+    rows = imitation_rows(args, policy, demos, 0)
     if not rows:
         return
     optimizers = make_optimizers(policy.model, args.lr * IMITATION_LR_FACTOR, from_scratch=args.model in SIZES)
     per_step, done, steps = 16, 0, IMITATION_EPOCHS * -(-len(rows) // 16)
     with run.graceful(log) as stop, run.progress(IMITATION_EPOCHS * len(rows), "imitation") as bar:
         for epoch in range(IMITATION_EPOCHS):
+            rows = imitation_rows(args, policy, demos, epoch)
             order = run.rng(args.seed, "imitation", epoch).permutation(len(rows))
             for start in range(0, len(rows), per_step):
                 batch = [rows[i] for i in order[start:start + per_step]][ranks.rank::ranks.world]

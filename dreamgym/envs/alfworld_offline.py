@@ -15,10 +15,10 @@ from dreamgym.envs.alfworld_teacher import check_trace, explain
 from dreamgym.envs.alfworld_text import Wanted, kind_of
 from dreamgym.episode import Episode, Step, Task
 
-MIX = MappingProxyType({"oracle": 0.15, "searcher": 0.15, "imperfect": 0.35, "random": 0.10, "prober": 0.25})      # shares of episodes
+MIX = MappingProxyType({"oracle": 0.10, "searcher": 0.10, "imperfect": 0.50, "random": 0.08, "prober": 0.22})      # shares of episodes
 FULFILLED = 0.45                                 # of the relabelled steps; the rest breaks one constraint, by these shares
 # "many": an unrelated sentence. Easy, but without it a row holds so few "no" that a small model says "yes" to every constraint
-BREAKABLE = MappingProxyType({"object": 0.22, "receptacle": 0.18, "state": 0.14, "count": 0.10, "kind": 0.11, "many": 0.25})
+BREAKABLE = MappingProxyType({"object": 0.22, "receptacle": 0.16, "state": 0.12, "count": 0.14, "kind": 0.12, "many": 0.24})
 ATTEMPTS = 40                                    # steps tried for one relabelled episode
 MADE = ("clean", "hot", "cool")
 TEMPLATES = MappingProxyType({                   # the sentences of alfworld 0.4.2

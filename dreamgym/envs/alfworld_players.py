@@ -16,7 +16,7 @@ Act = Callable[[str], str]
 KINDS = ("oracle", "searcher", "imperfect", "random", "prober")
 TOOL = {"clean": ("clean", "sinkbasin"), "hot": ("heat", "microwave"), "cool": ("cool", "fridge")}      # kind of task -> command and tool
 _TREATS = {tool: verb for verb, tool in TOOL.values()}
-SLIP = 0.55                                      # the imperfect player's chance of a mistake per step
+SLIP = 0.20                                      # the imperfect player's chance of a mistake per step
 
 # Where things of a kind are, the most finds per step first (a closed place costs two): counted in 200 official train games
 _HOMES = {
@@ -36,6 +36,7 @@ _HOMES = {
 _PLACES = {thing: places.split() for things, places in _HOMES.items() for thing in things.split()}
 _OPENABLE = ("safe", "fridge", "microwave", "cabinet", "drawer")         # looked into last when nothing is known of a thing
 _ELSEWHERE = ("drawer 99", "shelf 99", "aquarium 1", "piano 1")          # places that no room has
+_COMMON = ("bed", "cabinet", "countertop", "desk", "diningtable", "drawer", "dresser", "fridge", "laundryhamper", "shelf", "sidetable", "sofa", "toilet")
 _TYPOS = ("grab the {thing}", "go {place}", "put {thing} in {place}", "open the {place}", "take {thing}", "find {thing}", "go to {place} and take {thing}", "use", "wait", "help")
 
 
@@ -253,12 +254,16 @@ class Prober(Searcher):
         tool = [other for other in self.room if kind_of(other) in _TREATS] or others
         verb = str(rng.choice(list(_TREATS.values())))
         typo = str(rng.choice(_TYPOS)).format(thing=anything, place=place)
+        near = [f"{kind_of(name)} {n}" for name in [*names, f"{self.wanted.thing} 1"] for n in range(1, 5) if f"{kind_of(name)} {n}" not in names]
+        wrong = str(rng.choice(near or [thing]))     # what a policy gets wrong most often: the number
+        absent = [name for kind in dict.fromkeys([*map(kind_of, self.room), *_COMMON]) for n in range(1, 9) if (name := f"{kind} {n}") not in self.room]
         families = [
-            [f"take {thing} from {here}", f"take {self.wanted.thing} 9 from {here}", f"take {thing} from {place}", *([f"take {names[0]} from {here}"] if held and names else [])],
-            [f"move {thing} to {here}", f"move {held or thing} to {place}", f"move {held or thing} to {here}"],
+            [f"take {wrong} from {here}", f"take {wrong} from {here}", f"take {thing} from {here}", f"take {thing} from {place}",
+             *([f"take {names[0]} from {here}"] if held and names else [])],
+            [f"move {thing} to {here}", f"move {wrong} to {here}", f"move {held or thing} to {place}", f"move {held or thing} to {here}"],
             [f"open {place}", f"close {place}", f"{'close' if view.opened is False else 'open'} {here}", f"open {here}", f"close {here}"],
             [f"{verb} {held or anything} with {here}", f"{verb} {held or anything} with {rng.choice(tool)}", f"{verb} {anything} with {place}"],
-            [f"go to {rng.choice(_ELSEWHERE)}", f"go to {kind_of(place)} {rng.integers(40, 60)}", f"go to {here}", f"go to {anything}"],
+            [f"go to {rng.choice(_ELSEWHERE)}", f"go to {rng.choice(absent)}", f"go to {rng.choice(absent)}", f"go to {here}", f"go to {here}", f"go to {anything}"],
             [f"use {anything}", f"use {thing}", "use desklamp 1", f"slice {anything} with {held or 'knife 1'}", f"examine {thing}"],
             [typo]]
         if held:

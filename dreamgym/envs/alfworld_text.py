@@ -193,8 +193,15 @@ def ground(state: str, action: str) -> str:
 
 
 def retrieval_text(task_text: str, state: str, action: str) -> str:
-    """What the replay buffer is searched by: the action, and the task, because what is found where depends on the home, and a task is of one home."""
-    return f"{action}\n{task_text}"
+    """What the replay buffer is searched by: the action, its place above all, and the task, because what is found where depends on the home, and a task is of
+    one home."""
+    place = command.place if (command := read_action(action)) else ""
+    return f"{action} {place} {place} {place}\n{task_text}"
+
+
+def similar(action: str, demo_action: str) -> bool:
+    """Whether a retrieved demonstration may be shown: only of the same action, because another place's page would be copied by mistake."""
+    return action == demo_action
 
 
 def action_type(state: str, action: str) -> str:
@@ -280,16 +287,18 @@ def contradictions(steps: list[tuple[str, str, str]]) -> tuple[int, int]:
         before, view, command = read_view(state), read_view(next_state), read_action(action)
         if before is None or view is None:
             continue
-        for thing in {name_of(before.holding), name_of(view.holding)} - {""}:
-            place = "hand" if thing == name_of(view.holding) else command.place if command else ""
+        held, holds = name_of(before.holding), name_of(view.holding)
+        by_itself = held != holds and (command is None or command.verb != ("take" if not held else "move"))      # nothing jumps into the hand, or out of it
+        for thing in {held, holds} - {""}:
+            place = "hand" if thing == holds else command.place if command else ""
             held_by.get(where.get(thing, ""), set()).discard(thing)
             held_by.get(place, set()).add(thing)
             where[thing] = place
-        if not view.place or view.opened is False:
+        if not view.place or (view.opened is False and not by_itself):
             continue
         things = set(map(name_of, view.things))
         checked += 1
-        broken += any(where.get(thing, view.place) != view.place for thing in things) or held_by.get(view.place, things) != things
+        broken += by_itself or any(where.get(thing, view.place) != view.place for thing in things) or held_by.get(view.place, things) != things
         where.update(dict.fromkeys(things, view.place))
         held_by[view.place] = things
     return checked, broken
@@ -301,7 +310,7 @@ def renaming(rng, action: str, taken: bool) -> Callable[[str], str] | None:
     if rng.random() < 0.5:
         return None
     command = read_action(action)
-    plain = not taken or command is None or command.verb in _TOOL
+    plain = not taken or (command is not None and command.verb in _TOOL)
     kinds = dict(zip(THINGS, THINGS if plain else map(str, rng.permutation(THINGS))))
     numbers = {kind: dict(zip("123", map(str, rng.permutation(3) + 1))) for kind in THINGS}
 

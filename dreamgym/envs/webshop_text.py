@@ -165,6 +165,11 @@ def judged(state: str, action: str) -> bool:
     return split_action(action) == ("click", "buy now") and page_kind(state) == "item"
 
 
+def similar(action: str, demo_action: str) -> bool:
+    """Whether a retrieved demonstration may be shown: other words of a search, or another product, may still tell."""
+    return True
+
+
 def action_type(state: str, action: str) -> str:
     """search | open | option | prev | back | next | sub | buy | refused (upstream would change nothing)."""
     verb, argument = split_action(action)
