@@ -75,7 +75,7 @@ def main() -> None:
     model, tokenizer = load_model(str(args.policy), quantize=made["quantize"], device=str(ranks.device))
     policy = Policy(model, tokenizer, context=1024, system="" if made["model"] in SIZES else POLICY_SYSTEM[args.env], seed=args.seed)
     collected, trained_on = (run.data_meta(data)[key] for key in ("settings", "environment"))
-    env = make_env(args.env, args.data_dir or collected["data_dir"], args.cache, collected["env_seed"], collected["human_goals"], collected["admissible"])
+    env = make_env(args.env, args.data_dir or collected["data_dir"], args.cache, collected["env_seed"], collected["human_goals"], collected["admissible"], run.spare_cores(ranks))
     if env.describe() != trained_on:
         print(f"the policy was trained in {trained_on}; it is evaluated in {env.describe()}")
     world = env if args.world == "real" else load_dream(expmodel, rules, ranks.device, seed=args.seed)

@@ -4,7 +4,7 @@
     torchrun --nproc-per-node 8 train_expmodel.py --model Qwen/Qwen2.5-1.5B-Instruct # the same, larger
     python train_expmodel.py --model Qwen/Qwen2.5-1.5B-Instruct --quantize nf4 --lora-rank 16
 
-Half of every batch are relabelled purchases. Training goes on until the probes pass (a near miss is not paid, a refused action is not accepted) or
+Half of every batch are relabelled judged steps (WebShop: purchases). Training goes on until the probes pass (a near miss is not paid, a refused action is not accepted) or
 --max-steps is reached, which is then said plainly. Writes the model, its replay buffer, phi, and report.json.
 """
 from __future__ import annotations
@@ -82,8 +82,9 @@ def build_rows(args: Args, tokenizer, rules, settings: DreamSettings, episodes, 
         for start in range(0, len(steps), 256):
             part = slice(start, start + 256)
             for query, (_, step), demos in zip(queries[part], steps[part], retrieve(buffer, encoder, rules, settings, queries[part])):
-                query, demos, step = renamed(rules.renaming(rng, step.action, step.valid), rules, settings, query, demos, step)
-                rows.append(training_row(fmt, tokenizer, rules, settings, query.task_text, query.history, demos, step))
+                for _ in range(1 if step.valid else rules.REFUSED_ROWS):
+                    q, d, s = renamed(rules.renaming(rng, step.action, step.valid), rules, settings, query, demos, step)
+                    rows.append(training_row(fmt, tokenizer, rules, settings, q.task_text, q.history, d, s))
             bar.update(len(steps[part]))
     return rows
 
@@ -155,7 +156,7 @@ def main() -> None:
     parameters = sum(p.numel() for p in model.parameters())
     mean_tok = np.mean([len(r.ids) for r in rows])
     log.say(f"experience model {args.model}: {parameters:,} parameters, vocabulary {len(tokenizer)}; {len(rows)} transitions of {mean_tok:.0f} tokens, "
-            f"{len(judged_rows)} relabelled purchases, {len(vary_rows)} task variations; {args.rows} rows a step over {ranks.world} rank(s)")
+            f"{len(judged_rows)} relabelled judged steps, {len(vary_rows)} task variations; {args.rows} rows a step over {ranks.world} rank(s)")
 
     def save(finished: bool, report: dict | None = None) -> None:
         def write(path: Path) -> None:

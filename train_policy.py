@@ -403,7 +403,7 @@ def main() -> None:
     data, expmodel = prepare(args, ranks)
     rules, data_meta = make_rules(args.env), run.data_meta(data)
     collected = data_meta["settings"]
-    env = make_env(args.env, collected["data_dir"], "", collected["env_seed"], collected["human_goals"], collected["admissible"])
+    env = make_env(args.env, collected["data_dir"], "", collected["env_seed"], collected["human_goals"], collected["admissible"], run.spare_cores(ranks))
     run.check_meta(data_meta["environment"], env.describe(), data / "meta.json", f"collect again, or set ${args.env.upper()}_DATA as it was")
     run.check_meta(run.load_meta(expmodel / "model"), {"environment": env.describe(), "finished": True}, expmodel, "train the experience model on this data to its end")
     offline, train_tasks, test_tasks = read_episodes(data / "train.jsonl"), read_tasks(data / "tasks_train.jsonl"), read_tasks(data / "tasks_test.jsonl")
@@ -455,7 +455,7 @@ def main() -> None:
         dream.forget()
         whole = final or (not state.evaluations and not args.imitation)      # a policy that was handed in has been evaluated where it was made
         tasks = eval_tasks if whole else eval_tasks[:EVAL_TASKS_ON_THE_WAY]
-        if not state.evaluations:                # on the tasks RL will use: a dream that is easier than the world teaches the wrong thing
+        if not state.evaluations and not args.imitation:         # on the tasks RL will use: a dream that is easier than the world teaches the wrong thing
             order = run.rng(0, "calibration").permutation(len(train_tasks))[:min(EVAL_TASKS_ON_THE_WAY, args.eval_tasks)]
             known = [train_tasks[i] for i in order]
             same = [evaluate(policy, w, n, known, env.max_steps, TEMPERATURE, rules, ranks, f"calibration-{n}")[0] for n, w in (("real", env), ("dream", dream))]

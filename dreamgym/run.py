@@ -119,6 +119,11 @@ def start(seed: int, threads: int = 1) -> Ranks:
     return Ranks(rank, world, local_rank, torch.device("cuda", local_rank) if cuda else torch.device("cpu"))
 
 
+def spare_cores(ranks: Ranks) -> int:
+    """Processes a rank may start for its environments: half of its share of the cores, at least 1 (which means none)."""
+    return max(1, (os.cpu_count() or 1) // (2 * ranks.world))
+
+
 def derive_seed(seed: int, *names: str | int) -> int:
     """A 63-bit seed for the stream with this name; the same on every machine and in every version."""
     text = json.dumps([int(seed), *names], default=int)  # JSON keeps ("ab", "c") and ("a", "bc"), 1 and "1" apart

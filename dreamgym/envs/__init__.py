@@ -42,16 +42,17 @@ class StepResult:
 ENVIRONMENTS = ("webshop", "alfworld")
 
 
-def make_env(name: str, data_dir: str = "", cache: str = "", env_seed: int = 7, human_goals: bool = False, admissible: bool = False):
+def make_env(name: str, data_dir: str = "", cache: str = "", env_seed: int = 7, human_goals: bool = False, admissible: bool = False, workers: int = 1):
     """A real environment by name: `data_dir` official data (default: the environment's variable), `cache` where data is generated otherwise, from
-    `env_seed`; `human_goals` is WebShop's, `admissible` (commands in the state) ALFWorld's. Raises ValueError for an unknown name; the environment itself
+    `env_seed`; `human_goals` is WebShop's, `admissible` (commands in the state) and
+    `workers` (processes that play) ALFWorld's. Raises ValueError for an unknown name; the environment itself
     explains missing data or packages."""
     if name == "webshop":
         from dreamgym.envs.webshop_env import WebShop
         return WebShop(data_dir, cache or "out/shop", env_seed, human_goals)
     make_rules(name)
     from dreamgym.envs.alfworld_env import ALFWorld
-    return ALFWorld(data_dir, cache or "out/games", env_seed, admissible)
+    return ALFWorld(data_dir, cache or "out/games", env_seed, admissible, workers)
 
 
 def make_rules(name: str) -> ModuleType:

@@ -15,7 +15,7 @@ from dreamgym.envs.alfworld_teacher import check_trace, explain
 from dreamgym.envs.alfworld_text import Wanted, kind_of
 from dreamgym.episode import Episode, Step, Task
 
-MIX = MappingProxyType({"oracle": 0.10, "searcher": 0.10, "imperfect": 0.50, "random": 0.08, "prober": 0.22})      # shares of episodes
+MIX = MappingProxyType({"oracle": 0.08, "searcher": 0.08, "imperfect": 0.50, "random": 0.06, "prober": 0.28})      # shares of episodes
 FULFILLED = 0.45                                 # of the relabelled steps; the rest breaks one constraint, by these shares
 # "many": an unrelated sentence. Easy, but without it a row holds so few "no" that a small model says "yes" to every constraint
 BREAKABLE = MappingProxyType({"object": 0.22, "receptacle": 0.16, "state": 0.12, "count": 0.14, "kind": 0.12, "many": 0.24})

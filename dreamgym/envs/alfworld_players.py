@@ -257,9 +257,11 @@ class Prober(Searcher):
         near = [f"{kind_of(name)} {n}" for name in [*names, f"{self.wanted.thing} 1"] for n in range(1, 5) if f"{kind_of(name)} {n}" not in names]
         wrong = str(rng.choice(near or [thing]))     # what a policy gets wrong most often: the number
         absent = [name for kind in dict.fromkeys([*map(kind_of, self.room), *_COMMON]) for n in range(1, 9) if (name := f"{kind} {n}") not in self.room]
-        families = [
+        takes = [
             [f"take {wrong} from {here}", f"take {wrong} from {here}", f"take {thing} from {here}", f"take {thing} from {place}",
-             *([f"take {names[0]} from {here}"] if held and names else [])],
+             *([f"take {names[0]} from {here}"] if held and names else [])]]
+        families = [
+            *takes, *takes, *takes,
             [f"move {thing} to {here}", f"move {wrong} to {here}", f"move {held or thing} to {place}", f"move {held or thing} to {here}"],
             [f"open {place}", f"close {place}", f"{'close' if view.opened is False else 'open'} {here}", f"open {here}", f"close {here}"],
             [f"{verb} {held or anything} with {here}", f"{verb} {held or anything} with {rng.choice(tool)}", f"{verb} {anything} with {place}"],
