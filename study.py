@@ -46,6 +46,12 @@ def script(name: str, *flags) -> list[str]:
     return [sys.executable, str(Path(__file__).parent / name), *map(str, flags)]
 
 
+def names(args: Args) -> tuple[str, str, str]:
+    """The jobs named after their budgets: real RL with that of S2R, with the large one, and S2R."""
+    small, large = f"{args.s2r_transitions // 1000}k", f"{args.real_transitions // 1000}k"
+    return f"grpo-real-{small}", f"grpo-real-{large}", f"grpo-s2r-{small}"
+
+
 def jobs(args: Args, seed: int) -> list[tuple[str, list[str], list[str], str]]:
     """(name, command, names it waits for, folder copied first) of one seed, in order."""
     base = Path(args.out) / f"seed{seed}"
@@ -54,15 +60,16 @@ def jobs(args: Args, seed: int) -> list[tuple[str, list[str], list[str], str]]:
     policy = ["--env", args.env, "--data", data, "--seed", seed, "--iterations", args.iterations, "--eval-every", 10]
     shared = [*policy, "--expmodel", full, "--imitation", base / "imitation"]
     budget = args.s2r_transitions
+    real_small, real_large, s2r = names(args)
     rows = [
         ("data", script("collect.py", "--env", args.env, "--out", data, "--seed", seed), [], ""),
         ("expmodel", script("train_expmodel.py", "--out", full, *train, "--max-steps", args.max_steps), ["data"], ""),
         ("imitation", script("train_policy.py", "--out", base, *policy, "--expmodel", full, "--algo", "sft"), ["expmodel"], ""),
         ("grpo-dream", script("train_policy.py", "--out", base / "grpo-dream", *shared), ["imitation"], ""),
         ("ppo-dream", script("train_policy.py", "--out", base / "ppo-dream", *shared, "--algo", "ppo"), ["imitation"], ""),
-        ("grpo-real-5k", script("train_policy.py", "--out", base / "grpo-real-5k", *shared, "--world", "real", "--real-transitions", budget), ["imitation"], ""),
-        ("grpo-real-30k", script("train_policy.py", "--out", base / "grpo-real-30k", *shared, "--world", "real", "--real-transitions", args.real_transitions), ["imitation"], ""),
-        ("grpo-s2r-5k", script("train_policy.py", "--out", base / "grpo-s2r-5k", *shared, "--real-transitions", budget), ["grpo-dream"], "grpo-dream"),
+        (real_small, script("train_policy.py", "--out", base / real_small, *shared, "--world", "real", "--real-transitions", budget), ["imitation"], ""),
+        (real_large, script("train_policy.py", "--out", base / real_large, *shared, "--world", "real", "--real-transitions", args.real_transitions), ["imitation"], ""),
+        (s2r, script("train_policy.py", "--out", base / s2r, *shared, "--real-transitions", budget), ["grpo-dream"], "grpo-dream"),
         ("no task generation", script("train_policy.py", "--out", base / "no task generation", *shared, "--lam-generated", 0), ["imitation"], ""),
     ]
     for name, flags in ABLATIONS.items():
@@ -87,7 +94,7 @@ def finished(out: Path, seed: int, name: str) -> bool:
     folder = base if name == "imitation" else base / name
     if not (folder / "result.json").exists():
         return False
-    return name != "grpo-s2r-5k" or run.read_json(folder / "result.json")["evaluations"][-1]["real_transitions"] > 0
+    return not name.startswith("grpo-s2r") or run.read_json(folder / "result.json")["evaluations"][-1]["real_transitions"] > 0
 
 
 def run_job(out: Path, seed: int, name: str, command: list[str], copied: str) -> None:
@@ -128,13 +135,10 @@ def run_all(args: Args) -> None:
                 future.result()
 
 
-RUNS = ["imitation", "grpo-dream", "ppo-dream", "grpo-real-5k", "grpo-real-30k", "grpo-s2r-5k", "no task generation", *ABLATIONS, "naive reward"]
-
-
 def summarize(args: Args) -> dict:
     """results.json: for every job the final numbers of each seed, and mean with 95 % interval over seeds."""
     out, results = Path(args.out), {"runs": {}, "expmodels": {}}
-    for name in RUNS:
+    for name in ["imitation", "grpo-dream", "ppo-dream", *names(args), "no task generation", *ABLATIONS, "naive reward"]:
         found = [run.read_json((out / f"seed{s}" if name == "imitation" else out / f"seed{s}" / name) / "result.json") for s in range(args.seeds) if finished(out, s, name)]
         if not found:
             continue
@@ -191,7 +195,7 @@ def main() -> None:
         run_all(args)
     results = summarize(args)
     print(tables(results))
-    for path in plots.study_figures(Path(args.out), results, args.seeds):
+    for path in plots.study_figures(Path(args.out), results, args.seeds, *names(args)[1:]):
         print(f"figure {path}")
 
 

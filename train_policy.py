@@ -168,7 +168,7 @@ def imitate(args: Args, policy: Policy, episodes: list[Episode], ranks, log) -> 
     per_step, done, steps = 16, 0, IMITATION_EPOCHS * -(-len(rows) // 16)
     with run.graceful(log) as stop, run.progress(IMITATION_EPOCHS * len(rows), "imitation") as bar:
         for epoch in range(IMITATION_EPOCHS):
-            rows = imitation_rows(args, policy, demos, epoch)
+            rows = imitation_rows(args, policy, demos, epoch) if epoch else rows
             order = run.rng(args.seed, "imitation", epoch).permutation(len(rows))
             for start in range(0, len(rows), per_step):
                 batch = [rows[i] for i in order[start:start + per_step]][ranks.rank::ranks.world]
@@ -544,6 +544,7 @@ def iterate(args: Args, state: State, world: str, ranks, policy: Policy, head, r
     return {"world": world, "success": report["success"], "zero_variance": zero_variance, **stats, **{f"stop/{k}": v for k, v in report["stops"].items()},
             **{f"judge/{k}": v for k, v in report["judge"].items()}, "length": report["length"], "invalid": report["invalid"], "transitions": used,
             "dream_transitions": state.dream_transitions, "real_transitions": state.real_transitions, "malformed": dream.counts["malformed"],
+            "refuted": dream.counts["refuted"],
             "cut_streams": policy.counts["cut_streams"], "unfinished_actions": policy.counts["unfinished_actions"], **curriculum.summary(),
             **{f"tasks/{k}": v for k, v in made.items()}, **seconds,
             "rollout_tok_per_s": sum(decoded) / max(1e-9, seconds.get("rollout_s", 0)), "update_tok_per_s": stats["trained_tok"] / max(1e-9, seconds.get("update_s", 0)),

@@ -142,7 +142,7 @@ class ExperienceModel:
         self.buffer, self.encoder, self.temperature = buffer, encoder, temperature
         self.fmt = chat_format(tokenizer, settings.system)
         self.sampler = Sampler(model, slots, settings.context, self.fmt.end_ids, seed)
-        self.counts = {"steps": 0, "malformed": 0}
+        self.counts = {"steps": 0, "malformed": 0, "refuted": 0}
         self.started = 0
 
     def forget(self) -> None:
@@ -190,6 +190,7 @@ class ExperienceModel:
         if answer is None:
             self.counts["malformed"] += 1
             return StepResult(session.state, 0.0, True, info | {"stop": "malformed", "output": output[:500]})
+        self.counts["refuted"] += answer.refuted
         session.state = answer.next_state
         stop = ("success" if answer.reward else "failure") if answer.done else ""
         return StepResult(answer.next_state, answer.reward, answer.done, info | {"score": answer.reward, "stop": stop, "reasoning": answer.reasoning})

@@ -53,8 +53,9 @@ def _curve(axes, folders: list[Path], key: str, colour: str, label: str, budget:
     axes.plot(*zip(*mean), "o-", color=colour, label=label, markersize=4)
 
 
-def study_figures(out: Path, results: dict, seeds: int) -> list[Path]:
-    """OUT/success.png (real and dream success against transitions) and OUT/ablations.png (bars over seeds), from finished runs only."""
+def study_figures(out: Path, results: dict, seeds: int, real: str, s2r: str) -> list[Path]:
+    """OUT/success.png (real and dream success against transitions) and OUT/ablations.png (bars over seeds), from finished runs only; `real` and `s2r`: the
+    names of the large real run and of S2R."""
     paths = []
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2), sharey=True)
     for name, label, colour in (("grpo-dream", "GRPO", REAL), ("ppo-dream", "PPO", "#15803d")):
@@ -62,10 +63,10 @@ def study_figures(out: Path, results: dict, seeds: int) -> list[Path]:
         if folders:
             _curve(left, folders, "real_sampled", colour, f"{label}: real", "dream_transitions")
             _curve(left, folders, "dream_sampled", DREAM if name == "grpo-dream" else "#0891b2", f"{label}: dream", "dream_transitions")
-    folders = [out / f"seed{s}" / "grpo-real-30k" for s in range(seeds) if (out / f"seed{s}" / "grpo-real-30k" / "result.json").exists()]
+    folders = [out / f"seed{s}" / real for s in range(seeds) if (out / f"seed{s}" / real / "result.json").exists()]
     if folders:
         _curve(right, folders, "real_sampled", REAL, "GRPO, real environment", "real_transitions")
-    for name, colour, label in (("grpo-dream", DREAM, "dream, 0 real transitions"), ("grpo-s2r-5k", "#7c3aed", "dream, then 5k real (S2R)")):
+    for name, colour, label in (("grpo-dream", DREAM, "dream, 0 real transitions"), (s2r, "#7c3aed", f"dream, then {s2r.split('-')[-1]} real (S2R)")):
         if name in results["runs"]:
             right.axhline(results["runs"][name]["real_sampled"]["mean"], color=colour, linestyle="--", linewidth=1.2, label=label)
     left.set(xlabel="RL transitions in the dream (0 real)", ylabel="success, held-out tasks, sampled", ylim=(0, 1), title="inside the experience model")

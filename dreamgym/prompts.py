@@ -29,8 +29,9 @@ EXPERIENCE_SYSTEM = {
                "The reward is 1 only when the purchase meets every wish of the task.",
     "alfworld": "You are a home with rooms, furniture and things. Given a task, what was seen so far, similar past transitions, and an action, think about whether the action is "
                 "possible and what it leads to, then answer in this form and no other:\nthink: REASONING\nnext:\nNEXT STATE\nreward: 0 or 1 done: yes or no\n"
-                "A thing is in one place only; a place seen before holds what it held. For the next state you may write 'same page', 'page before' or 'similar page' where it is "
-                "one of those, and '=' for a line that does not change. The reward is 1 only when the action fulfils the whole task.",
+                "A thing is in one place only; a place seen before holds what it held. For the next state you may write 'same page' where nothing happens, and for a line '=' "
+                "(unchanged), '<' (as on the page before), '~' (as on the similar page), '- THING' or '+ THING' (this list without it, or with it at its end). "
+                "The reward is 1 only when the action fulfils the whole task.",
 }
 VARY_SYSTEM = {
     "webshop": "You write shopping tasks. Given a task, write a different and harder one in the same form: "
@@ -90,6 +91,7 @@ class Prediction:
     next_state: str
     reward: float
     done: bool
+    refuted: bool = False         # the answer took away what the page does not hold, and counts as no change
 
 
 def experience_prompt(task_text: str, history: list[tuple[str, str]], demos: list[Demo], state: str, action: str) -> str:
@@ -159,7 +161,8 @@ _ANSWER = re.compile(r"(?:think: (?P<think>[^\n]*)\n)?next:\n(?P<next>.+)\nrewar
 
 def parse_experience(text: str, state: str, pages: dict[str, str] | None = None, by_line: bool = False) -> Prediction | None:
     """The experience model's answer, or None when it is malformed: wrong form, too long, control characters, tags forged inside the page, the name of a
-    page that the prompt did not hold, a mark beyond the lines of its page, or a reward without an end."""
+    page that the prompt did not hold, a mark beyond the lines of its page, or a reward without an end. An edit that takes away what is not there stands
+    for no change at all, without a reward (`refuted`)."""
     text = text.strip()
     match = _ANSWER.fullmatch(text) if len(text) <= MAX_REASONING_CHARS + MAX_STATE_CHARS else None
     if not match:
@@ -180,8 +183,8 @@ def parse_experience(text: str, state: str, pages: dict[str, str] | None = None,
         if by_line:
             old = marked[DITTO]
             lines = [(_edited(old[i], line) if i < len(old) else None) if line[:2] in ("- ", "+ ") else line for i, line in enumerate(lines)]
-        if None in lines:
-            return None
+        if None in lines:                        # what is to be taken away is not there: nothing happens, as in the world
+            return Prediction(thought, state, 0.0, False, refuted=True)
         page = "\n".join(lines)
     return Prediction(thought, page, reward, done) if page else None
 

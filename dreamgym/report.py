@@ -70,10 +70,10 @@ def experience_report(dream: ExperienceModel, episodes: list[Episode], on_batch:
         on_batch(len(part))
     rules: ModuleType = dream.rules
     exact, f1, known, confusion = defaultdict(list), defaultdict(list), defaultdict(list), Counter()
-    near_miss, refused, malformed = defaultdict(list), [], 0
+    near_miss, refused, malformed, by_both = defaultdict(list), [], 0, defaultdict(list)
     for query, (episode, step), answer in zip(queries, steps, answers):
         malformed += answer is None
-        kind = rules.action_type(step.state, step.action)
+        kind = "refused" if not step.valid else rules.action_type(step.state, step.action)
         paid = bool(answer and answer.reward)
         if episode.source == "relabelled":
             near_miss[step.info["broken"]].append(paid)
@@ -81,16 +81,18 @@ def experience_report(dream: ExperienceModel, episodes: list[Episode], on_batch:
         same = answer is not None and answer.next_state == step.next_state and answer.done == step.done
         exact[kind].append(same)
         f1[kind].append(word_f1(answer.next_state, step.next_state) if answer else 0.0)
-        known["determined" if rules.determined([s for s, _ in query.history], step.state, step.action) else "recalled or invented"].append(same)
+        determined = rules.determined([s for s, _ in query.history], step.state, step.action)
+        known["determined" if determined else "recalled or invented"].append(same)
+        by_both[f"{kind}, {'determined' if determined else 'recalled or invented'}"].append(same)
         if kind == "refused":
             refused.append(answer is not None and answer.next_state != step.state)
-        if step.done:
+        if step.done or (rules.judged(step.state, step.action) and step.next_state != step.state):
             confusion[("T" if paid == bool(step.reward) else "F") + ("P" if paid else "N")] += 1
     every, scores = [e for rows in exact.values() for e in rows], [x for rows in f1.values() for x in rows]
     return {
         "transitions": len(every), "exact": _share(every), "f1": sum(scores) / max(1, len(scores)),
         "by_action": {k: {**_share(rows), "f1": sum(f1[k]) / len(rows)} for k, rows in sorted(exact.items())},
-        "by_knowledge": {k: _share(rows) for k, rows in sorted(known.items())},
+        "by_knowledge": {k: _share(rows) for k, rows in sorted(known.items())}, "by_action_and_knowledge": {k: _share(rows) for k, rows in sorted(by_both.items())},
         "reward_confusion": {k: confusion[k] for k in ("TP", "FP", "FN", "TN")},
         "near_miss_paid": {k: _share(rows) for k, rows in sorted(near_miss.items())},
         "refusals_accepted": _share(refused), "malformed": malformed,
@@ -120,10 +122,11 @@ def policy_report(episodes: list[Episode], rules: ModuleType) -> dict:
     low, high = interval(wins, n)
     confusion: Counter = Counter()
     for episode in episodes:
-        last = episode.steps[-1]
-        truth = rules.rule_success(episode.task.text, last.state, last.action)
-        if truth is not None and (last.next_state != last.state or episode.stop == "malformed"):      # an action that was refused is not judged
-            confusion[("T" if bool(last.reward) == truth else "F") + ("P" if last.reward else "N")] += 1
+        for i, step in enumerate(episode.steps, 1):
+            broken = episode.stop == "malformed" and i == len(episode.steps)
+            truth = rules.rule_success(episode.task.text, step.state, step.action, step.next_state)
+            if truth is not None and (step.next_state != step.state or broken):      # an action that was refused is not judged
+                confusion[("T" if bool(step.reward) == truth else "F") + ("P" if step.reward else "N")] += 1
     stops = Counter(e.stop for e in episodes)
     invalid = sum(not s.valid for e in episodes for s in e.steps)
     transitions = sum(len(e.steps) for e in episodes)

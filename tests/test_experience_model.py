@@ -108,7 +108,7 @@ def test_acting_through_an_episode_feeds_the_prompts_of_training(world):
             step = episodes[i].steps[t]
             assert (result.state, result.reward, result.done, result.info["grounded"], result.info["valid"]) == (step.next_state, step.reward, step.done, step.grounded, step.valid)
             assert result.info["reasoning"] == step.reasoning
-    assert dream.counts == {"steps": len(rows), "malformed": 0}
+    assert dream.counts == {"steps": len(rows), "malformed": 0, "refuted": 0}
 
 
 def test_recall():
@@ -217,7 +217,7 @@ def test_a_malformed_answer_is_a_counted_failure(world, name):
     bad, good = dream.act(sessions, ["search[slim jacket]"] * 2)
     assert (bad.reward, bad.done, bad.info["stop"], bad.state) == (0.0, True, "malformed", rules.START) and "output" in bad.info
     assert (good.done, good.state) == (False, "results page 1 of 1\nluna slim jacket $50 [1]")
-    assert dream.counts == {"steps": 2, "malformed": 1}
+    assert dream.counts == {"steps": 2, "malformed": 1, "refuted": 0}
 
 
 @pytest.mark.parametrize("stop", ["length", "context"])

@@ -454,5 +454,7 @@ def test_edits_of_a_list():
         text = experience_answer("", old, new, 0, False, False, None, True)
         assert parse_experience(text, old, None, True).next_state == new
     form = "next:\n{}\n=\nreward: 0 done: no"
-    assert parse_experience(form.format("- spoon 1"), state, None, True) is None and parse_experience(form.format("- "), state, None, True) is None
+    for line in ("- spoon 1", "- ", "- mug 2"):   # what is not there cannot be taken away: no change, and no reward either
+        refuted = parse_experience(f"next:\n{line}\n+ spoon 1\nreward: 1 done: yes", state, None, True)
+        assert (refuted.next_state, refuted.reward, refuted.done, refuted.refuted) == (state, 0.0, False, True)
     assert parse_experience(form.format("- pen 1"), state).next_state == "- pen 1\nholding: nothing"

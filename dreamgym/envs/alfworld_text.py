@@ -237,14 +237,29 @@ def judged(state: str, action: str) -> bool:
     return kind in ("move", "use") or (kind == "take" and any(thing.startswith("lit ") for thing in read_view(state).things))
 
 
+def _carried(action: str, after: View | None) -> bool:
+    command = read_action(action)
+    return command is not None and command.verb == "go" and after is not None and bool(after.holding) and any(thing.startswith("lit ") for thing in after.things)
+
+
+def _may_hold(before: View, thing: str, command: Command | None) -> bool:
+    """Whether a command may put `thing`, tags and all, into the hand (or nothing, by putting down)."""
+    if command is None:
+        return False
+    if command.verb == "take":                   # as the page shows it, or from a neighbour within reach
+        return not before.holding and name_of(thing) == command.thing and (thing in before.things or command.thing not in map(name_of, before.things))
+    if command.verb == "move":
+        return not thing and name_of(before.holding) == command.thing
+    return command.verb in _TOOL and name_of(before.holding) == name_of(thing) == command.thing
+
+
 def possible(state: str, action: str, next_state: str, reward: float) -> bool:
     """What an imagined page must at least be: of a known form, elsewhere only after going or opening (a neighbour within reach), paying only where it may:
-    for a judged action, or for carrying something to a lit lamp, which the page that is left does not show."""
+    for a judged action, or for carrying something to a lit lamp, which the page that is left does not show. The hand changes only by what is done with it."""
     before, after, command = read_view(state), read_view(next_state), read_action(action)
-    if before is None or after is None:
+    if before is None or after is None or (reward and not _carried(action, after) and not judged(state, action)):
         return False
-    carried = command is not None and command.verb == "go" and bool(after.holding) and any(thing.startswith("lit ") for thing in after.things)
-    if reward and not carried and not judged(state, action):
+    if before.holding != after.holding and not _may_hold(before, after.holding, command):
         return False
     return after.place == before.place or (command is not None and command.verb in ("go", "open") and after.place == command.place)
 
@@ -429,8 +444,14 @@ def checks(wanted: Wanted, state: str, action: str) -> list[tuple[str, str, bool
     return rows
 
 
-def rule_success(task_text: str, state: str, action: str) -> bool | None:
-    """The rule check's verdict on a judged action that changes the page: True / False; None where nothing is judged or the task cannot be read."""
-    if not judged(state, action) or not readable(task_text):
+def rule_success(task_text: str, state: str, action: str, next_state: str = "") -> bool | None:
+    """The rule check's verdict on a judged action that changes the page: True / False; None where nothing is judged or the task cannot be read. With
+    `next_state` also on carrying something to a lit lamp, which only the page there shows."""
+    if not readable(task_text):
+        return None
+    if _carried(action, after := read_view(next_state)):
+        wanted = read_task(task_text)
+        return wanted.kind == "look" and kind_of(after.holding) == wanted.thing and any(thing.startswith(f"lit {wanted.place} ") for thing in after.things)
+    if not judged(state, action):
         return None
     return all(met for _, _, met in checks(read_task(task_text), state, action))

@@ -330,7 +330,7 @@ def checks(wanted: Wanted, item: Item) -> list[tuple[str, bool]]:
     return rows
 
 
-def rule_success(task_text: str, state: str, action: str) -> bool | None:
+def rule_success(task_text: str, state: str, action: str, next_state: str = "") -> bool | None:
     """The rule check's verdict on a buy: True / False; None where the action is no buy or the page or task cannot be read."""
     item = read_item(state)
     if not judged(state, action) or item is None:
