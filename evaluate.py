@@ -70,23 +70,26 @@ def main() -> None:
     if not args.policy:
         data = Path(args.data or expmodel.parent / "data")
         return report_experience_model(args, expmodel, data, rules, ranks)
+    collected, trained_on = (run.data_meta(data)[key] for key in ("settings", "environment"))
+    env = make_env(args.env, args.data_dir or collected["data_dir"], args.cache, collected["env_seed"], collected["human_goals"], collected["admissible"], run.spare_cores(ranks))
+    everything = env.tasks(args.split)
+    if env.describe() != trained_on:
+        print(f"the policy was trained in {trained_on}; it is evaluated in {env.describe()}")
     meta = run.load_meta(policy_folder) if (policy_folder / "meta.json").exists() else {}
     made = meta.get("settings") or meta.get("imitation") or {"model": "", "quantize": "none"}
     model, tokenizer = load_model(str(args.policy), quantize=made["quantize"], device=str(ranks.device))
     policy = Policy(model, tokenizer, context=1024, system="" if made["model"] in SIZES else POLICY_SYSTEM[args.env], seed=args.seed)
-    collected, trained_on = (run.data_meta(data)[key] for key in ("settings", "environment"))
-    env = make_env(args.env, args.data_dir or collected["data_dir"], args.cache, collected["env_seed"], collected["human_goals"], collected["admissible"], run.spare_cores(ranks))
-    if env.describe() != trained_on:
-        print(f"the policy was trained in {trained_on}; it is evaluated in {env.describe()}")
     world = env if args.world == "real" else load_dream(expmodel, rules, ranks.device, seed=args.seed)
-    everything = env.tasks(args.split)
     tasks = [everything[i] for i in run.rng(0, "evaluation").permutation(len(everything))[:max(args.tasks, args.play)]]
     with run.progress(len(tasks), "episodes") as bar:
         episodes = rollout(policy, world, tasks, env.max_steps, args.temperature, "eval", args.world, bar.update)
     print("\n\n".join(readable(e) for e in episodes[:args.play]))
     report = {"environment": env.describe(), "world": args.world, "temperature": args.temperature, **policy_report(episodes, rules)}
     print(f"\n{env.label}, {args.world} world, temperature {args.temperature:g}: success {report['success']:.3f} "
-          f"[{report['low']:.3f}, {report['high']:.3f}] (95 % Wilson) on {report['n']} tasks of {args.split}, score {report['score']:.3f}, stops {report['stops']}")
+          f"[{report['low']:.3f}, {report['high']:.3f}] (95 % Wilson) on {report['n']} tasks of {args.split}, score {report['score']:.3f}, stops {report['stops']}; "
+          f"pages that contradict earlier ones {report['contradictions']:.3f}")
+    if "groups" in report:
+        print(run.summary_table([{"group": name, "n": g["n"], "success": g["share"], "low": g["low"], "high": g["high"]} for name, g in report["groups"].items()]))
     if args.judge:
         from dreamgym import teacher
         report["judge_rubrics"] = asdict(teacher.judge(episodes, teacher.openai_ask(args.judge, args.judge_model, args.judge_key_env, 120.0)))

@@ -49,6 +49,8 @@ def script(name: str, *flags) -> list[str]:
 def names(args: Args) -> tuple[str, str, str]:
     """The jobs named after their budgets: real RL with that of S2R, with the large one, and S2R."""
     small, large = f"{args.s2r_transitions // 1000}k", f"{args.real_transitions // 1000}k"
+    if small == large:
+        raise ValueError(f"--s2r-transitions {args.s2r_transitions} and --real-transitions {args.real_transitions}: their runs would share a folder; expected other thousands")
     return f"grpo-real-{small}", f"grpo-real-{large}", f"grpo-s2r-{small}"
 
 

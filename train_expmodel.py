@@ -139,6 +139,8 @@ def main() -> None:
         model, tokenizer = load_model(args.model, "auto" if args.lora_rank else "float32", args.quantize, args.lora_rank, device=str(ranks.device), seed=args.seed)
     model.to(ranks.device)
     settings = settings_for(env_name, tiny, k=args.k if args.retrieval else 0, history=args.history, reasoning=args.reasoning, context=args.context)
+    if data_meta["environment"].get("admissible"):       # a page with its commands is some 120 to 370 words long
+        settings = replace(settings, max_new_tok=512, context=max(2048, args.context))
     if args.encoder == "self" and not resume:
         save_model(model, tokenizer, out / "phi")        # phi, frozen beside the model: the untrained model itself
     encoder = load_encoder(args.encoder, out, ranks.device, args.quantize)

@@ -120,8 +120,8 @@ def start(seed: int, threads: int = 1) -> Ranks:
 
 
 def spare_cores(ranks: Ranks) -> int:
-    """Processes a rank may start for its environments: half of its share of the cores, at least 1 (which means none)."""
-    return max(1, (os.cpu_count() or 1) // (2 * ranks.world))
+    """Processes a rank may start for its environments: half of its share of the cores, at least 1 (which means none), at most 8."""
+    return min(8, max(1, (os.cpu_count() or 1) // (2 * ranks.world)))
 
 
 def derive_seed(seed: int, *names: str | int) -> int:

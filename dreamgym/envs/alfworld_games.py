@@ -78,7 +78,9 @@ def _read_game(path: Path) -> Game | None:
         record, game = (json.loads(path.with_name(name).read_text(encoding="utf-8")) for name in ("traj_data.json", path.name))
         task_type, params, grammar, solvable = record["task_type"], record["pddl_params"], game["grammar"], game.get("solvable")
         number = int(record.get("scene", {}).get("scene_num", goal.rsplit("-", 1)[-1]))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        if not isinstance(grammar, str):
+            raise TypeError(f"grammar is {type(grammar).__name__}")
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
         raise ValueError(f"{path.parent}: not a valid ALFWorld game ({type(error).__name__}: {error}); remove or restore this folder") from None
     if task_type not in TASK_TYPES or not solvable:
         return None

@@ -73,11 +73,11 @@ def relabelled(env, episodes: list[Episode], count: int, rng: np.random.Generato
     (about 45 %) or of which it breaks one constraint; info["broken"] = none | object | receptacle | state | count | kind, or many: more than one.
 
     No (state, sentence) occurs twice, and none as it was played. `next_state` is as recorded, also where the sentence is fulfilled. Fewer than `count` come
-    back where the pages do not offer more. Raises ValueError when `episodes` hold no such step."""
+    back where the pages do not offer more."""
     pages = {(step.state, step.action): step for episode in episodes for step in episode.steps
              if step.state not in seen and step.next_state != step.state and text.judged(step.state, step.action)}
-    if not pages:
-        raise ValueError(f"{len(episodes)} episodes: nothing that was put down or looked at under a lamp and is not relabelled yet; expected some to relabel")
+    if not pages or not count:
+        return []
     groups: dict[str, list[Step]] = {}           # steps with something to say are few: drawn as often as the plain ones
     for step in pages.values():
         groups.setdefault(_group(step), []).append(step)

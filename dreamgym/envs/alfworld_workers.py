@@ -109,8 +109,8 @@ class _Worker:
 
 def _stop(child: subprocess.Popen) -> None:
     child.stdin.close()
+    child.stdout.close()                         # first, or a child that is still answering would wait for a reader for ever
     child.wait()
-    child.stdout.close()
 
 
 def _exchange(plays: list[FarPlay], verb: str, texts: list[str]) -> list:
