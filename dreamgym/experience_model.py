@@ -24,9 +24,6 @@ from dreamgym.replay import ReplayBuffer, Transition
 from dreamgym.sample import Sampler
 
 
-LOOKED_THROUGH = 8                # transitions retrieved for each demonstration shown: the rules may leave some out (`similar`)
-
-
 @dataclass
 class DreamSettings:
     """What the experience model reads and writes; saved beside its weights, because it was trained for exactly this prompt."""
@@ -105,7 +102,7 @@ def retrieve(buffer: ReplayBuffer | None, encoder: Encoder | None, rules: Module
     if buffer is None or not settings.k or not asked or not len(buffer):
         return demos
     vectors = encoder([rules.retrieval_text(queries[i].task_text, queries[i].state, queries[i].grounded) for i in asked])
-    for i, found in zip(asked, buffer.search(vectors, LOOKED_THROUGH * settings.k, [queries[i].episode_id for i in asked])):
+    for i, found in zip(asked, buffer.search(vectors, rules.LOOKED_THROUGH * settings.k, [queries[i].episode_id for i in asked])):
         fitting = [t for t, _ in found if rules.similar(queries[i].grounded, t.action)][:settings.k]
         demos[i] = [Demo(t.action, t.next_state) for t in reversed(fitting)]
     return demos

@@ -125,7 +125,7 @@ def test_everything_from_an_empty_folder_and_again(script, monkeypatch, tmp_path
     for name in ("policy/model.safetensors", "imitation/model", "expmodel/report.json", "data/train.jsonl", "metrics.jsonl", "episodes.jsonl", "curve.png", "result.json"):
         assert (out / name).exists(), name
         assert name == "result.json" or str(Path("out/webshop") / name.split("/")[0]) in said, name
-    for text in ("generated catalogue", "imitation (before)", "after the dream", "95 % Wilson", "evaluate.py --policy", "2 tasks x 2 rollouts = 4 episodes"):
+    for text in ("generated catalogue", "imitation (before)", "after the dream", "95 % Wilson", "evaluate.py --env webshop --policy", "2 tasks x 2 rollouts = 4 episodes"):
         assert text in said, text
     assert len(re.findall(r"^rl \d", said, re.MULTILINE)) == 2  # one line an iteration
     episodes = read_episodes(out / "episodes.jsonl")
