@@ -370,12 +370,12 @@ def test_evaluate_prints_readable_episodes(here, script, imitation, tmp_path, ca
     flags = ["--policy", imitation / "policy", "--data", here.data, "--expmodel", here.expmodel, "--tasks", 3]
     script("evaluate", *flags, "--play", 2, "--out", tmp_path / "out")
     said = capsys.readouterr().out
-    assert said.count("\ntask: find me ") == 2 and said.count("   search page\n") >= 2 and " 1 > " in said and "success 0." in said and "held-out tasks" in said
+    assert said.count("\ntask: find me ") == 2 and said.count("   search page\n") >= 2 and " 1 > " in said and "success 0." in said and "tasks of test" in said
     assert json.loads((tmp_path / "out/report.json").read_text())["n"] == 3 and len(read_episodes(tmp_path / "out/episodes.jsonl")) == 3
     script("evaluate", *flags, "--play", 1, "--world", "dream", "--temperature", 0)
     said = capsys.readouterr().out
     assert "(dream, webshop-" in said and "dream world, temperature 0" in said
-    with pytest.raises(SystemExit, match="--policy or --expmodel"):
+    with pytest.raises(ValueError, match="out/webshop/data: found no meta.json"):
         script("evaluate")
 
 

@@ -12,6 +12,7 @@ Not for threads: one process plays its games one step at a time. Left out: plann
 """
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -76,6 +77,18 @@ def read_game(path: str | Path) -> dict:
 _TASK = re.compile(r'(?<="Your task is to: )(.*?)(?=\.")')
 
 
+@contextlib.contextmanager
+def variable_kept():
+    """`import alfworld` sets $ALFWORLD_DATA, which a later environment would take for the user's: it is put back."""
+    before = os.environ.get("ALFWORLD_DATA")
+    try:
+        yield
+    finally:
+        os.environ.pop("ALFWORLD_DATA", None)
+        if before is not None:
+            os.environ["ALFWORLD_DATA"] = before
+
+
 class Engine:
     """A session of one game. `cache`: a folder that keeps translations between runs ("": none). Raises ValueError for a file that is no game."""
 
@@ -121,7 +134,8 @@ class StockEngine:
 
     def __init__(self, path: str | Path):
         require()
-        from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
+        with variable_kept():
+            from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
         from textworld import EnvInfos
         from textworld.envs.pddl import PddlEnv
 
@@ -292,7 +306,8 @@ class _Operator:
 
 def _entities(facts: dict) -> dict:
     """TextWorld's record of every thing that occurs in the facts, with alfworld's name for it ("apple 1")."""
-    from alfworld.agents.utils.misc import Demangler
+    with variable_kept():
+        from alfworld.agents.utils.misc import Demangler
     from textworld.generator.game import EntityInfo
     entities = {name: EntityInfo(name, kind) for (_, types), rows in facts.items() for row in rows for name, kind in zip(row, types)}
     demangler = Demangler(game_infos=entities)
