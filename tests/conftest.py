@@ -55,3 +55,14 @@ def shop(workspace):
     from dreamgym.envs import make_env
 
     return make_env("webshop", cache=workspace.base / "out/shop")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_games_from_elsewhere():
+    """`import alfworld` sets ALFWORLD_DATA, which an environment would take for the user's official games."""
+    os.environ.pop("ALFWORLD_DATA", None)
+
+
+@pytest.fixture(autouse=True)
+def no_games_from_the_test_before():
+    os.environ.pop("ALFWORLD_DATA", None)
