@@ -50,6 +50,15 @@ def clean(text: str) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
+def accepted(read, text: str) -> bool:
+    """Whether a reader takes a text, that is, raises no ValueError."""
+    try:
+        read(text)
+    except ValueError:
+        return False
+    return True
+
+
 # ---- policy ------------------------------------------------------------------------------------------------------------------------------------
 
 def policy_first(task_text: str, state: str) -> str:

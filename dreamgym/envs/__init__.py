@@ -18,7 +18,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from dreamgym.episode import Task
+from dreamgym.episode import Episode, Step, Task
 
 
 @dataclass
@@ -37,6 +37,15 @@ class StepResult:
     reward: float = 0.0
     done: bool = False
     info: dict = field(default_factory=dict)     # valid: bool, score: float, stop: str ("" while running), reasoning: str (dream only)
+
+
+def record(episode: Episode, state: str, action: str, result: StepResult, reasoning: str, max_steps: int) -> None:
+    """Appends a real step to an offline episode, and its end when it has one."""
+    episode.steps.append(Step(state, action, result.state, result.reward, result.done, result.info["grounded"], reasoning, result.info["valid"]))
+    if result.done:
+        episode.stop, episode.score = result.info["stop"], result.info["score"]
+    elif len(episode.steps) >= max_steps:
+        episode.stop = "step_limit"
 
 
 ENVIRONMENTS = ("webshop", "alfworld")

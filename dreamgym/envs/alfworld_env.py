@@ -15,7 +15,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from dreamgym.envs import Session, StepResult, alfworld_text
-from dreamgym.envs.alfworld_engine import read_game, require
+from dreamgym.envs.alfworld_engine import read_game, require, variable_kept
 from dreamgym.envs.alfworld_games import DATA, DEFAULT_COUNTS, SPLITS, find_games, generate
 from dreamgym.envs.alfworld_workers import Here, Workers
 from dreamgym.episode import Task
@@ -38,12 +38,9 @@ def receptacles(problem: str) -> list[str]:
 
 def _import_package(folder: Path) -> None:
     """`import alfworld` makes the folder of $ALFWORLD_DATA, or ~/.cache/alfworld, and sets the variable; a later environment would take that for the user's."""
-    before = os.environ.get("ALFWORLD_DATA")
-    os.environ["ALFWORLD_DATA"] = str(folder)
-    importlib.import_module("alfworld")
-    del os.environ["ALFWORLD_DATA"]
-    if before is not None:
-        os.environ["ALFWORLD_DATA"] = before
+    with variable_kept():
+        os.environ["ALFWORLD_DATA"] = str(folder)
+        importlib.import_module("alfworld")
 
 
 class ALFWorld:

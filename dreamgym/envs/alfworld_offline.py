@@ -9,10 +9,10 @@ from types import MappingProxyType
 
 import numpy as np
 
-from dreamgym.envs import alfworld_text as text
+from dreamgym.envs import alfworld_text as text, record
 from dreamgym.envs.alfworld_players import make_player
 from dreamgym.envs.alfworld_teacher import check_trace, explain
-from dreamgym.envs.alfworld_text import Wanted, kind_of
+from dreamgym.envs.alfworld_text import LAMPS, MADE, Wanted, kind_of
 from dreamgym.episode import Episode, Step, Task
 
 MIX = MappingProxyType({"oracle": 0.08, "searcher": 0.08, "imperfect": 0.50, "random": 0.06, "prober": 0.28})      # shares of episodes
@@ -20,12 +20,10 @@ FULFILLED = 0.45                                 # of the relabelled steps; the 
 # "many": an unrelated sentence. Easy, but without it a row holds so few "no" that a small model says "yes" to every constraint
 BREAKABLE = MappingProxyType({"object": 0.22, "receptacle": 0.16, "state": 0.12, "count": 0.14, "kind": 0.12, "many": 0.24})
 ATTEMPTS = 40                                    # steps tried for one relabelled episode
-MADE = ("clean", "hot", "cool")
 TEMPLATES = MappingProxyType({                   # the sentences of alfworld 0.4.2
     "pick": ("put a {thing} in {place}", "put some {thing} on {place}"), "two": ("put two {thing} in {place}", "find two {thing} and put them in {place}"),
     "clean": ("put a clean {thing} in {place}", "clean some {thing} and put it in {place}"), "hot": ("put a hot {thing} in {place}", "heat some {thing} and put it in {place}"),
     "cool": ("put a cool {thing} in {place}", "cool some {thing} and put it in {place}"), "look": ("look at {thing} under the {place}", "examine the {thing} with the {place}")})
-LAMPS = ("desklamp", "floorlamp")
 # What a sentence may ask to clean, heat or cool (alfworld's constants); a near miss that no game could ask for would be no near miss
 _FOOD = "apple egg potato tomato"
 MAKEABLE = {"clean": f"{_FOOD} bowl butterknife cloth cup dishsponge fork kettle knife ladle lettuce mug pan plate pot soapbar spatula spoon".split(),
@@ -41,12 +39,8 @@ def play(env, task: Task, kind: str, rng: np.random.Generator, name: str) -> Epi
         state, action = session.state, act(session.state)
         result = env.act([session], [action])[0]
         reasoning = explain(task.text, history, state, action, result.state, result.reward)
-        episode.steps.append(Step(state, action, result.state, result.reward, result.done, result.info["grounded"], reasoning, result.info["valid"]))
+        record(episode, state, action, result, reasoning, env.max_steps)
         history.append(state)
-        if result.done:
-            episode.stop, episode.score = result.info["stop"], result.info["score"]
-        elif len(episode.steps) >= env.max_steps:
-            episode.stop = "step_limit"
     return episode
 
 

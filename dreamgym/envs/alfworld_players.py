@@ -10,11 +10,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dreamgym.envs.alfworld_text import View, by_name, kind_of, name_of, read_task, read_view
+from dreamgym.envs.alfworld_text import LAMPS, TOOL, View, by_name, kind_of, name_of, read_task, read_view
 
 Act = Callable[[str], str]
 KINDS = ("oracle", "searcher", "imperfect", "random", "prober")
-TOOL = {"clean": ("clean", "sinkbasin"), "hot": ("heat", "microwave"), "cool": ("cool", "fridge")}      # kind of task -> command and tool
 _TREATS = {tool: verb for verb, tool in TOOL.values()}
 SLIP = 0.20                                      # the imperfect player's chance of a mistake per step
 
@@ -152,7 +151,7 @@ class Searcher:
 
     def _others(self, view: View) -> list[str]:
         """Commands that take another thing than the wanted one."""
-        others = [name_of(thing) for thing in view.things if kind_of(thing) in _PLACES and kind_of(thing) not in (self.wanted.thing, "desklamp", "floorlamp")]
+        others = [name_of(thing) for thing in view.things if kind_of(thing) in _PLACES and kind_of(thing) not in (self.wanted.thing, *LAMPS)]
         self.origin |= {thing: view.place for thing in others}
         return [f"take {thing} from {view.place}" for thing in others]
 

@@ -13,8 +13,6 @@ from dreamgym.envs.alfworld_text import Command, View, Wanted, kind_of, name_of
 
 SAME, SUCCESS, NOT_DONE = "so the same page", "so success", "so not done"
 REACH = "within reach"                           # of a place beside this one, which the page does not show
-_TREATED = {"clean": ("sinkbasin", "clean"), "heat": ("microwave", "hot"), "cool": ("fridge", "cool")}      # command -> where, and what the thing is then
-_NEEDED = {"clean": "clean", "hot": "heat", "cool": "cool"}
 
 
 def explain(task_text: str, history: list[str], state: str, action: str, next_state: str, reward: float) -> str:
@@ -49,8 +47,8 @@ def stage(wanted: Wanted, state: str) -> str:
     if held == wanted.thing:
         if wanted.kind == "look":
             return f"use {wanted.place}"
-        if wanted.kind in _NEEDED and wanted.kind not in view.holding.split()[:-2]:
-            return f"{_NEEDED[wanted.kind]} it"
+        if wanted.kind in text.TOOL and wanted.kind not in view.holding.split()[:-2]:
+            return f"{text.TOOL[wanted.kind][0]} it"
         return f"put it in {wanted.place}"
     if held:
         return "put it away"
@@ -104,7 +102,7 @@ def _take(command: Command, before: View, after: View, changed: bool, *_):
 
 
 def _treat(command: Command, before: View, after: View, changed: bool, *_):
-    tool, result = _TREATED[command.verb]
+    tool, result = text.TREATED[command.verb]
     at = kind_of(before.place) or "room"
     rows = [(f"hold {command.thing}", _held(before), name_of(before.holding) == command.thing), (f"at {tool}", at, before.place == command.place and at == tool)]
     facts = _until_no(rows, changed)
@@ -144,7 +142,7 @@ def _slice(command: Command, before: View, after: View, changed: bool, *_):
     return facts, "it is sliced"
 
 
-_FACTS = {"go": _go, "open": _open, "close": _close, "take": _take, "move": _move, "use": _use, "slice": _slice, **dict.fromkeys(_TREATED, _treat)}
+_FACTS = {"go": _go, "open": _open, "close": _close, "take": _take, "move": _move, "use": _use, "slice": _slice, **dict.fromkeys(text.TREATED, _treat)}
 
 
 def _held(view: View) -> str:
@@ -217,7 +215,7 @@ def check_trace(trace: str, state: str, action: str, next_state: str, reward: fl
         " so it is closed " not in words or after.opened is False,
         " is new and closed " not in words or after.opened is False,
         " is closed yes and " not in words or after.opened is True,
-        *(f" so it is {tag} " not in words or tag in tags for tag in text.TAGS[:3]),
+        *(f" so it is {tag} " not in words or tag in tags for tag in text.MADE),
         " so it is sliced " not in words or any("sliced" in thing.split() and name_of(thing) == command.thing for thing in after.things)]
     if seen := re.search(r" new ; ((?:[a-z]+ (?:yes|no) )+)", words):
         kinds, said = seen[1].split()[::2], seen[1].split()[1::2]

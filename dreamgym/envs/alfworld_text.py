@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from dreamgym.prompts import clean
+from dreamgym.prompts import accepted, clean
 
 NOTHING = "nothing"
 TAGS = ("clean", "hot", "cool", "sliced", "lit")      # what has been done to an object, in the order they are written
@@ -44,8 +44,9 @@ _ACTIONS = [re.compile(pattern) for pattern in (
     rf"(?P<verb>slice) (?P<thing>{_NAME}) with (?P<place>{_NAME})", rf"(?P<verb>use) (?P<thing>{_NAME})", rf"(?P<verb>examine) (?P<place>{_NAME})",
     r"(?P<verb>look|inventory)")]
 _THING_WORD = re.compile(rf"\b(?P<kind>{'|'.join(THINGS)})\b(?: (?P<number>\d+)\b)?")
-_TOOL = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
-_DONE = {"clean": "clean", "heat": "hot", "cool": "cool"}
+TREATED = {"clean": ("sinkbasin", "clean"), "heat": ("microwave", "hot"), "cool": ("fridge", "cool")}      # command -> where, and what the thing is then
+MADE = tuple(result for _, result in TREATED.values())
+TOOL = {result: (verb, tool) for verb, (tool, result) in TREATED.items()}          # what a thing is to be -> command and tool
 
 # The engine's sentences (alfred.twl2 of alfworld 0.4.2)
 _ARRIVES = re.compile(rf"You (?:arrive at|open the) (?P<place>{_NAME})\. (?P<rest>.*)", re.DOTALL)
@@ -99,7 +100,7 @@ class Notes:
         elif match := _CHANGES.fullmatch(text):
             tags = self.tags.setdefault(match["thing"], set())
             tags -= {"heat": {"cool"}, "cool": {"hot"}}.get(match["verb"], set())
-            tags.add(_DONE[match["verb"]])
+            tags.add(TREATED[match["verb"]][1])
         elif match := _LIGHTS.fullmatch(text):
             self.tags.setdefault(match["thing"], set()).add("lit")
         elif match := _SLICES.fullmatch(text):
@@ -219,7 +220,7 @@ def action_type(state: str, action: str) -> str:
         "slice": held == command.place and kind_of(held) in ("knife", "butterknife") and command.thing in names,
         "use": command.thing in names and kind_of(command.thing) in LAMPS, "examine": command.place in (view.place, held),
         "look": True, "inventory": True,
-        **{verb: held == command.thing and here and kind_of(view.place) == tool for verb, tool in _TOOL.items()},
+        **{verb: held == command.thing and here and kind_of(view.place) == tool for verb, (tool, _) in TREATED.items()},
     }[command.verb]
     if not fits:
         return "refused"
@@ -251,7 +252,7 @@ def _may_hold(before: View, thing: str, command: Command | None) -> bool:
         return not before.holding and name_of(thing) == command.thing and (thing in before.things or command.thing not in map(name_of, before.things))
     if command.verb == "move":
         return not thing and name_of(before.holding) == command.thing
-    return command.verb in _TOOL and name_of(before.holding) == name_of(thing) == command.thing
+    return command.verb in TREATED and name_of(before.holding) == name_of(thing) == command.thing
 
 
 def possible(state: str, action: str, next_state: str, reward: float) -> bool:
@@ -327,7 +328,7 @@ def renaming(rng, action: str, taken: bool) -> Callable[[str], str] | None:
     if rng.random() < 0.5:
         return None
     command = read_action(action)
-    plain = not taken or (command is not None and command.verb in _TOOL)
+    plain = not taken or (command is not None and command.verb in TREATED)
     kinds = dict(zip(THINGS, THINGS if plain else map(str, rng.permutation(THINGS))))
     numbers = {kind: dict(zip("123", map(str, rng.permutation(3) + 1))) for kind in THINGS}
 
@@ -363,17 +364,13 @@ def read_task(text: str) -> Wanted:
                 return Wanted("two", parts.get("thing") or parts["two"], parts["place"])
             if "look" in parts:
                 return Wanted("look", parts["look"], parts["place"])
-            return Wanted(parts.get("kind") or _DONE.get(parts.get("do", ""), "pick"), parts["thing"], parts["place"])
+            return Wanted(parts.get("kind") or TREATED.get(parts.get("do", ""), ("", "pick"))[1], parts["thing"], parts["place"])
     raise ValueError(f"task {text[:80]!r}: cannot be read; expected one of ALFWorld's sentences, such as 'put a clean mug in desk' or 'find two pen and put them in drawer'")
 
 
 def readable(text: str) -> bool:
     """Whether `read_task` can read a sentence."""
-    try:
-        read_task(text)
-    except ValueError:
-        return False
-    return True
+    return accepted(read_task, text)
 
 
 def difficulty(text: str) -> int:
@@ -390,7 +387,7 @@ def topics(text: str) -> list[str]:
 def needs(text: str) -> set[str]:
     """What the world must be known to have for a task to make sense: 'thing mug', 'hot mug', 'mug in desk'."""
     wanted = read_task(text)
-    made = {f"{wanted.kind} {wanted.thing}"} if wanted.kind in ("clean", "hot", "cool") else set()
+    made = {f"{wanted.kind} {wanted.thing}"} if wanted.kind in MADE else set()
     return made | {f"thing {wanted.thing}", f"thing {wanted.place}" if wanted.kind == "look" else f"{wanted.thing} in {wanted.place}"}
 
 
@@ -400,14 +397,14 @@ def offers(state: str) -> set[str]:
     if view is None:
         return set()
     things = [*view.things, *([view.holding] if view.holding else [])]
-    tags = {f"{tag} {kind_of(thing)}" for thing in things for tag in TAGS[:3] if tag in thing.split()}
+    tags = {f"{tag} {kind_of(thing)}" for thing in things for tag in MADE if tag in thing.split()}
     return tags | {f"thing {kind_of(thing)}" for thing in things} | {f"{kind_of(thing)} in {kind_of(view.place)}" for thing in view.things}
 
 
 def starts(text: str, start: str) -> bool:
     """Whether a task can be done from a first state: its receptacle, and the tool it needs, are in the room (a lamp is an object, and may turn up)."""
     wanted, view = read_task(text), read_view(start)
-    tool = {"clean": "sinkbasin", "hot": "microwave", "cool": "fridge"}.get(wanted.kind)
+    _, tool = TOOL.get(wanted.kind, ("", None))
     kinds = {kind_of(place) for place in view.room} if view else set()
     return (wanted.kind == "look" or wanted.place in kinds) and (tool is None or tool in kinds)
 
@@ -435,7 +432,7 @@ def checks(wanted: Wanted, state: str, action: str) -> list[tuple[str, str, bool
     if command.verb != "move":
         return [(wanted.place, command.verb, False)]
     rows = [(wanted.thing, kind_of(command.thing), kind_of(command.thing) == wanted.thing)]
-    if wanted.kind in ("clean", "hot", "cool"):
+    if wanted.kind in MADE:
         tags = view.holding.split()[:-2]
         rows.append((wanted.kind, " ".join(tags) or "plain", wanted.kind in tags))
     rows.append((wanted.place, kind_of(command.place), kind_of(command.place) == wanted.place))

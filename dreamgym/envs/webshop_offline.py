@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dreamgym.envs import webshop_teacher
+from dreamgym.envs import record, webshop_teacher
 from dreamgym.envs.webshop_players import make_player
 from dreamgym.envs.webshop_teacher import BREAKABLE, explain, relabelled_buy, verdict_rows
 from dreamgym.episode import Episode, Step, Task
@@ -26,11 +26,7 @@ def play(env, task: Task, kind: str, rng: np.random.Generator, name: str) -> Epi
             price = engine.price_of(product.asin)
             verdict = verdict_rows(engine.goal, engine.judge(engine.goal, product, price, chosen)[1], price)
         reasoning = explain(state, action, verdict, result.reward == 1)
-        episode.steps.append(Step(state, action, result.state, result.reward, result.done, result.info["grounded"], reasoning, result.info["valid"]))
-        if result.done:
-            episode.stop, episode.score = result.info["stop"], result.info["score"]
-        elif len(episode.steps) >= env.max_steps:
-            episode.stop = "step_limit"
+        record(episode, state, action, result, reasoning, env.max_steps)
     return episode
 
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from dreamgym.prompts import DITTO, TAGS, clean
+from dreamgym.prompts import DITTO, TAGS, accepted, clean
 
 START = "search page"
 PLACED = "order placed"
@@ -275,11 +275,7 @@ def read_task(text: str) -> Wanted:
 
 def readable(text: str) -> bool:
     """Whether `read_task` can read an instruction."""
-    try:
-        read_task(text)
-    except ValueError:
-        return False
-    return True
+    return accepted(read_task, text)
 
 
 def difficulty(text: str) -> int:
