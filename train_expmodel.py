@@ -82,6 +82,7 @@ def build_rows(args: Args, tokenizer, rules, settings: DreamSettings, episodes, 
         for start in range(0, len(steps), 256):
             part = slice(start, start + 256)
             for query, (_, step), demos in zip(queries[part], steps[part], retrieve(buffer, encoder, rules, settings, queries[part])):
+                demos = [] if rules.WITHOUT_DEMO and rng.random() < rules.WITHOUT_DEMO else demos
                 for _ in range(1 if step.valid else rules.REFUSED_ROWS):
                     q, d, s = renamed(rules.renaming(rng, step.action, step.valid), rules, settings, query, demos, step)
                     rows.append(training_row(fmt, tokenizer, rules, settings, q.task_text, q.history, d, s))

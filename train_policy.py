@@ -544,7 +544,7 @@ def iterate(args: Args, state: State, world: str, ranks, policy: Policy, head, r
     return {"world": world, "success": report["success"], "zero_variance": zero_variance, **stats, **{f"stop/{k}": v for k, v in report["stops"].items()},
             **{f"judge/{k}": v for k, v in report["judge"].items()}, "length": report["length"], "invalid": report["invalid"], "transitions": used,
             "dream_transitions": state.dream_transitions, "real_transitions": state.real_transitions, "malformed": dream.counts["malformed"],
-            "refuted": dream.counts["refuted"],
+            "retried": dream.counts["retried"], "refuted": dream.counts["refuted"],
             "cut_streams": policy.counts["cut_streams"], "unfinished_actions": policy.counts["unfinished_actions"], **curriculum.summary(),
             **{f"tasks/{k}": v for k, v in made.items()}, **seconds,
             "rollout_tok_per_s": sum(decoded) / max(1e-9, seconds.get("rollout_s", 0)), "update_tok_per_s": stats["trained_tok"] / max(1e-9, seconds.get("update_s", 0)),
@@ -602,7 +602,8 @@ def load_run(path: Path, ranks, optimizer, head, curriculum, tasks_by_id, policy
         head.load_state_dict(state["head"])
     samplers, kept = run.read_json(path / f"samplers-{ranks.rank}.json"), run.read_json(path / "curriculum.json")
     policy.sampler.set_state(samplers["policy"]), dream.sampler.set_state(samplers["dream"])
-    dream.started, policy.counts, dream.counts = samplers["dream_started"], samplers["counts"], samplers["dream_counts"]
+    dream.started, policy.counts = samplers["dream_started"], samplers["counts"]
+    dream.counts.update(samplers["dream_counts"])
     tasks_by_id.update({t["id"]: Task(**t) for t in kept["generated"]})
     curriculum.set_state(kept["curriculum"])
 

@@ -32,6 +32,7 @@ class DreamSettings:
     reasoning: bool = True        # a reasoning trace before the next state
     context: int = 1024           # tokens of prompt and answer
     max_new_tok: int = 200        # an answer that has not ended by then is malformed
+    attempts: int = 3             # a malformed or impossible answer is drawn again, at temperature 1, before the episode ends by it (ours)
     system: str = ""              # system prompt (chat models)
     by_line: bool = False         # an answer may name single lines of the page before and of the similar page (ours)
 
@@ -131,7 +132,8 @@ def training_row(fmt, tokenizer, rules: ModuleType, settings: DreamSettings, tas
 
 
 class ExperienceModel:
-    """The dream. Deterministic at temperature 0 (the default: the policy supplies the variety). Counts of malformed answers are in `counts`."""
+    """The dream. At temperature 0 (the default: the policy supplies the variety) only answers that must be drawn again depend on the seed. `counts` has
+    steps, answers drawn again, those still malformed, and those that take away what is not there."""
 
     def __init__(self, model, tokenizer, rules: ModuleType, settings: DreamSettings, buffer: ReplayBuffer | None, encoder: Encoder | None,
                  slots: int = 128, temperature: float = 0.0, seed: int = 0):
@@ -139,7 +141,7 @@ class ExperienceModel:
         self.buffer, self.encoder, self.temperature = buffer, encoder, temperature
         self.fmt = chat_format(tokenizer, settings.system)
         self.sampler = Sampler(model, slots, settings.context, self.fmt.end_ids, seed)
-        self.counts = {"steps": 0, "malformed": 0, "refuted": 0}
+        self.counts = {"steps": 0, "retried": 0, "malformed": 0, "refuted": 0}
         self.started = 0
 
     def forget(self) -> None:
@@ -162,9 +164,22 @@ class ExperienceModel:
         """Eq. 4 for a batch: (answer, or None where it is malformed or impossible; the text). `keys` name the conversations whose KV cache may be re-used."""
         demos = retrieve(self.buffer, self.encoder, self.rules, self.settings, queries)
         prompts = [prompt_ids(self.fmt, self.tokenizer, self.rules, self.settings, q.task_text, q.history, d, q.state, q.grounded) for q, d in zip(queries, demos)]
+        answers: list[tuple[Prediction | None, str]] = [(None, "")] * len(queries)
+        for attempt in range(self.settings.attempts):
+            open_ = [i for i, (answer, _) in enumerate(answers) if answer is None]
+            self.counts["retried"] += len(open_) * (attempt > 0)
+            found = self._answers([queries[i] for i in open_], [prompts[i] for i in open_], [keys[i] for i in open_], self.temperature if attempt == 0 else 1.0)
+            for i, answer in zip(open_, found):
+                answers[i] = answer
+        return answers
+
+    def _answers(self, queries: list[Query], prompts: list[tuple[list[int], dict[str, str]]], keys: list[str], temperature: float) -> list[tuple[Prediction | None, str]]:
+        """One draw for each query."""
+        if not queries:
+            return []
         forced = "" if self.settings.reasoning else "next:\n"      # a model that was trained to reason is kept from it (ablation)
         forced_ids = encode_untrusted(self.tokenizer, forced) if forced else []
-        samples = self.sampler.sample([ids + forced_ids for ids, _ in prompts], keys, self.settings.max_new_tok, self.temperature)
+        samples = self.sampler.sample([ids + forced_ids for ids, _ in prompts], keys, self.settings.max_new_tok, temperature)
         answers = []
         for query, (_, pages), sample in zip(queries, prompts, samples):
             text = forced + self.tokenizer.decode([i for i in sample.ids if i not in self.fmt.end_ids])

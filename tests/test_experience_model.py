@@ -22,9 +22,11 @@ class FakeSampler:
 
     def __init__(self, tokenizer, answers, stop="end"):
         self.tokenizer, self.answers, self.stop, self.prompts = tokenizer, list(answers), stop, []
+        self.temperatures = []
 
     def sample(self, prompts, keys, max_new_tok, temperature):
         self.prompts += prompts
+        self.temperatures.append(temperature)
         texts = [self.answers.pop(0) for _ in prompts]
         end = [self.tokenizer.eos_token_id] if self.stop == "end" else []
         return [Sample(encode_untrusted(self.tokenizer, text) + end, [], self.stop) for text in texts]
@@ -70,7 +72,7 @@ def text_of(world, ids):
 def test_predict_feeds_the_prompt_of_training(world, changes):
     """Stops training and dreaming from drifting apart by one token: history, demonstrations, cuts, and the start of an answer without reasoning."""
     episodes = [e for e in world["episodes"] if e.source != "relabelled"][:12] + [e for e in world["episodes"] if e.source == "relabelled"][:5]
-    dream = dream_of(world, **changes)
+    dream = dream_of(world, attempts=1, **changes)
     queries, _ = step_queries(episodes)
     dream.sampler = FakeSampler(world["tokenizer"], ["" for _ in queries])
     dream.predict(queries, list(range(len(queries))))
@@ -108,7 +110,7 @@ def test_acting_through_an_episode_feeds_the_prompts_of_training(world):
             step = episodes[i].steps[t]
             assert (result.state, result.reward, result.done, result.info["grounded"], result.info["valid"]) == (step.next_state, step.reward, step.done, step.grounded, step.valid)
             assert result.info["reasoning"] == step.reasoning
-    assert dream.counts == {"steps": len(rows), "malformed": 0, "refuted": 0}
+    assert dream.counts == {"steps": len(rows), "retried": 0, "malformed": 0, "refuted": 0}
 
 
 def test_recall():
@@ -129,7 +131,7 @@ def test_the_context_cuts_history_first_then_demonstrations(world):
     texts = []
     for context in (4000, 300, 275, 250, 230, 201):
         dream = dream_of(world, context=context, history=3, k=1)
-        dream.sampler = FakeSampler(world["tokenizer"], [""])
+        dream.sampler = FakeSampler(world["tokenizer"], [""] * 3)
         dream.predict([query], ["x"])
         ids = dream.sampler.prompts[0]
         texts.append(text_of(world, ids))
@@ -146,9 +148,9 @@ def test_a_purchase_is_judged_from_task_and_page_alone(world):
     """Stops 'this looks like a good shopper' from standing in for a judgement: no history and no demonstration at buy-time, in training and in the dream."""
     history = [(rules.START, "search[slim jacket]"), ("results page 1 of 1\nluna slim jacket $50 [1]", "click[1] luna slim jacket $50")]
     dream = dream_of(world, k=4, history=4)
-    dream.sampler = FakeSampler(world["tokenizer"], ["", ""])
+    dream.sampler = FakeSampler(world["tokenizer"], [""] * 6)
     dream.predict([Query(TASK.text, history, ITEM, "click[buy now]", "x"), Query(TASK.text, history, ITEM, "click[features]", "x")], [0, 1])
-    bought, looked = (text_of(world, ids) for ids in dream.sampler.prompts)
+    bought, looked = (text_of(world, ids) for ids in dream.sampler.prompts[:2])
     assert bought.count("state:") == 1 and "similar:" not in bought and "results page" not in bought
     assert looked.count("state:") > 1
 
@@ -212,19 +214,29 @@ BAD = {
 def test_a_malformed_answer_is_a_counted_failure(world, name):
     """Stops a crash in mid-run, and a reward from anything but a well-formed judgement of a purchase."""
     dream = dream_of(world)
-    dream.sampler = FakeSampler(world["tokenizer"], [BAD[name], GOOD])
+    dream.sampler = FakeSampler(world["tokenizer"], [BAD[name], GOOD, BAD[name], BAD[name]])
     sessions = dream.start([TASK, TASK])
     bad, good = dream.act(sessions, ["search[slim jacket]"] * 2)
     assert (bad.reward, bad.done, bad.info["stop"], bad.state) == (0.0, True, "malformed", rules.START) and "output" in bad.info
     assert (good.done, good.state) == (False, "results page 1 of 1\nluna slim jacket $50 [1]")
-    assert dream.counts == {"steps": 2, "malformed": 1, "refuted": 0}
+    assert dream.counts == {"steps": 2, "retried": 2, "malformed": 1, "refuted": 0}
+
+
+def test_a_malformed_answer_is_drawn_again_by_itself(world):
+    """Stops an episode from failing by one slip of the dream, and answers of one query from reaching another; the first draw is greedy, later ones are not."""
+    dream = dream_of(world)
+    dream.sampler = FakeSampler(world["tokenizer"], ["nonsense", GOOD, "nonsense", GOOD])
+    again, good = dream.act(dream.start([TASK, TASK]), ["search[slim jacket]"] * 2)
+    assert again.state == good.state == "results page 1 of 1\nluna slim jacket $50 [1]"
+    assert dream.sampler.temperatures == [0.0, 1.0, 1.0] and dream.sampler.prompts[0] == dream.sampler.prompts[2] == dream.sampler.prompts[3]
+    assert dream.counts == {"steps": 2, "retried": 2, "malformed": 0, "refuted": 0}
 
 
 @pytest.mark.parametrize("stop", ["length", "context"])
 def test_an_endless_answer_is_malformed(world, stop):
     """Stops an answer that was cut off at a lucky place from counting."""
     dream = dream_of(world)
-    dream.sampler = FakeSampler(world["tokenizer"], [GOOD], stop)
+    dream.sampler = FakeSampler(world["tokenizer"], [GOOD] * dream.settings.attempts, stop)
     assert dream.act(dream.start([TASK]), ["search[slim jacket]"])[0].info["stop"] == "malformed"
 
 

@@ -23,6 +23,7 @@ MAX_TASK_CHARS = 200
 # How the experience model is trained: names such as "drawer 3" are one token for a model made from scratch; an answer may name single lines of other pages; half of the
 # demonstrations come from other tasks, hence from other homes, as they will for a new task
 NUMBERED, BY_LINE, OTHER_TASKS = True, True, 0.5
+WITHOUT_DEMO = 0.15                                  # of the training rows show no demonstration: a place that the buffer does not know must be invented whole
 LOOKED_THROUGH = 64                                  # transitions retrieved for each demonstration shown: all but those of the same action are left out (`similar`)
 REFUSED_ROWS = 3                                     # a refused step is so many training rows (with other names): they are few, and the model would allow anything
 THINGS = (
