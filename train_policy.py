@@ -91,7 +91,7 @@ class Args:
 
 
 GAMMA, LAM, DUAL_CLIP, VALUE_CLIP, VALUE_COEF, TEMPERATURE, POLICY_CONTEXT = 1.0, 1.0, 3.0, 0.2, 0.5, 1.0, 1024
-IMITATION_EPOCHS, IMITATION_LR_FACTOR, VALUE_LR_FACTOR, GENERATE_EVERY, SAVE_EVERY, EVAL_TASKS_ON_THE_WAY = 8, 10.0, 10.0, 5, 5, 150
+IMITATION_LR_FACTOR, VALUE_LR_FACTOR, GENERATE_EVERY, SAVE_EVERY, EVAL_TASKS_ON_THE_WAY = 10.0, 10.0, 5, 5, 150
 
 
 # ---- what must exist before RL --------------------------------------------------------------------------------------------------------------
@@ -165,9 +165,10 @@ def imitate(args: Args, policy: Policy, episodes: list[Episode], ranks, log) -> 
     if not rows:
         return
     optimizers = make_optimizers(policy.model, args.lr * IMITATION_LR_FACTOR, from_scratch=args.model in SIZES)
-    per_step, done, steps = 16, 0, IMITATION_EPOCHS * -(-len(rows) // 16)
-    with run.graceful(log) as stop, run.progress(IMITATION_EPOCHS * len(rows), "imitation") as bar:
-        for epoch in range(IMITATION_EPOCHS):
+    per_step, done, epochs = 16, 0, make_rules(args.env).IMITATION_EPOCHS
+    steps = epochs * -(-len(rows) // per_step)
+    with run.graceful(log) as stop, run.progress(epochs * len(rows), "imitation") as bar:
+        for epoch in range(epochs):
             rows = imitation_rows(args, policy, demos, epoch) if epoch else rows
             order = run.rng(args.seed, "imitation", epoch).permutation(len(rows))
             for start in range(0, len(rows), per_step):

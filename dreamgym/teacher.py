@@ -274,8 +274,9 @@ def _checked_url(base_url: str) -> str:
 
 
 def openai_ask(base_url: str, model: str, key_env: str = "OPENAI_API_KEY", timeout_s: float = 120.0, tries: int = 6,
-               backoff_s: float = 1.0) -> Ask:
+               backoff_s: float = 1.0, temperature: float | None = None) -> Ask:
     """An `ask` for POST {base_url}/chat/completions. The key is read from the environment variable `key_env` (unset: none is sent), shown nowhere.
+    temperature None leaves it to the endpoint.
 
     429, 408, 5xx, timeouts, lost connections and bodies that are not the expected JSON are tried again after backoff_s * 2^k seconds (or
     Retry-After; at most 60); any other status and the last failure raise EndpointError. Raises ValueError for a URL or key that cannot be used.
@@ -286,9 +287,10 @@ def openai_ask(base_url: str, model: str, key_env: str = "OPENAI_API_KEY", timeo
         raise ValueError(f"${key_env}: holds blanks or characters that no key has; expected one word of ASCII")
     headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
     opener = urllib.request.build_opener(_NoRedirect)
+    settings = {} if temperature is None else {"temperature": temperature}
 
     def ask(messages: list[dict]) -> str:
-        body = json.dumps({"model": model, "messages": messages}).encode()
+        body = json.dumps({"model": model, "messages": messages, **settings}).encode()
         for k in range(tries):
             text, problem, again, wait_s = _post(opener, urllib.request.Request(url, body, headers, method="POST"), timeout_s)
             if text is not None:
