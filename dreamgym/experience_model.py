@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 
@@ -114,6 +114,8 @@ def prompt_ids(fmt, tokenizer, rules: ModuleType, settings: DreamSettings, task_
     """Token ids of the prompt of Eq. 4, and the pages in it that an answer may name. Where the prompt would pass the context, history is cut from its
     oldest end, and demonstrations go after it."""
     history = [] if not settings.history or rules.judged(state, grounded) else rules.recall(history, state, grounded, settings.history)
+    state, history = rules.unnumbered(state), [(rules.unnumbered(s), a) for s, a in history]
+    demos = [Demo(d.action, rules.unnumbered(d.next_state)) for d in demos]
     room = settings.context - settings.max_new_tok
     while True:
         text = experience_prompt(task_text, history, demos, state, grounded)
@@ -126,7 +128,7 @@ def prompt_ids(fmt, tokenizer, rules: ModuleType, settings: DreamSettings, task_
 def training_row(fmt, tokenizer, rules: ModuleType, settings: DreamSettings, task_text: str, history: list[tuple[str, str]], demos: list[Demo], step: Step) -> Row:
     """One transition as ids and mask. The loss covers reasoning, next state AND reward; Eq. 5 as printed leaves the reward out, which nothing could then teach."""
     prompt, pages = prompt_ids(fmt, tokenizer, rules, settings, task_text, history, demos, step.state, step.grounded)
-    text = experience_answer(step.reasoning, step.state, step.next_state, step.reward, step.done, settings.reasoning, pages, settings.by_line)
+    text = experience_answer(step.reasoning, rules.unnumbered(step.state), rules.unnumbered(step.next_state), step.reward, step.done, settings.reasoning, pages, settings.by_line)
     answer = encode_untrusted(tokenizer, text) + fmt.end_ids[:1]
     return Row(prompt + answer, [0] * len(prompt) + [1] * len(answer))
 
@@ -183,7 +185,8 @@ class ExperienceModel:
         answers = []
         for query, (_, pages), sample in zip(queries, prompts, samples):
             text = forced + self.tokenizer.decode([i for i in sample.ids if i not in self.fmt.end_ids])
-            answer = parse_experience(text, query.state, pages, self.settings.by_line) if sample.stop == "end" else None
+            answer = parse_experience(text, self.rules.unnumbered(query.state), pages, self.settings.by_line) if sample.stop == "end" else None
+            answer = answer and replace(answer, next_state=self.rules.numbered(answer.next_state))
             possible = answer and self.rules.possible(query.state, query.grounded, answer.next_state, answer.reward)
             answers.append((answer if possible else None, text))
         return answers

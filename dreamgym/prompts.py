@@ -42,6 +42,7 @@ VARY_SYSTEM = {
 
 SAME, DITTO = "same page", "="
 NAMES = (SAME, "page before", "similar page")
+REST = 3                                         # lines of a page that its name may stand for, at least
 MARKS = dict(zip((DITTO, "<", "~"), NAMES))      # an answer's line that is the same line of that page; all but '=' only where `by_line` says so
 
 
@@ -120,10 +121,9 @@ def known_pages(state: str, history: list[tuple[str, str]], demos: list[Demo]) -
     return pages
 
 
-def _marked(state: str, pages: dict[str, str] | None, by_line: bool) -> dict[str, list[str]]:
-    """mark -> the lines it may stand for; `by_line`: not only of `state`, but of the other pages of the prompt."""
-    found = {mark: pages[name].split("\n") for mark, name in MARKS.items() if by_line and pages and name in pages}
-    return {DITTO: state.split("\n")} | found
+def _marked(state: str, pages: dict[str, str] | None) -> dict[str, list[str]]:
+    """mark -> the lines it may stand for."""
+    return {DITTO: state.split("\n")} | {mark: pages[name].split("\n") for mark, name in MARKS.items() if pages and name in pages}
 
 
 def _listed(line: str) -> tuple[str, list[str]]:
@@ -155,14 +155,55 @@ def _edited(old: str, edit: str) -> str | None:
 def experience_answer(reasoning: str, state: str, next_state: str, reward: float, done: bool, use_reasoning: bool = True, pages: dict[str, str] | None = None,
                       by_line: bool = False) -> str:
     """What the experience model is to write. A page of the prompt is named (`known_pages`), and a line equal to the same line of `state` is '='. With
-    `by_line` only the current page is named as a whole, the lines of the page before and of the similar page are '<' and '~', and a list of the current page
-    without a thing, or with one more, is '- thing', '+ thing'."""
-    names = [name for name, page in (pages or {SAME: state}).items() if page == next_state and not done and (name == SAME or not by_line)]
-    marked = _marked(state, pages, by_line)
-    edit = lambda i, line: _edit(marked[DITTO][i], line) if by_line and i < len(marked[DITTO]) else ""
-    lines = [next((mark for mark, known in marked.items() if known[i:i + 1] == [line]), "") or edit(i, line) or line for i, line in enumerate(next_state.split("\n"))]
+    `by_line` a name stands for the rest of that page, at least REST lines of it or all of the current page, from the line where it is written; the lines of
+    the page before and of the similar page are '<' and '~', and a list of the current page without a thing, or with one more, is '- thing', '+ thing'."""
+    pages = pages or {SAME: state}
+    names = [name for name, page in pages.items() if page == next_state and not done and (name == SAME or not by_line)]
+    page = names[0] if names else "\n".join(_marks(state, next_state.split("\n"), pages, done) if by_line else _dittos(state, next_state.split("\n")))
     think = f"think: {reasoning}\n" if use_reasoning else ""
-    return f"{think}next:\n{names[0] if names else chr(10).join(lines)}\nreward: {int(reward)} done: {'yes' if done else 'no'}"
+    return f"{think}next:\n{page}\nreward: {int(reward)} done: {'yes' if done else 'no'}"
+
+
+def _dittos(state: str, lines: list[str]) -> list[str]:
+    known = state.split("\n")
+    return [DITTO if known[i:i + 1] == [line] else line for i, line in enumerate(lines)]
+
+
+def _marks(state: str, lines: list[str], pages: dict[str, str], done: bool) -> list[str]:
+    """The lines of a page as `by_line` writes them. The end of an episode is never just a known page."""
+    marked, written, i = _marked(state, pages), [], 0
+    while i < len(lines):
+        rests = {MARKS[mark]: known[i:] for mark, known in marked.items() if len(known) - i >= REST and lines[i:len(known)] == known[i:] and (i or not done)}
+        if rests:
+            name = max(rests, key=lambda name: len(rests[name]))
+            written.append(name)
+            i += len(rests[name])
+            continue
+        mark = next((mark for mark, known in marked.items() if known[i:i + 1] == [lines[i]]), "")
+        written.append(mark or (_edit(marked[DITTO][i], lines[i]) if i < len(marked[DITTO]) else "") or lines[i])
+        i += 1
+    return written
+
+
+def _unmarked(state: str, written: list[str], pages: dict[str, str] | None) -> list[str] | None:
+    """What `_marks` stands for. Raises ValueError for a mark or a name beyond the lines of its page; None where an edit takes away what is not there."""
+    marked, lines = _marked(state, pages), []
+    for line in written:
+        i, name = len(lines), line.casefold().rstrip(" .")
+        mark = next((mark for mark, known in MARKS.items() if name == known), line)
+        if mark in MARKS:
+            rest = marked.get(mark, [])[i:] if name in NAMES else marked.get(mark, [])[i:i + 1]
+            if not rest:
+                raise ValueError(f"line {line!r}: its page has no line {i + 1}")
+            lines += rest
+        elif line[:2] in ("- ", "+ "):
+            edited = _edited(marked[DITTO][i], line) if i < len(marked[DITTO]) else None
+            if edited is None:
+                return None
+            lines.append(edited)
+        else:
+            lines.append(line)
+    return lines
 
 
 _ANSWER = re.compile(r"(?:think: (?P<think>[^\n]*)\n)?next:\n(?P<next>.+)\nreward: (?P<reward>[01]) done: (?P<done>yes|no)", re.DOTALL)
@@ -181,20 +222,21 @@ def parse_experience(text: str, state: str, pages: dict[str, str] | None = None,
     forged = TAGS.search(page) or any(not c.isprintable() and c != "\n" for c in text)
     if forged or not page or len(page) > MAX_STATE_CHARS or len(thought) > MAX_REASONING_CHARS or (reward and not done) or (name in NAMES and done):
         return None
-    if name in NAMES:
-        page = (pages or {SAME: state}).get(name, "")
-    else:
-        marked, lines = _marked(state, pages, by_line), page.split("\n")
-        marks = MARKS if by_line else (DITTO,)
-        if any(line in marks and not marked.get(line, [])[i:i + 1] for i, line in enumerate(lines)):
+    if by_line:
+        try:
+            lines = _unmarked(state, page.split("\n"), pages)
+        except ValueError:
             return None
-        lines = [marked[line][i] if line in marks else line for i, line in enumerate(lines)]
-        if by_line:
-            old = marked[DITTO]
-            lines = [(_edited(old[i], line) if i < len(old) else None) if line[:2] in ("- ", "+ ") else line for i, line in enumerate(lines)]
-        if None in lines:                        # what is to be taken away is not there: nothing happens, as in the world
+        if lines is None:                        # what is to be taken away is not there: nothing happens, as in the world
             return Prediction(thought, state, 0.0, False, refuted=True)
         page = "\n".join(lines)
+    elif name in NAMES:
+        page = (pages or {SAME: state}).get(name, "")
+    else:
+        known, lines = state.split("\n"), page.split("\n")
+        if any(line == DITTO and i >= len(known) for i, line in enumerate(lines)):
+            return None
+        page = "\n".join(known[i] if line == DITTO else line for i, line in enumerate(lines))
     return Prediction(thought, page, reward, done) if page else None
 
 

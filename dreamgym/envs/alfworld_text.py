@@ -197,6 +197,16 @@ def ground(state: str, action: str) -> str:
     return clean(action)
 
 
+def unnumbered(state: str) -> str:
+    """A state as the experience model reads and writes it: as it is."""
+    return state
+
+
+def numbered(text: str) -> str:
+    """The inverse of `unnumbered`."""
+    return text
+
+
 def retrieval_text(task_text: str, state: str, action: str) -> str:
     """What the replay buffer is searched by: the action, its place above all, and the task, because what is found where depends on the home, and a task is of
     one home."""

@@ -156,6 +156,16 @@ def ground(state: str, action: str) -> str:
     return action
 
 
+def unnumbered(state: str) -> str:
+    """A state as the experience model reads and writes it: as it is."""
+    return state
+
+
+def numbered(text: str) -> str:
+    """The inverse of `unnumbered`."""
+    return text
+
+
 def retrieval_text(task_text: str, state: str, action: str) -> str:
     """What the replay buffer is searched by: the grounded action and the part of the page that decides, with it, what follows (the item's title)."""
     return f"{action}\n{state.split(chr(10))[0] if page_kind(state) == 'item' else ''}".strip()
