@@ -2,6 +2,7 @@
 
     python collect.py --env webshop --out out/data              # rule-based players and teacher; or --env alfworld
     python collect.py --env webshop --import-file my_logs.jsonl # your own logs (README, "Data formats")
+    python collect.py --env webarena --import-file traces/ --import-format render     # WebArena's, BrowserGym's or accessibility-tree traces
     python collect.py --env webshop --teacher http://127.0.0.1:8000/v1 --teacher-model NAME   # the traces by a language model instead
     python collect.py --env webshop --teacher path/or/hub-name  # ... or by a local one
 
@@ -14,6 +15,7 @@ from __future__ import annotations
 import os
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from dreamgym import run, teacher
 from dreamgym.envs import make_env, make_offline, make_rules
@@ -27,7 +29,7 @@ TRACE_CONTEXT_TOK, TRACE_TOK = 16_384, 4_096       # of a local teacher: an epis
 
 @dataclass
 class Args:
-    env: str = "webshop"               # environment: webshop | alfworld
+    env: str = "webshop"               # environment: webshop | alfworld | webarena
     out: str = "out/data"              # folder to write
     data_dir: str = ""                 # official data (default: $WEBSHOP_DATA, $ALFWORLD_DATA; neither: an embedded shop, generated games)
     cache: str = ""                    # where those are generated (default: out/shop, out/games)
@@ -40,6 +42,8 @@ class Args:
     relabelled_heldout: int = 1_000    # the same, held out: the near-miss probe
     seed: int = 0                      # seed of players and relabelling
     import_file: str = ""              # use these logged episodes for training instead of playing
+    import_format: Literal["episodes", "render", "acctree", "browsergym"] = "episodes"     # ours, or (WebArena) somebody else's traces
+    import_drop: str = ""              # WebArena: a task file whose tasks are left out of an import (WebArena-Lite's: they are the test)
     teacher: str = "rules"             # rules | http(s) URL of an OpenAI-compatible endpoint | path or hub name of a local model
     teacher_model: str = ""            # model name at the endpoint
     teacher_key_env: str = "OPENAI_API_KEY"  # environment variable that holds the endpoint's key
@@ -50,6 +54,8 @@ class Args:
         if self.transitions < 1 or min(self.heldout, self.relabelled, self.relabelled_heldout) < 0:
             raise ValueError(f"--transitions {self.transitions} --heldout {self.heldout} --relabelled {self.relabelled} --relabelled-heldout "
                              f"{self.relabelled_heldout}: expected at least 1 transition and nothing below 0")
+        if self.env != "webarena" and (self.import_format != "episodes" or self.import_drop):
+            raise ValueError(f"--import-format {self.import_format} --import-drop {self.import_drop!r}: only WebArena has traces in other formats")
         if self.teacher.startswith(URL) and not self.teacher_model:
             raise ValueError("--teacher is an endpoint: expected --teacher-model, the model's name there")
 
@@ -69,8 +75,11 @@ def collect(env, args: Args, tasks: list[Task], transitions: int, label: str) ->
 
 # ---- imported logs -----------------------------------------------------------------------------------------------------------------------------
 
-def read_import(path: str, env_name: str) -> list[Episode]:
+def read_import(args: Args) -> list[Episode]:
     """The episodes of a log (README, "Data formats"). Raises ValueError naming file, line and field of whatever does not fit."""
+    path, env_name = args.import_file, args.env
+    if args.import_format != "episodes":
+        return make_offline(env_name).read_traces(path, args.import_format, args.import_drop)
     rules, episodes = make_rules(env_name), read_episodes(path)
     if not episodes:
         raise ValueError(f"--import-file {path}: holds no episode; expected JSONL, one episode a line")
@@ -173,7 +182,7 @@ def main() -> None:
     settings = {k: v for k, v in asdict(args).items() if k not in ("out", "cache", "fresh")}
     settings["data_dir"] = args.data_dir or os.environ.get(f"{args.env.upper()}_DATA", "")
     try:
-        imported = read_import(args.import_file, args.env) if args.import_file else []
+        imported = read_import(args) if args.import_file else []
         if imported:
             settings["import_fingerprint"] = run.fingerprint([to_json(episode) for episode in imported])
         if not args.fresh and fits(out, settings):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from dreamgym import run
-from dreamgym.envs import make_env, make_rules
+from dreamgym.envs import env_of, make_rules
 from dreamgym.episode import Episode, read_episodes, to_json
 from dreamgym.experience_model import load_dream
 from dreamgym.model import SIZES, load_model
@@ -26,10 +26,11 @@ class Args:
     policy: str = ""                   # folder of a policy (OUT/policy or OUT/imitation/model), or a hub name (default: out/ENV/policy, unless --expmodel)
     expmodel: str = ""                 # folder of an experience model (default: beside the policy)
     data: str = ""                     # folder of collect.py (default: beside the policy)
-    env: str = "webshop"               # environment: webshop | alfworld
+    env: str = "webshop"               # environment: webshop | alfworld | webarena
     cache: str = ""                    # where the embedded shop or the generated games are (default: out/shop, out/games)
     data_dir: str = ""                 # official data to play on (default: what the policy was trained on, or $WEBSHOP_DATA, $ALFWORLD_DATA)
     split: str = "test"                # tasks: test (held out), train; ALFWorld also valid_seen, valid_unseen; official WebShop also eval
+    backend: Literal["direct", "chromium"] = "direct"      # WebArena: without a browser, or in a real one
     world: Literal["real", "dream"] = "real"   # where to play
     temperature: float = 1.0           # 0: greedy
     tasks: int = 500                   # so many of them (0: only --play)
@@ -71,7 +72,7 @@ def main() -> None:
         data = Path(args.data or expmodel.parent / "data")
         return report_experience_model(args, expmodel, data, rules, ranks)
     collected, trained_on = (run.data_meta(data)[key] for key in ("settings", "environment"))
-    env = make_env(args.env, args.data_dir or collected["data_dir"], args.cache, collected["env_seed"], collected["human_goals"], collected["admissible"], run.spare_cores(ranks))
+    env = env_of(collected, run.spare_cores(ranks), cache=args.cache, backend=args.backend, **({"data_dir": args.data_dir} if args.data_dir else {}))
     everything = env.tasks(args.split)
     if env.describe() != trained_on:
         print(f"the policy was trained in {trained_on}; it is evaluated in {env.describe()}")

@@ -22,7 +22,7 @@ from dreamgym.task_generation import TaskCheck, write_tasks
 
 @dataclass
 class Args:
-    env: str = "webshop"               # environment: webshop | alfworld
+    env: str = "webshop"               # environment: webshop | alfworld | webarena
     expmodel: str = ""                 # folder of train_expmodel.py (default: out/ENV/expmodel)
     data: str = ""                     # folder of collect.py (default: beside the experience model)
     episodes: str = ""                 # take the tasks of highest reward variance in this episodes.jsonl as seeds

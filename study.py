@@ -24,7 +24,7 @@ from dreamgym.report import seed_interval
 
 @dataclass
 class Args:
-    env: str = "webshop"               # environment: webshop | alfworld
+    env: str = "webshop"               # environment: webshop | alfworld | webarena
     out: str = "out/study"             # folder of the study
     seeds: int = 3                     # seeds 0 .. seeds-1
     workers: int = 2                   # jobs at once, one thread each

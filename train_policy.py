@@ -28,7 +28,7 @@ import torch
 
 from dreamgym import losses, plots, run
 from dreamgym.curriculum import Curriculum, cluster
-from dreamgym.envs import make_env, make_rules
+from dreamgym.envs import env_of, make_rules
 from dreamgym.episode import Episode, Stream, Task, episode_from_json, read_episodes, read_tasks, to_json
 from dreamgym.experience_model import fill_buffer, load_dream
 from dreamgym.model import (SIZES, Row, check_tokenizer, clip_grad_norm, create_tiny, gathered, load_model, load_weights, make_reference, reference_logps, row_logps,
@@ -42,7 +42,7 @@ from dreamgym.task_generation import TaskCheck, write_tasks
 
 @dataclass
 class Args:
-    env: str = "webshop"               # environment: webshop | alfworld
+    env: str = "webshop"               # environment: webshop | alfworld | webarena
     out: str = ""                      # folder of this run; what is missing is made there (default: out/ENV)
     expmodel: str = ""                 # folder of a trained experience model (default: OUT/expmodel, made when missing)
     data: str = ""                     # folder of collect.py (default: OUT/data, made when missing)
@@ -149,10 +149,10 @@ def imitation_rows(args: Args, policy: Policy, demos: list[Episode], epoch: int)
     rules, rng = make_rules(args.env), run.rng(args.seed, "imitation names", epoch)
 
     def renamed(episode: Episode) -> Episode:
-        if (change := rules.renaming(rng, "", True)) is None:
+        if (change := rules.renaming(rng, "", True, episode.task.start)) is None:
             return episode
         steps = [replace(s, state=change(s.state), action=change(s.action), next_state=change(s.next_state)) for s in episode.steps]
-        return replace(episode, task=replace(episode.task, text=change(episode.task.text)), steps=steps)
+        return replace(episode, task=replace(episode.task, text=change(episode.task.text), start=change(episode.task.start)), steps=steps)
     return [Row(s.ids, s.mask) for e in demos for s in imitation_streams(policy, renamed(e))]
 
 
@@ -404,7 +404,7 @@ def main() -> None:
     data, expmodel = prepare(args, ranks)
     rules, data_meta = make_rules(args.env), run.data_meta(data)
     collected = data_meta["settings"]
-    env = make_env(args.env, collected["data_dir"], "", collected["env_seed"], collected["human_goals"], collected["admissible"], run.spare_cores(ranks))
+    env = env_of(collected, run.spare_cores(ranks))
     run.check_meta(data_meta["environment"], env.describe(), data / "meta.json", f"collect again, or set ${args.env.upper()}_DATA as it was")
     run.check_meta(run.load_meta(expmodel / "model"), {"environment": env.describe(), "finished": True}, expmodel, "train the experience model on this data to its end")
     offline, train_tasks, test_tasks = read_episodes(data / "train.jsonl"), read_tasks(data / "tasks_train.jsonl"), read_tasks(data / "tasks_test.jsonl")

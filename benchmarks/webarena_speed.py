@@ -3,15 +3,19 @@
     python -m benchmarks.webarena_speed                            # steps/s and resets/s: direct, chromium, and BrowserGym where it is installed
     python -m benchmarks.webarena_speed --parity 500               # instead: random walks, the same actions in both, until 500 states were compared
 
-Wall seconds of one process, so a busy machine shows. BrowserGym-core drives the same served sites through its own `click` and observation, with its waiting
-set to 0; it needs an environment of its own (it pins another Playwright): `pip install browsergym-core==0.14.3`, then this file with that Python.
+Direct in CPU seconds of its process, the others in wall seconds, so that a busy machine shows there. BrowserGym-core drives the same served sites through its own
+`click` and observation, with its waiting set to 0. It pins another Playwright, so it needs an environment of its own, and this file run with that Python:
+`pip install browsergym-core==0.14.3 flask==3.1.3 cssselect tyro`.
 """
 
+import os
 import random
 import re
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import tyro
 
@@ -23,8 +27,8 @@ from dreamgym.envs.webarena_sites import SITES, World
 
 @dataclass
 class Args:
-    steps: int = 4000  # of direct; chromium makes a fiftieth of them
-    resets: int = 500  # of direct; chromium makes a fiftieth of them
+    steps: int = 6000  # of direct; chromium makes a fiftieth of them, BrowserGym a two-hundredth
+    resets: int = 600  # likewise
     parity: int = 0  # if above 0: compare this many states of random walks instead of timing
     walk: int = 50  # steps of one walk
     seed: int = 1  # of the walks
@@ -53,7 +57,7 @@ def walk(browser, world: World, rng: random.Random, sites: list[str], bases: dic
     """One episode without end: (action, screen after it), from a site at random with all logins, or without any."""
     world.reset()
     cookies = {site: world.login(site) for site in sites} if rng.random() < 0.8 else {}
-    screen = browser.open([bases[site] for site in rng.sample(sites, rng.choice((1, 1, 2)))], cookies)
+    screen = browser.open([bases[site] for site in rng.sample(sites, min(len(sites), rng.choice((1, 1, 2))))], cookies)
     action = "open"
     while True:
         yield action, screen
@@ -84,33 +88,57 @@ def parity(states: int, length: int, seed: int, browser, sites: tuple[str, ...] 
     return compared, differences
 
 
-def speeds(browser, world: World, steps: int, resets: int) -> dict[str, float]:
-    """Steps and resets a second of walks that stay within the sites and begin anew every 30 steps; a reset is database, context, cookies and first page."""
-    rng, sites, spent = random.Random(0), list(SITES), {"steps": 0.0, "resets": 0.0}
-    start = time.perf_counter()
+def speeds(browser, world: World, steps: int, resets: int, clock: Callable[[], float]) -> dict[str, float]:
+    """Steps and resets a second of random walks of 30 steps; a reset is database, context, cookies and the first page."""
+    rng, sites, begun, stepping = random.Random(0), list(SITES), clock(), 0.0
     for _ in range(resets):
         next(walk(browser, world, rng, sites, world.bases))
-    spent["resets"] = time.perf_counter() - start
-    for _ in range(-(-steps // 30)):
+    resetting, walks = clock() - begun, -(-steps // 30)
+    for _ in range(walks):
         episode = walk(browser, world, rng, sites, world.bases)
         next(episode)
-        start = time.perf_counter()
+        begun = clock()
         for _ in range(30):
             next(episode)
-        spent["steps"] += time.perf_counter() - start
-    return {"steps/s": -(-steps // 30) * 30 / spent["steps"], "resets/s": resets / spent["resets"]}
+        stepping += clock() - begun
+    return {"steps/s": 30 * walks / stepping, "resets/s": resets / resetting}
 
 
 def time_direct(args: Args) -> dict[str, float]:
     world = World()
-    return speeds(Direct(world), world, args.steps, args.resets)
+    return speeds(Direct(world), world, args.steps, args.resets, time.process_time)
 
 
 def time_chromium(args: Args) -> dict[str, float]:
     from dreamgym.envs.webarena_chromium import Browser, Chromium
     world = World()
     with world.serve() as served, Browser() as browser:
-        return speeds(Chromium(Addresses(served.bases), browser), world, args.steps // 50, args.resets // 50)
+        return speeds(Chromium(Addresses(served.bases), browser), world, args.steps // 50, args.resets // 50, time.perf_counter)
+
+
+def time_browsergym(args: Args) -> dict[str, float]:
+    """Random clicks on links through BrowserGym's own environment, without its waiting; screenshots are part of its observation."""
+    import browsergym.core  # noqa: F401 (registers the task)
+    import gymnasium
+    from dreamgym.envs.webarena_chromium import find_chromium
+
+    with tempfile.TemporaryDirectory() as folder, World().serve() as served:
+        wrapper = Path(folder, "chromium-1117", "chrome-linux", "chrome")        # where its Playwright looks; its browsers cannot be named otherwise
+        wrapper.parent.mkdir(parents=True)
+        wrapper.write_text(f'#!/bin/sh\nexec {find_chromium()} --no-sandbox "$@"\n')
+        wrapper.chmod(0o755)
+        os.environ["PLAYWRIGHT_BROWSERS_PATH"] = folder
+        env = gymnasium.make("browsergym/openended", task_kwargs={"start_url": served.bases["shopping"]}, pre_observation_delay=0, slow_mo=0, disable_env_checker=True)
+        rng, steps, resets, spent = random.Random(0), args.steps // 200, args.resets // 200, time.perf_counter()
+        for _ in range(resets):
+            observation, _ = env.reset()
+        resets_s, spent = time.perf_counter() - spent, time.perf_counter()
+        for _ in range(steps):
+            links = [node["browsergym_id"] for node in observation["axtree_object"]["nodes"] if node["role"]["value"] == "link" and node.get("browsergym_id")]
+            observation, *_ = env.step(f"click('{rng.choice(links)}')")
+        spent = time.perf_counter() - spent
+        env.close()
+    return {"steps/s": steps / spent, "resets/s": resets / resets_s}
 
 
 def main() -> None:

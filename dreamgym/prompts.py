@@ -21,6 +21,10 @@ POLICY_SYSTEM = {
     "alfworld": "You act in a home. Each turn shows where you are, what is there and what you hold; answer with exactly one action and nothing else. Actions: go to PLACE, "
                 "open PLACE, close PLACE, take THING from PLACE, move THING to PLACE, clean THING with sinkbasin N, heat THING with microwave N, cool THING with fridge N, "
                 "use desklamp N, examine THING, look, inventory. Things have numbers (mug 1). You hold one thing at a time; closed places must be opened to see what is in them.",
+    "webarena": "You work in a web browser. Each turn shows the page as numbered lines; answer with exactly one action and nothing else. Actions: click [N], type [N] [words] [1] "
+                "(1: then press Enter, 0: not; on a combobox, words is the option), hover [N], press [key], scroll [down], scroll [up], new_tab, tab_focus [N], close_tab, "
+                "goto [address], go_back, go_forward, stop [answer]. Say stop [answer] on the page that shows the answer or that the work is done; stop [done] where no answer is "
+                "asked for, stop [N/A] where the task cannot be done.",
 }
 EXPERIENCE_SYSTEM = {
     "webshop": "You are a web store. Given a shopper's task, what happened so far, similar past transitions, and an action, think about whether the action is possible and "
@@ -32,12 +36,18 @@ EXPERIENCE_SYSTEM = {
                 "A thing is in one place only; a place seen before holds what it held. For the next state you may write 'same page' where nothing happens, and for a line '=' "
                 "(unchanged), '<' (as on the page before), '~' (as on the similar page), '- THING' or '+ THING' (this list without it, or with it at its end). "
                 "The reward is 1 only when the action fulfils the whole task.",
+    "webarena": "You are a set of web sites in a browser. Given a task, what was seen so far, similar past transitions, and an action, think about whether the page has that "
+                "control and what it leads to, then answer in this form and no other:\nthink: REASONING\nnext:\nNEXT PAGE\nreward: 0 or 1 done: yes or no\n"
+                "Write the next page without numbers. A line may be '=' (as on this page), '<' (as on the page before), '~' (as on the similar page); 'same page', 'page before' or "
+                "'similar page' stands for the rest of that page. After stop the next page is 'stopped'. The reward is 1 only when stop fulfils the whole task.",
 }
 VARY_SYSTEM = {
     "webshop": "You write shopping tasks. Given a task, write a different and harder one in the same form: "
                "'find me WORDS with NAME: VALUE, and price lower than N dollars'.",
     "alfworld": "You write household tasks. Given a task, write a different and harder one in the same form: 'put a clean THING in PLACE', 'heat some THING and put it in PLACE', "
                 "'find two THING and put them in PLACE', 'examine the THING with the desklamp'.",
+    "webarena": "You write tasks for someone who works with web sites: a shop, its back office, a forum, a code host and a map. Given a task, write a different and harder one "
+                "in the same form, about things that these sites have.",
 }
 
 SAME, DITTO = "same page", "="

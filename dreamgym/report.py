@@ -117,7 +117,10 @@ def probes_passed(report: dict) -> list[str]:
 
 def policy_report(episodes: list[Episode], rules: ModuleType) -> dict:
     """Success (also by groups of tasks), score, stop reasons, lengths, pages that contradict earlier ones; for dreamt episodes
-    the reward's confusion with the rule check that RL never sees."""
+    the reward's confusion with the rule check that RL never sees. Episodes that nobody could judge ("not_judged", WebArena without a judge) count only in
+    the stop reasons."""
+    stops = Counter(e.stop for e in episodes)
+    episodes = [e for e in episodes if e.stop != "not_judged"]
     n, wins = len(episodes), sum(e.success for e in episodes)
     low, high = interval(wins, n)
     confusion: Counter = Counter()
@@ -127,7 +130,6 @@ def policy_report(episodes: list[Episode], rules: ModuleType) -> dict:
             truth = rules.rule_success(episode.task.text, step.state, step.action, step.next_state)
             if truth is not None and (step.next_state != step.state or broken):      # an action that was refused is not judged
                 confusion[("T" if bool(step.reward) == truth else "F") + ("P" if step.reward else "N")] += 1
-    stops = Counter(e.stop for e in episodes)
     invalid = sum(not s.valid for e in episodes for s in e.steps)
     transitions = sum(len(e.steps) for e in episodes)
     pages = [rules.contradictions([(s.state, s.action, s.next_state) for s in e.steps]) for e in episodes]

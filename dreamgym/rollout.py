@@ -86,13 +86,14 @@ def _record(run: _Running, action: str, result: StepResult, max_steps: int, no_r
 
 def rollout(policy: Policy, world, tasks: list[Task], max_steps: int, temperature: float, name: str, world_name: str,
             on_turn: Callable[[int], None] = lambda finished: None) -> list[Episode]:
-    """One episode for each task (repeat a task for a GRPO group), in the order of `tasks`. At most `policy.slots` run at once; a finished one makes
-    room for the next. `on_turn(newly finished)` feeds a progress bar. Episode ids are `name-index`."""
+    """One episode for each task (repeat a task for a GRPO group), in the order of `tasks`. At most `policy.slots` run at once, or as many as the world has room
+    for (`slots`, WebArena in a real browser); a finished one makes room for the next. `on_turn(newly finished)` feeds a progress bar. Episode ids are `name-index`."""
     waiting: Iterator[tuple[int, Task]] = iter(enumerate(tasks))
     finished: dict[int, Episode] = {}
     running: dict[int, _Running] = {}
+    slots = min(policy.slots, getattr(world, "slots", policy.slots))
     while len(finished) < len(tasks):
-        fresh = [pair for _, pair in zip(range(policy.slots - len(running)), waiting)]
+        fresh = [pair for _, pair in zip(range(slots - len(running)), waiting)]
         for (index, task), session in zip(fresh, world.start([task for _, task in fresh])):
             episode = Episode(f"{name}-{index}", task, world=world_name, source="policy", streams=[Stream()])
             session.id = episode.id

@@ -13,6 +13,7 @@ Sessions are values: episodes may start and end at any time, so a rollout keeps 
 """
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from importlib import import_module
 from types import ModuleType
@@ -48,20 +49,30 @@ def record(episode: Episode, state: str, action: str, result: StepResult, reason
         episode.stop = "step_limit"
 
 
-ENVIRONMENTS = ("webshop", "alfworld")
+ENVIRONMENTS = ("webshop", "alfworld", "webarena")
 
 
-def make_env(name: str, data_dir: str = "", cache: str = "", env_seed: int = 7, human_goals: bool = False, admissible: bool = False, workers: int = 1):
+def make_env(name: str, data_dir: str = "", cache: str = "", env_seed: int = 7, human_goals: bool = False, admissible: bool = False, workers: int = 1,
+             backend: str = "direct"):
     """A real environment by name: `data_dir` official data (default: the environment's variable), `cache` where data is generated otherwise, from
-    `env_seed`; `human_goals` is WebShop's, `admissible` (commands in the state) and
-    `workers` (processes that play) ALFWorld's. Raises ValueError for an unknown name; the environment itself
-    explains missing data or packages."""
+    `env_seed`; `human_goals` is WebShop's, `admissible` (commands in the state) ALFWorld's, `backend` (direct | chromium) WebArena's, `workers` (processes that
+    play) for the latter two. Raises ValueError for an unknown name; the environment itself explains missing data or packages."""
+    make_rules(name)
     if name == "webshop":
         from dreamgym.envs.webshop_env import WebShop
         return WebShop(data_dir, cache or "out/shop", env_seed, human_goals)
-    make_rules(name)
-    from dreamgym.envs.alfworld_env import ALFWorld
-    return ALFWorld(data_dir, cache or "out/games", env_seed, admissible, workers)
+    if name == "alfworld":
+        from dreamgym.envs.alfworld_env import ALFWorld
+        return ALFWorld(data_dir, cache or "out/games", env_seed, admissible, workers)
+    from dreamgym.envs.webarena_env import LiveWebArena, WebArena
+    data_dir = data_dir or os.environ.get("WEBARENA_DATA", "")
+    return LiveWebArena(data_dir) if data_dir else WebArena(env_seed, backend, workers)
+
+
+def env_of(collected: dict, workers: int = 1, **changes):
+    """The environment in which data was collected (`settings` of its meta.json), with other arguments of `make_env` where `changes` names them."""
+    kept = {name: collected[name] for name in ("data_dir", "env_seed", "human_goals", "admissible")}
+    return make_env(collected["env"], **{**kept, "workers": workers, **changes})
 
 
 def make_rules(name: str) -> ModuleType:

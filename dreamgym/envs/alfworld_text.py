@@ -45,6 +45,8 @@ _ACTIONS = [re.compile(pattern) for pattern in (
     rf"(?P<verb>move) (?P<thing>{_NAME}) to (?P<place>{_NAME})", rf"(?P<verb>clean|heat|cool) (?P<thing>{_NAME}) with (?P<place>{_NAME})",
     rf"(?P<verb>slice) (?P<thing>{_NAME}) with (?P<place>{_NAME})", rf"(?P<verb>use) (?P<thing>{_NAME})", rf"(?P<verb>examine) (?P<place>{_NAME})",
     r"(?P<verb>look|inventory)")]
+_NUMBERED_NAME = re.compile(rf"\b{_NAME}\b")
+_ROOM_LINE = re.compile(rf"^(room: )({_NAME}(?:, {_NAME})*)$", re.MULTILINE)
 _THING_WORD = re.compile(rf"\b(?P<kind>{'|'.join(THINGS)})\b(?: (?P<number>\d+)\b)?")
 TREATED = {"clean": ("sinkbasin", "clean"), "heat": ("microwave", "hot"), "cool": ("fridge", "cool")}      # command -> where, and what the thing is then
 MADE = tuple(result for _, result in TREATED.values())
@@ -334,20 +336,31 @@ def contradictions(steps: list[tuple[str, str, str]]) -> tuple[int, int]:
     return checked, broken
 
 
-def renaming(rng, action: str, taken: bool) -> Callable[[str], str] | None:
+def renaming(rng, action: str, taken: bool, start: str = "") -> Callable[[str], str] | None:
     """Other names for things, the same in every text of one training row, for half of the rows: what follows from a page does not depend on them, and a small
-    model that sees few homes would learn their contents by heart instead of copying. Kinds stay where they decide (heating, cleaning, cooling, a refusal)."""
+    model that sees few homes would learn their contents by heart instead of copying. Kinds stay where they decide (heating, cleaning, cooling, a refusal).
+    With `start`, the first state of a home, its places change numbers among their kind, too: else a policy learns which drawer holds what in which home."""
     if rng.random() < 0.5:
         return None
     command = read_action(action)
     plain = not taken or (command is not None and command.verb in TREATED)
     kinds = dict(zip(THINGS, THINGS if plain else map(str, rng.permutation(THINGS))))
     numbers = {kind: dict(zip("123", map(str, rng.permutation(3) + 1))) for kind in THINGS}
+    room = view.room if (view := read_view(start)) else []
+    of_kind = {kind: [place for place in room if kind_of(place) == kind] for kind in map(kind_of, room)}
+    places = {old: new for same in of_kind.values() for old, new in zip(same, map(str, rng.permutation(same)))}
 
     def renamed(match: re.Match) -> str:
         kind, number = match["kind"], match["number"]
         return kinds[kind] + (f" {numbers[kind].get(number, number)}" if number else "")
-    return lambda text: _THING_WORD.sub(renamed, text)
+
+    def change(text: str) -> str:
+        text = _THING_WORD.sub(renamed, text)
+        if places:
+            text = _NUMBERED_NAME.sub(lambda match: places.get(match[0], match[0]), text)
+            text = _ROOM_LINE.sub(lambda match: match[1] + ", ".join(by_name(match[2].split(", "))), text)
+        return text
+    return change
 
 
 # ---- reading tasks -----------------------------------------------------------------------------------------------------------------------------

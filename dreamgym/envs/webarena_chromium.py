@@ -65,7 +65,7 @@ class Browser:
         except ImportError as error:
             raise ValueError("a real browser needs Playwright: pip install -r requirements-webarena.txt") from error
         rules = "MAP * ~NOTFOUND" + "".join(f" , EXCLUDE {host}" for host in sorted({"127.0.0.1", *hosts}))
-        flags = [f"--host-resolver-rules={rules}"] + ["--no-sandbox"] * (os.geteuid() == 0)       # Chromium's sandbox refuses root
+        flags = [f"--host-resolver-rules={rules}", "--disable-gpu"] + ["--no-sandbox"] * (os.geteuid() == 0)       # Chromium's sandbox refuses root
         Browser.driver = Browser.driver or sync_playwright().start()
         try:
             self.chromium = Browser.driver.chromium.launch(executable_path=self.executable, args=flags)

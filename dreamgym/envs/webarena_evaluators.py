@@ -73,23 +73,28 @@ class WebTask:
 
 def read_tasks(path: Path | str) -> list[WebTask]:
     """The tasks of a JSON file in WebArena's format, in its order. Raises ValueError naming file, task and field."""
+    return [as_task(record) for record in read_records(path)]
+
+
+def read_records(path: Path | str) -> list[dict]:
+    """The same, as they stand in the file; each is checked."""
     try:
         records = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: cannot be read as JSON ({str(error)[:160]}); expected a file like WebArena's test.raw.json") from None
     if not isinstance(records, list) or not records:
         raise ValueError(f"{path}: holds {type(records).__name__ if records != [] else 'no task'}, expected a JSON list of tasks")
-    tasks, seen = [], set()
+    seen = set()
     for i, record in enumerate(records):
         task_id = record.get("task_id") if isinstance(record, dict) else None
         if type(task_id) is not int or task_id in seen:
             raise ValueError(f"{path}: task {i} of the list: field task_id is {task_id!r:.40}, expected an integer that no other task has")
         seen.add(task_id)
         try:
-            tasks.append(as_task(record))
+            as_task(record)
         except ValueError as error:
             raise ValueError(f"{path}: task {task_id}: {error}") from None
-    return tasks
+    return records
 
 
 def _need(record: Mapping, name: str, kind: type | tuple, what: str) -> Any:

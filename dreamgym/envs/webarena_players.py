@@ -13,9 +13,8 @@ import numpy as np
 
 from dreamgym.envs.webarena_actions import parse
 from dreamgym.envs.webarena_evaluators import NOT_ACHIEVABLE
-from dreamgym.envs.webarena_page import FIELDS, Node, Page, ground_text, quotable, read_screen
-from dreamgym.envs.webarena_tasks import fact, fields, filled, find, is_missing, read_task
-from dreamgym.envs.webarena_templates import TEMPLATES
+from dreamgym.envs.webarena_page import FIELDS, Node, Page, quotable, read_screen
+from dreamgym.envs.webarena_tasks import fact, filled, is_missing, read_task
 
 Act = Callable[[str], str]
 KINDS = ("oracle", "searcher", "imperfect", "random", "prober")
@@ -39,6 +38,7 @@ class Searcher:
         self.begun = 0
         self.back = False                        # the last action was to go back
         self.excused: set[int] = set()           # steps that were done otherwise than planned, and taken for done
+        self.ticked: dict[str, bool] = {}        # what a step made of a checkbox
         self.left_out: set[str] = set()          # windows and list pages on which the wanted element is not
 
     def __call__(self, state: str) -> str:
@@ -79,6 +79,8 @@ class Searcher:
         number = element(page, role, name)
         if not number:
             return ""
+        if role == "checkbox":
+            self.ticked.setdefault(step, not page.lines[number].checked)
         return f"click [{number}]" if verb == "click" else f"type [{number}] [{text}] [{enter or 1}]"
 
     def _unfilled(self, page: Page) -> list[int]:
@@ -97,7 +99,7 @@ class Searcher:
             return None
         node = page.lines[number]
         if match[1] == "click":
-            return node.checked == (f"no {match[2]} '{match[3]}' checked" not in self.wanted.template.shows) if match[2] == "checkbox" else None
+            return node.checked == self.ticked.get(step) if match[2] == "checkbox" else None
         return node.value == quotable(match[4]) if match[5] == "0" or match[2] == "combobox" else None
 
     def look_further(self, page: Page) -> str:

@@ -101,11 +101,11 @@ SHOP = (
              f"SELECT name AS product FROM shop_products WHERE id NOT IN (SELECT product_id FROM shop_wishes WHERE user_id = {_EMMA})",
              (*_OPEN_PRODUCT, "click button 'Add to Wishlist'"), "shopping/wishlist", ("heading 'Wishlist'", "link '{product}'"),
              html=(("shopping/wishlist", "main", "{product}"),)),
-    Template(110, ("shopping",), ("Review {product}: {text}",),
-             f"SELECT name AS product, text FROM shop_products, {_values('text', 'Great value.', 'Nice color.', 'Bad quality.', 'Too small.', 'Fast delivery.')} "
-             f"WHERE id NOT IN (SELECT product_id FROM shop_reviews WHERE user_id = {_EMMA})",
-             (*_OPEN_PRODUCT, "click link 'Write Review'", "type textbox 'Review' [{text}] [0]", "click button 'Submit Review'"), _PRODUCT,
-             ("heading '{product}'", "text 'Your review waits for approval.'"), html=(("shopping/reviews", "main", "{product}"),)),
+    Template(110, ("shopping",), ("Review {product} with {stars} stars.", "Give {stars} stars to {product} in a review."),
+             f"SELECT name AS product, stars FROM shop_products, {_values('stars', 1, 2, 3, 4)} WHERE id NOT IN (SELECT product_id FROM shop_reviews WHERE user_id = {_EMMA})",
+             (*_OPEN_PRODUCT, "click link 'Write Review'", "type combobox 'Stars' [{stars}]", "type textbox 'Review' [My view.] [0]", "click button 'Submit Review'"),
+             "shopping/reviews", ("heading 'My Reviews'", "link '{product}' > text 'stars {stars}, Pending'"),
+             html=(("shopping/reviews", "document.querySelector('a[href=\"/product/{product.slug}\"] + span').outerText", "stars {stars}, Pending"),)),
     Template(111, ("shopping",), ("What is the status of my order {order}?",), f"SELECT id AS 'order', status AS answer FROM shop_orders WHERE user_id = {_EMMA}",
              ("click link 'Account'", "click link 'Orders'", "click link 'Order {order}'"), "shopping/orders/{order}", ("heading 'Order {order}'",), "text 'status {answer}'"),
     Template(112, ("shopping",), ("How much did I pay for order {order}?",), f"SELECT id AS 'order', money(total) AS answer FROM shop_orders WHERE user_id = {_EMMA}",
@@ -116,22 +116,22 @@ SHOP = (
              f"('city', 'Denver'), ('zip', '20304'), ('zip', '98765'), ('street', '5 Lake Street'), ('street', '7 Oak Street'), ('street', '12 Park Road')) "
              f"WHERE value NOT IN (SELECT city FROM shop_addresses WHERE user_id = {_EMMA})",
              ("click link 'Account'", "click link 'Address'", "type textbox '{field.cap}' [{value}] [0]", "click button 'Save Address'"), "shopping/address",
-             ("text 'You saved your address.'", "textbox '{field.cap}' value '{value}'"),
+             ("heading 'Address' > text '*{value}*'",),
              html=(("shopping/address", "document.querySelector('[name=\"{field}\"]').value", "{value}"),)),
     Template(114, ("shopping",), ("Subscribe me to the newsletter.",), "SELECT 1", ("click link 'Newsletter'", "click checkbox 'Subscribed'", "click button 'Save'"),
-             "shopping/newsletter", ("text 'You are subscribed.'",), html=(("shopping/newsletter", "document.querySelector('[name=\"subscribed\"]').checked", "true"),)),
+             "shopping/newsletter", ("text 'subscribed yes'",), html=(("shopping/newsletter", "document.querySelector('[name=\"subscribed\"]').checked", "true"),)),
 )
 
 ADMIN = (
     Template(201, ("shopping_admin",), ("Set the stock of {product} to {number}.",), f"SELECT name AS product, number FROM shop_products, "
              f"{_values('number', 50, 60, 75, 80, 90)}",
              (*_ADMIN_PRODUCT, "type textbox 'Stock' [{number}] [0]", "click button 'Save'"), _ADMIN,
-             ("heading '{product}'", "text 'You saved {product}.'", "textbox 'Stock' value '{number}'"),
+             ("heading '{product}'", "text 'stock {number}'"),
              html=((_ADMIN, "document.querySelector('[name=\"stock\"]').value", "{number}"),)),
     Template(202, ("shopping_admin",), ("Change the price of {product} to {price}.",), f"SELECT name AS product, price FROM (SELECT name FROM shop_products), "
              f"{_values('price', '9.50', '12.99', '20.00', '35.50', '49.95')}",
              (*_ADMIN_PRODUCT, "type textbox 'Price' [{price}] [0]", "click button 'Save'"), _ADMIN,
-             ("heading '{product}'", "text 'You saved {product}.'", "textbox 'Price' value '{price}'"),
+             ("heading '{product}'", "text 'price ${price}'"),
              html=((_ADMIN, "document.querySelector('[name=\"price\"]').value", "{price}"),)),
     Template(203, ("shopping_admin",), ("How many {product} were sold?",),
              "SELECT name AS product, (SELECT ifnull(sum(quantity), 0) FROM shop_order_items JOIN shop_orders ON shop_orders.id = order_id WHERE product_id = p.id "
@@ -140,7 +140,7 @@ ADMIN = (
     Template(204, ("shopping_admin",), ("Set order {order} to {status}.",),
              f"SELECT id AS 'order', new AS status FROM {_NEW_ORDERS}, {_values('new', 'Pending', 'Processing', 'Complete')} WHERE status NOT IN ('Canceled', new)",
              (*_ADMIN_ORDER, "type combobox 'Status' [{status}]", "click button 'Save'"), "shopping_admin/orders/{order}",
-             ("heading 'Order {order}'", "text 'Order {order} is now {status}.'", "combobox 'Status' value '{status}'"),
+             ("heading 'Order {order}'", "text 'status {status}'"),
              html=(("shopping_admin/orders/{order}", "document.querySelector('[name=\"status\"]').value", "{status}"),)),
     Template(205, ("shopping_admin",), ("Cancel order {order}.",), f"SELECT id AS 'order' FROM {_NEW_ORDERS} WHERE status IN ('Pending', 'Processing')",
              (*_ADMIN_ORDER, "click button 'Cancel Order'"), "shopping_admin/orders/{order}", ("heading 'Order {order}'", "text 'status Canceled'"),
@@ -166,7 +166,7 @@ ADMIN = (
              ("click link 'Reports'", "type combobox 'Year' [{year}]", "click button 'Show'"), "shopping_admin/reports?report=Sales&year={year}", (),
              "text '{year}-{month}: orders *, sales {answer}'", reference="-", held_out=True),
     Template(211, ("shopping_admin",), ("Disable {product}.", "Take {product} off the shop."), "SELECT name AS product FROM shop_products",
-             (*_ADMIN_PRODUCT, "click checkbox 'Enabled'", "click button 'Save'"), _ADMIN, ("heading '{product}'", "text 'You saved {product}.'", "no checkbox 'Enabled' checked"),
+             (*_ADMIN_PRODUCT, "click checkbox 'Enabled'", "click button 'Save'"), _ADMIN, ("heading '{product}'", "text 'disabled'"),
              html=((_ADMIN, "document.querySelector('[name=\"enabled\"]').checked", "false"),)),
 )
 
@@ -179,7 +179,7 @@ FORUM = (
              "SELECT name AS forum FROM forum_forums WHERE name NOT IN (SELECT forum FROM forum_subscriptions WHERE user = 'MarvelsGrantMan136')",
              (*_OPEN_FORUM, "click button 'Subscribe'"), "reddit/f/{forum}", ("heading '{forum}'", "button 'Unsubscribe'"), html=(("reddit/account", "document.querySelector('a[href=\"/f/{forum}\"]').outerText", "{forum}"),)),
     Template(304, ("reddit",), ("Upvote the post {post}.", "Give the post {post} an upvote."), "SELECT title AS post, forum, id, score + 1 AS new FROM forum_posts",
-             (*_OPEN_POST, "click button 'Upvote'"), "reddit/f/", ("heading '{post}'", "text 'You upvoted this post.'"), reference=_POST, html=((_POST, "document.querySelector('.badge').outerText", "score {new}"),)),
+             (*_OPEN_POST, "click button 'Upvote'"), "reddit/f/", ("heading '{post}'", "text 'your vote up'"), reference=_POST, html=((_POST, "document.querySelector('.badge').outerText", "score {new}"),)),
     Template(305, ("reddit",), ('Comment "{text}" on the post {post}.',),
              f"SELECT title AS post, forum, id, text FROM forum_posts, {_values('text', 'Well done', 'Tell me more', 'So true', 'No way', 'See you there')}",
              (*_OPEN_POST, "type textbox 'Comment' [{text}] [0]", "click button 'Post comment'"), "reddit/f/", ("heading '{post}'", "text '{text}'"), reference=_POST,

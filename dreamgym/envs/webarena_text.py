@@ -196,7 +196,7 @@ def contradictions(steps: list[tuple[str, str, str]]) -> tuple[int, int]:
     return checked, broken
 
 
-def renaming(rng, action: str, taken: bool) -> None:
+def renaming(rng, action: str, taken: bool, start: str = "") -> None:
     """No other names: what a page says is to be recalled, not only copied."""
     return None
 

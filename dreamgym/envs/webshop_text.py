@@ -229,7 +229,7 @@ def recall(history: list[tuple[str, str]], state: str, action: str, pages: int) 
     return kept[::-1]
 
 
-def renaming(rng, action: str, taken: bool) -> None:
+def renaming(rng, action: str, taken: bool, start: str = "") -> None:
     """No two products may swap their words: what a word means decides the reward."""
 
 

@@ -284,7 +284,7 @@ def write_review(slug: str) -> Response:
         return go(f"/product/{slug}/review", "Stars and a review are needed.")
     g.db.execute("INSERT INTO shop_reviews (product_id, user_id, stars, text, date, status) VALUES (?, ?, ?, ?, ?, 'Pending')",
                  (row["id"], g.user["id"], stars, text, TODAY))
-    return go(f"/product/{slug}", "Your review waits for approval.")
+    return go("/reviews", "Your review waits for approval.")
 
 
 @pages.get("/newsletter")

@@ -1,0 +1,137 @@
+"""Offline data of the own sites: episodes of the rule-based players with the teacher's traces, and real pages on which another sentence's `stop` is judged.
+
+collect.py calls `play` by the shares of MIX, and `relabelled`. Relabelling makes the reward a judgement: the same real page under a sentence that it fulfils, or
+under one that it misses, mostly by a single constraint; without it the reward would follow from the task alone, because only the task that is played is ever won.
+"""
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import MappingProxyType
+
+import numpy as np
+
+from dreamgym.envs import record, webarena_text as text
+from dreamgym.envs.webarena_players import make_player, other_fact
+from dreamgym.envs.webarena_tasks import Wanted, fact, fields, filled, find, kinds_of_checks, read_task
+from dreamgym.envs.webarena_teacher import check_trace, explain
+from dreamgym.envs.webarena_templates import TEMPLATES, Template
+from dreamgym.episode import Episode, Step, Task
+
+MIX = MappingProxyType({"oracle": 0.05, "searcher": 0.15, "imperfect": 0.45, "random": 0.15, "prober": 0.20})      # shares of episodes
+# Of the relabelled steps: fulfilled, or missed by the answer, the page, who or what it is about, what was to be done; by another kind of task about the same
+# thing; or by nearly everything. The last are easy, but without them a row holds so few "no" that a small model says "yes" to every constraint
+SHARES = MappingProxyType({"none": 0.45, "answer": 0.12, "page": 0.05, "entity": 0.12, "done": 0.10, "kind": 0.08, "many": 0.08})
+PER_PAGE = 6                                     # sentences tried on a page
+
+
+def play(env, task: Task, kind: str, rng: np.random.Generator, name: str) -> Episode:
+    """One real episode of a rule-based player (`kind`: one of MIX), each step explained."""
+    session = env.start([task])[0]
+    act = make_player(kind, task.text, rng, session)
+    episode, history = Episode(name, task, source=kind), []
+    while not episode.stop:
+        state, action = session.state, act(session.state)
+        result = env.act([session], [action])[0]
+        reasoning = explain(task.text, history, state, action, result.state, result.reward)
+        record(episode, state, action, result, reasoning, env.max_steps)
+        history.append(state)
+    return episode
+
+
+def explain_recorded(task_text: str, history: list[str], step: Step) -> str:
+    """The trace of a step that somebody else recorded; '' where the rules would have expected another outcome. history: the earlier states of its episode."""
+    if not text.possible(step.state, step.action, step.next_state, step.reward):
+        return ""
+    if text.judged(step.state, step.action):
+        expected = text.rule_success(task_text, step.state, step.action) == (step.reward == 1)
+    else:
+        expected = text.action_type(step.state, step.action) != "refused" or text.unnumbered(step.next_state) == text.unnumbered(step.state)
+    if not expected:
+        return ""
+    trace = explain(task_text, history, step.state, step.action, step.next_state, step.reward)
+    return trace if check_trace(trace, step.state, step.action, step.next_state, step.reward) else ""
+
+
+# ---- relabelling -------------------------------------------------------------------------------------------------------------------------------
+
+def relabelled(env, episodes: list[Episode], count: int, rng: np.random.Generator, prefix: str, forbidden: set[str], seen: set[str]) -> list[Episode]:
+    """At most `count` one-step episodes: a `stop` on a real page of `episodes` that is not in `seen` (which grows by them), under a sentence not in `forbidden`
+    that it fulfils (about 45 %) or misses; info["broken"] = none | answer | page | entity | done | kind | many.
+
+    No (page, sentence) occurs twice, and none as it was played. Fewer than `count` come back where the pages do not offer more."""
+    pages = sorted({step.state for episode in episodes for step in episode.steps} - seen)
+    seen |= set(pages)
+    used = {(step.state, episode.task.text) for episode in episodes for step in episode.steps if text.judged(step.state, step.action)}
+    asked: dict[Template, list[Wanted]] = {}     # the sentences played: where values come from that a page does not show
+    for sentence in sorted({episode.task.text for episode in episodes if text.readable(episode.task.text)} - forbidden):
+        asked.setdefault(read_task(sentence).template, []).append(read_task(sentence))
+    taken = dict.fromkeys(SHARES, 0)
+    results: list[Episode] = []
+    for i in rng.permutation(len(pages)):
+        offered: dict[str, list[tuple[str, str]]] = {}
+        for wanted, action in _wishes(pages[i], asked, rng):
+            sentence = filled(str(rng.choice(wanted.template.intents)), dict(wanted.values))
+            if sentence not in forbidden and (pages[i], sentence) not in used and text.readable(sentence) and read_task(sentence) == wanted:
+                offered.setdefault(_broken(wanted, pages[i], action), []).append((sentence, action))
+        for _ in range(PER_PAGE):
+            if len(results) >= count:
+                return results
+            broken = min(offered, key=lambda kind: (taken[kind] + 1) / SHARES[kind], default="")
+            if not broken or (taken[broken] + 1) / SHARES[broken] > 1.5 * (len(results) + 20):       # no kind may run away
+                break
+            sentence, action = offered[broken].pop(int(rng.integers(len(offered[broken]))))
+            if not offered[broken]:
+                del offered[broken]
+            if (pages[i], sentence) in used:
+                continue
+            used.add((pages[i], sentence))
+            taken[broken] += 1
+            results.append(_relabelled(pages[i], sentence, action, broken, f"{prefix}-{len(results)}"))
+    return results
+
+
+def _relabelled(state: str, sentence: str, action: str, broken: str, name: str) -> Episode:
+    success = bool(text.rule_success(sentence, state, action))
+    assert success == (broken == "none"), (sentence, state, action, broken)
+    reasoning = explain(sentence, [], state, action, text.STOPPED, float(success))
+    only = Step(state, action, text.STOPPED, float(success), True, text.ground(state, action), reasoning, True, {"broken": broken})
+    return Episode(name, Task(name, sentence, "webarena", state), [only], source="relabelled", stop="success" if success else "failure", score=float(success))
+
+
+def _wishes(state: str, asked: dict[Template, list[Wanted]], rng: np.random.Generator) -> Iterator[tuple[Wanted, str]]:
+    """Sentences about a page, with the `stop` to be judged: what the page says put into every template of its site, and the same with one value of another
+    sentence."""
+    site = text.page_kind(state)
+    for template in TEMPLATES:
+        others = asked.get(template)
+        if not others or template.page.split("/")[0] != site:
+            continue
+        other = dict(others[rng.integers(len(others))].values)
+        own = {**other, **_captured(template, state)}
+        changed = str(rng.choice(list(other))) if other else ""
+        for values in (own, {**own, changed: other[changed]} if changed else own, other):
+            wanted = Wanted(template, tuple((name, values[name]) for name in other))
+            right = fact(wanted, state)
+            yield wanted, f"stop [{right or other_fact(wanted, state, rng)}]"
+            if template.answer and right:
+                yield wanted, f"stop [{other_fact(wanted, state, rng)}]"
+
+
+def _captured(template: Template, state: str) -> dict[str, str]:
+    """The values of a template's parameters that a page shows."""
+    names, values = set(fields(template.intents[0])), {}
+    for pattern in (*template.shows, template.answer):
+        found = {} if pattern.startswith("no ") or not pattern else find(pattern, state, tuple(values.items())) or {}
+        values |= {name: value for name, value in found.items() if name in names}
+    return values
+
+
+def _broken(wanted: Wanted, state: str, action: str) -> str:
+    """The kind of constraint that is missed: one of SHARES."""
+    rows = kinds_of_checks(wanted, state, action)
+    missed = {kind for kind, (_, _, met) in rows if not met}
+    if len(missed) < 2:
+        return next(iter(missed), "none")
+    if missed == {"page", "entity"} or missed == {"page", "entity", "answer"}:
+        return "entity"
+    return "kind" if any(met and asked in state and kind in ("entity", "done") for kind, (asked, _, met) in rows) else "many"

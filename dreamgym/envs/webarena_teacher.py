@@ -1,0 +1,138 @@
+"""The rule-based teacher for the own sites: one line of reasoning for a transition, from its pages, and of a `stop` from the task's constraints.
+
+A trace states facts first and the verdict last, because a small model can only conclude from what it has already written: the element is named as the page names
+it, a form's fields are read off before its button is pressed, and a task is checked one constraint after the other against the page. What leads on says where,
+and whether that page was seen in this episode. `check_trace` holds a trace against its outcome.
+"""
+from __future__ import annotations
+
+import re
+
+from dreamgym.envs import webarena_text as text
+from dreamgym.envs.webarena_page import Page
+from dreamgym.envs.webarena_tasks import Wanted, kinds_of_checks, read_task
+
+SAME, SUCCESS, NOT_DONE = "so the same page", "so success", "so not done"
+MOST_FIELDS = 4                                  # of a form, in a trace
+_LEADS = re.compile(r" so (\S+) is (new|known|changed)\b")
+_HOLDS = re.compile(r" so (.+?) holds (.+?)$")
+
+
+def explain(task_text: str, history: list[str], state: str, action: str, next_state: str, reward: float) -> str:
+    """The reasoning for one real transition; history = the earlier states of the episode. '' when a page is not in the abstract form."""
+    before, after = text.read_page(state), text.read_page(next_state)
+    wanted = read_task(task_text) if text.readable(task_text) else None
+    if before is None or (after is None and next_state != text.STOPPED):
+        return ""
+    if text.judged(state, action):
+        facts = [f"{kind} {asked} : {found} {_yes(met)}" for kind, (asked, found, met) in _rows(wanted, state, action)]
+        return " ; ".join(["check", *facts]) + f" {SUCCESS if reward else NOT_DONE}"
+    if after is None:
+        return ""
+    facts = _facts(before, after, state, action)
+    if text.unnumbered(next_state) == text.unnumbered(state):
+        return f"{facts} {SAME}"
+    kind, command = text.action_type(state, action), text.read_action(state, action)
+    if kind in ("fill", "choose") and after.address == before.address:
+        return f"{facts} so {command.node.name} holds {_value(after, command.node) or 'nothing'}"
+    if kind == "tick":
+        return f"{facts} so {'checked' if not command.node.checked else 'not checked'}"
+    told = text.message(next_state)
+    return " ; ".join([f"{facts} so {_leads(history, state, next_state, after)}", *([f"tells {told}"] if told and told != text.message(state) else []), *_shown(wanted, after)])
+
+
+def _rows(wanted: Wanted | None, state: str, action: str) -> list[tuple[str, tuple[str, str, bool]]]:
+    """Constraints with their kinds, where the answer's own words say already what they are."""
+    return [("" if row[0].startswith("answer") else kind, row) for kind, row in kinds_of_checks(wanted, state, action)] if wanted else []
+
+
+# ---- the facts of each action ------------------------------------------------------------------------------------------------------------------
+
+def _facts(before: Page, after: Page, state: str, action: str) -> str:
+    """What the page says of an action before anything comes of it."""
+    command, kind = text.read_action(state, action), text.action_type(state, action)
+    node = command.node
+    named = f"{node.role} {node.name}".strip() if node else ""
+    if not command.known:
+        return "not an action"
+    if command.kind in ("click", "hover", "type") and node is None:
+        return "not on this page"
+    if kind == "refused":
+        return _refusal(command, named, before)
+    if kind == "button":
+        return f"{named} with {fields}" if (fields := _form(before, node)) else named
+    if kind == "choose":
+        return f"{node.name} has {command.text} yes"
+    if kind == "search":
+        return f"{node.name} for {command.text}"
+    if kind in ("link", "tick", "hover", "fill"):
+        return named
+    return {"back": command.kind.replace("go_", ""), "scroll": f"window {after.window + 1} of {after.windows}", "tab": f"tab {after.title}",
+            "goto": f"address {command.text}", "press": f"key {command.text}"}[kind]
+
+
+def _refusal(command: text.Command, named: str, before: Page) -> str:
+    if command.kind == "type" and command.node.options:
+        return f"{command.node.name} has {command.text} no"
+    if command.kind == "scroll":
+        return f"window {before.window + 1} of {before.windows}"
+    if command.kind in ("tab_focus", "close_tab"):
+        return f"tabs {max(1, len(before.tabs))}"
+    return f"{named} takes no {'text' if command.kind == 'type' else 'click'}"
+
+
+def _form(page: Page, button) -> str:
+    """What the fields just above a button hold."""
+    nodes = list(page.lines.values())
+    at = next((i for i, node in enumerate(nodes) if node is button), 0)
+    fields = []
+    while at and (nodes[at - 1].role in text.TYPED or nodes[at - 1].checked is not None) and len(fields) < MOST_FIELDS:
+        at -= 1
+        value = nodes[at].value if nodes[at].checked is None else _yes(nodes[at].checked)
+        fields.insert(0, f"{nodes[at].name} {value or 'empty'}")
+    return ", ".join(fields)
+
+
+def _value(page: Page, node) -> str:
+    return next((other.value for other in page.lines.values() if (other.role, other.name) == (node.role, node.name)), "")
+
+
+def _leads(history: list[str], state: str, next_state: str, after: Page) -> str:
+    pages = [text.unnumbered(page) for page in [*history, state]]
+    if text.unnumbered(next_state) in pages:
+        return f"{after.address} is known"
+    seen = any(page.address == after.address and page.window == after.window for old in [*history, state] if (page := text.read_page(old)))
+    return f"{after.address} is {'changed' if seen else 'new'}"
+
+
+def _shown(wanted: Wanted | None, after: Page) -> list[str]:
+    """Whether a page shows what the task names; said before the page is written."""
+    if wanted is None or not wanted.values:
+        return []
+    names = [node.name for node in after.lines.values()]
+    return [f"{value} {_yes(any(value in name for name in names))}" for _, value in wanted.values[:2]]
+
+
+def _yes(met: bool) -> str:
+    return "yes" if met else "no"
+
+
+# ---- a trace against its outcome ---------------------------------------------------------------------------------------------------------------
+
+def check_trace(trace: str, state: str, action: str, next_state: str, reward: float) -> bool:
+    """Whether the verdict words of a trace agree with what happened."""
+    before, after = text.read_page(state), text.read_page(next_state)
+    if not trace or before is None:
+        return False
+    if text.judged(state, action):
+        return next_state == text.STOPPED and trace.startswith("check") and trace.endswith(SUCCESS if reward else NOT_DONE) and (" no ;" in f"{trace} ;" or True)
+    if after is None or SUCCESS in trace or NOT_DONE in trace or reward:
+        return False
+    same = text.unnumbered(next_state) == text.unnumbered(state)
+    if trace.endswith(SAME) != same:
+        return False
+    leads, holds = _LEADS.search(trace), _HOLDS.search(trace)
+    agree = [not leads or leads[1] == after.address, not holds or any(node.name == holds[1] and (node.value or "nothing") == holds[2] for node in after.lines.values())]
+    for value, said in re.findall(r" ; ([^;]+?) (yes|no)(?= ;|$)", trace):
+        agree.append((said == "yes") == any(value in node.name for node in after.lines.values()))
+    return same or (all(agree) and bool(leads or holds or trace.endswith("checked")))
