@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import MappingProxyType
+from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 
 from dreamgym.envs import record, webarena_text as text
 from dreamgym.envs.webarena_players import make_player, other_fact
-from dreamgym.envs.webarena_tasks import Wanted, fact, fields, filled, find, kinds_of_checks, read_task
+from dreamgym.envs.webarena_sites import World
+from dreamgym.envs.webarena_tasks import Wanted, address, drawn, fact, fields, filled, find, kinds_of_checks, read_task
 from dreamgym.envs.webarena_teacher import check_trace, explain
 from dreamgym.envs.webarena_templates import TEMPLATES, Template
 from dreamgym.episode import Episode, Step, Task
@@ -65,20 +67,22 @@ def relabelled(env, episodes: list[Episode], count: int, rng: np.random.Generato
     asked: dict[Template, list[Wanted]] = {}     # the sentences played: where values come from that a page does not show
     for sentence in sorted({episode.task.text for episode in episodes if text.readable(episode.task.text)} - forbidden):
         asked.setdefault(read_task(sentence).template, []).append(read_task(sentence))
+    world = World(env.seed)
+    askable = {template: {tuple(row[name] for name in fields(template.intents[0])) for row in drawn(template, world)} for template in TEMPLATES}
     taken = dict.fromkeys(SHARES, 0)
     results: list[Episode] = []
     for i in rng.permutation(len(pages)):
         offered: dict[str, list[tuple[str, str]]] = {}
         for wanted, action in _wishes(pages[i], asked, rng):
             sentence = filled(str(rng.choice(wanted.template.intents)), dict(wanted.values))
-            if sentence not in forbidden and (pages[i], sentence) not in used and text.readable(sentence) and read_task(sentence) == wanted:
+            if tuple(value for _, value in wanted.values) in askable[wanted.template] and sentence not in forbidden and (pages[i], sentence) not in used:
                 offered.setdefault(_broken(wanted, pages[i], action), []).append((sentence, action))
         for _ in range(PER_PAGE):
             if len(results) >= count:
                 return results
-            broken = min(offered, key=lambda kind: (taken[kind] + 1) / SHARES[kind], default="")
-            if not broken or (taken[broken] + 1) / SHARES[broken] > 1.5 * (len(results) + 20):       # no kind may run away
-                break
+            broken = min(offered, key=lambda kind: (taken[kind] + 1) / SHARES[kind], default="none")
+            if broken not in offered or (broken != "none" and taken[broken] / SHARES[broken] > taken["none"] / SHARES["none"] + 10):
+                break                            # pages that fulfil something are the rarest: the others wait for them
             sentence, action = offered[broken].pop(int(rng.integers(len(offered[broken]))))
             if not offered[broken]:
                 del offered[broken]
@@ -123,6 +127,9 @@ def _captured(template: Template, state: str) -> dict[str, str]:
     for pattern in (*template.shows, template.answer):
         found = {} if pattern.startswith("no ") or not pattern else find(pattern, state, tuple(values.items())) or {}
         values |= {name: value for name, value in found.items() if name in names}
+    if template.missing and find(template.missing[1], state) is not None:        # what was searched for is in the address only
+        key = template.missing[0].split("?")[1].split("=")[0]
+        values[fields(template.missing[0])[0]] = parse_qs(urlsplit(address(state)).query).get(key, [""])[0]
     return values
 
 

@@ -200,7 +200,9 @@ def other_fact(wanted, state: str, rng: np.random.Generator) -> str:
     if not wanted.template.answer:
         return "done"
     right = fact(wanted, state)
-    names = [node.name for node in read_screen(state).lines.values() if node.role in ("text", "link") and node.name != right]
+    nodes = list(read_screen(state).lines.values())
+    content = next((i for i, node in enumerate(nodes) if node.role == "heading"), 0)
+    names = [node.name for node in nodes[content:] if node.role in ("text", "link") and node.name != right]
     if not names:
         return NOT_ACHIEVABLE
     name = names[rng.integers(len(names))]

@@ -149,7 +149,9 @@ def _on(place: str, wanted: Wanted, state: str) -> bool:
 
 
 def _kind(pattern: str) -> str:
-    return "entity" if pattern.startswith("heading") else "done"
+    if "heading" not in pattern:
+        return "done"
+    return "entity" if ENTITIES & set(fields(pattern)) else "done" if fields(pattern) else "page"
 
 
 def _line_row(pattern: str, values: tuple[tuple[str, str], ...], state: str) -> tuple[str, str, bool]:

@@ -13,6 +13,8 @@ from dreamgym.envs.webarena_page import Page
 from dreamgym.envs.webarena_tasks import Wanted, kinds_of_checks, read_task
 
 SAME, SUCCESS, NOT_DONE = "so the same page", "so success", "so not done"
+ELSEWHERE = "elsewhere"                          # of a constraint that the page does not show
+NOWHERE = "nothing"                              # the address of an empty tab
 MOST_FIELDS = 4                                  # of a form, in a trace
 _LEADS = re.compile(r" so (\S+) is (new|known|changed)\b")
 _HOLDS = re.compile(r" so (.+?) holds (.+?)$")
@@ -25,8 +27,7 @@ def explain(task_text: str, history: list[str], state: str, action: str, next_st
     if before is None or (after is None and next_state != text.STOPPED):
         return ""
     if text.judged(state, action):
-        facts = [f"{kind} {asked} : {found} {_yes(met)}" for kind, (asked, found, met) in _rows(wanted, state, action)]
-        return " ; ".join(["check", *facts]) + f" {SUCCESS if reward else NOT_DONE}"
+        return f"check {' ; '.join(_verdicts(wanted, state, action, bool(reward)))}".rstrip() + f" {SUCCESS if reward else NOT_DONE}"
     if after is None:
         return ""
     facts = _facts(before, after, state, action)
@@ -41,9 +42,11 @@ def explain(task_text: str, history: list[str], state: str, action: str, next_st
     return " ; ".join([f"{facts} so {_leads(history, state, next_state, after)}", *([f"tells {told}"] if told and told != text.message(state) else []), *_shown(wanted, after)])
 
 
-def _rows(wanted: Wanted | None, state: str, action: str) -> list[tuple[str, tuple[str, str, bool]]]:
-    """Constraints with their kinds, where the answer's own words say already what they are."""
-    return [("" if row[0].startswith("answer") else kind, row) for kind, row in kinds_of_checks(wanted, state, action)] if wanted else []
+def _verdicts(wanted: Wanted | None, state: str, action: str, success: bool) -> list[str]:
+    """The task's constraints, each with what the page shows; where the evaluators knew more than the page, that too."""
+    rows = kinds_of_checks(wanted, state, action) if wanted else []
+    facts = [f"{'' if kind == 'answer' else f'{kind} '}{asked} : {found} {_yes(met)}" for kind, (asked, found, met) in rows]
+    return facts if not rows or success == all(met for _, (_, _, met) in rows) else [*facts, f"{ELSEWHERE} {_yes(success)}"]
 
 
 # ---- the facts of each action ------------------------------------------------------------------------------------------------------------------
@@ -100,17 +103,15 @@ def _value(page: Page, node) -> str:
 def _leads(history: list[str], state: str, next_state: str, after: Page) -> str:
     pages = [text.unnumbered(page) for page in [*history, state]]
     if text.unnumbered(next_state) in pages:
-        return f"{after.address} is known"
+        return f"{after.address or NOWHERE} is known"
     seen = any(page.address == after.address and page.window == after.window for old in [*history, state] if (page := text.read_page(old)))
-    return f"{after.address} is {'changed' if seen else 'new'}"
+    return f"{after.address or NOWHERE} is {'changed' if seen else 'new'}"
 
 
 def _shown(wanted: Wanted | None, after: Page) -> list[str]:
-    """Whether a page shows what the task names; said before the page is written."""
-    if wanted is None or not wanted.values:
-        return []
-    names = [node.name for node in after.lines.values()]
-    return [f"{value} {_yes(any(value in name for name in names))}" for _, value in wanted.values[:2]]
+    """Whether a page shows what the task names first; said before the page is written."""
+    values = [value for _, value in wanted.values if len(value) > 2] if wanted else []
+    return [f"{value} {_yes(any(value in node.name for node in after.lines.values()))}" for value in values[:1]]
 
 
 def _yes(met: bool) -> str:
@@ -125,14 +126,16 @@ def check_trace(trace: str, state: str, action: str, next_state: str, reward: fl
     if not trace or before is None:
         return False
     if text.judged(state, action):
-        return next_state == text.STOPPED and trace.startswith("check") and trace.endswith(SUCCESS if reward else NOT_DONE) and (" no ;" in f"{trace} ;" or True)
+        facts, _, verdict = trace.rpartition(" so ")
+        said = f"{ELSEWHERE} yes" in facts or (" no ;" not in f"{facts} ;" and facts != "check")
+        return next_state == text.STOPPED and f"so {verdict}" == (SUCCESS if reward else NOT_DONE) and (facts == "check" or said == bool(reward))
     if after is None or SUCCESS in trace or NOT_DONE in trace or reward:
         return False
     same = text.unnumbered(next_state) == text.unnumbered(state)
     if trace.endswith(SAME) != same:
         return False
     leads, holds = _LEADS.search(trace), _HOLDS.search(trace)
-    agree = [not leads or leads[1] == after.address, not holds or any(node.name == holds[1] and (node.value or "nothing") == holds[2] for node in after.lines.values())]
+    agree = [not leads or leads[1] == (after.address or NOWHERE), not holds or any(node.name == holds[1] and (node.value or "nothing") == holds[2] for node in after.lines.values())]
     for value, said in re.findall(r" ; ([^;]+?) (yes|no)(?= ;|$)", trace):
         agree.append((said == "yes") == any(value in node.name for node in after.lines.values()))
     return same or (all(agree) and bool(leads or holds or trace.endswith("checked")))

@@ -234,7 +234,7 @@ CODE = (
              f"SELECT path AS project, name AS person, role FROM {_OWN} p, users u, {_values('role', 'Guest', 'Reporter', 'Developer', 'Maintainer')} "
              "WHERE site = 'gitlab' AND name NOT IN (SELECT user FROM code_members WHERE project = p.id)",
              ("click link 'Members'", "type textbox 'Username' [{person}] [0]", "type combobox 'Role' [{role}]", "click button 'Invite'"), "gitlab/{project}/members",
-             ("link '{project}'", "link '{person}' > text '{role}'"), html=(("gitlab/{project}/members", "document.querySelector('.row a[href=\"/{person}\"] + span').outerText", "{role}"),), start="gitlab/{project}"),
+             ("link '{person}' > text '{role}'",), html=(("gitlab/{project}/members", "document.querySelector('.row a[href=\"/{person}\"] + span').outerText", "{role}"),), start="gitlab/{project}"),
     Template(408, ("gitlab",), ("Who made the most commits in {project}?", "Who is the top contributor of {project}?"),
              "SELECT path AS project, (SELECT author FROM code_commits WHERE project = p.id GROUP BY author ORDER BY count(*) DESC LIMIT 1) AS answer FROM code_projects p",
              (*_OPEN_PROJECT, "click link 'Contributors'"), "gitlab/{project}/contributors", ("link '{project}' > heading 'Contributors'",), "heading 'Contributors' > link '{answer}'"),
@@ -248,7 +248,7 @@ CODE = (
     Template(411, ("gitlab",), ("Show the {state} issues of {project} with the label {label}.",),
              f"SELECT path AS project, state, label FROM code_projects, {_values('state', 'open', 'closed')}, {_values('label', 'bug', 'feature', 'docs', 'question')}",
              ("click link 'Issues'", "type combobox 'State' [{state}]", "type combobox 'Label' [{label}]", "click button 'Filter'"),
-             "gitlab/{project}/issues?state={state}&label={label}", ("link '{project}'",), start="gitlab/{project}"),
+             "gitlab/{project}/issues?state={state}&label={label}", start="gitlab/{project}"),
 )
 
 MAP = (
