@@ -66,6 +66,7 @@ class Args:
     clip_high: float = 0.2             # and above
     entropy_coef: float = 0.001        # entropy bonus
     invalid_penalty: float = 0.1       # taken from the advantage of a refused action
+    loss_mean: Literal["token", "episode"] = "token"     # what weighs the same in the policy loss (GRPO as published: episode; DAPO: token)
     normalize_std: bool = True         # GRPO: divide by the group's standard deviation (no: Dr. GRPO)
     lam_generated: float = 0.25        # lambda: largest share of generated tasks per iteration (0: no task generation; ours)
     curriculum: bool = True            # pick tasks by reward variance (Eq. 7), not uniformly
@@ -244,6 +245,12 @@ def make_batch(args: Args, policy: Policy, head, episodes: list[Episode], groups
                 advantage.append(torch.tensor(per_token))
                 returns.append(torch.tensor(per_return))
                 first.append(torch.tensor(at_first))
+    if args.loss_mean == "episode":              # each episode weighs the same: one that fails is several times as long as one that succeeds
+        tokens = defaultdict(int)
+        for (episode, _), row in zip(streams, rows):
+            tokens[episode.id] += sum(row.mask)
+        mean = sum(tokens.values()) / max(1, len(tokens))
+        advantage = [a * mean / tokens[episode.id] for (episode, _), a in zip(streams, advantage)]
     if args.algo == "ppo":                       # PPO whitens the advantages of the whole batch
         every = torch.tensor(ranks.gather(flat(advantage, "cpu").tolist()))
         advantage = [(a - every.mean()) / (every.std() + 1e-6) for a in advantage]

@@ -15,10 +15,10 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 SPECIALS = ["<pad>", "<unk>", "<ask>", "<end>"]
-GLUED = "[],:'?"  # always tokens of their own, so that `click[red]`, `color: red,`, `link 'red'` and `is it red?` use the same token for red
-# One "▁" is put after a line start, "[" and an opening quote, and taken away again there: a word has one token wherever it stands. Both ways are
-# unconditional on what follows (but a line end), so together they change no text.
-OPENED = r"(?<=\A|\n|\[|▁')"
+GLUED = "[],:'?=&+"  # always tokens of their own, so that `click[red]`, `color: red,`, `link 'red'`, `is it red?` and `q=red+hat` use the same token for red
+# One "▁" is put after a line start, "[", an opening quote and inside the query of an address, and taken away again there: a word has one token wherever it
+# stands. Both ways are unconditional on what follows (but a line end), so together they change no text.
+OPENED = r"(?<=\A|\n|\[|▁'|=|&|[^▁\n]\+)"
 CHAT_TEMPLATE = (
     "{% for message in messages %}{% if message.role == 'system' %}{{ message.content + '\n' }}"
     "{% elif message.role == 'user' %}{{ message.content + '<ask>' }}{% else %}{{ message.content + '<end>' }}{% endif %}{% endfor %}"
@@ -35,7 +35,7 @@ def build_tokenizer(texts: Iterable[str], max_words: int = 4000, numbered: bool 
     """
     normalizer = normalizers.Sequence([normalizers.Replace(" ", "▁"), normalizers.Replace(Regex(OPENED + r"(?=[^\n])"), "▁")])
     names = r"▁[a-z]+▁\d{1,2}(?![^▁\n\[\],:;])|" if numbered else ""
-    pieces = pre_tokenizers.Split(Regex(names + r"▁\[▁\d+\]|\n|▁?[\[\],:'?]|▁?[^▁\n\[\],:'?]+|▁"), "isolated")  # a line's number, " [3]", is one token
+    pieces = pre_tokenizers.Split(Regex(names + r"▁\[▁\d+\]|\n|▁?[\[\],:'?=&+]|▁?[^▁\n\[\],:'?=&+]+|▁"), "isolated")  # a line's number, " [3]", is one token
     counts = Counter()
     for text in texts:
         counts.update(piece for piece, _ in pieces.pre_tokenize_str(normalizer.normalize_str(text)) if piece[0] == "▁" and piece.isprintable())

@@ -150,7 +150,7 @@ SCRIPTS = {
     "tabs": ["click [<tab>]", "click [<form>]", "type [<Name>] [kept] [0]", "new_tab", "go_back", "click [1]", "press [Enter]", "tab_focus [1]", "goto [shopping/other?a=b c'd]",
              "close_tab", "tab_focus [0]", "close_tab", "goto [shopping/other]", "close_tab"],
 }
-NOTES = ["no element 99", "no element 98", "no element 97", "cannot type into link 'other'", "'Fixed' cannot be changed", "'Off' cannot be changed",
+NOTES = ["no element [99]", "no element [98]", "no element [97]", "cannot type into link 'other'", "'Fixed' cannot be changed", "'Off' cannot be changed",
          "no option 'Green', options: Red | Blue", "type the name of an option to choose it",
          "http://example.com/ is outside these sites", "no address 'http://example.com/': expected one of shopping, then a path",
          "no address 'nowhere/x': expected one of shopping, then a path", "no page to go back to", "no page to go forward to", "no tab 3", "the last tab stays open", "", ""]

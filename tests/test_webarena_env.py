@@ -44,7 +44,7 @@ def test_what_comes_to_nothing_is_a_note_and_invalid(env):
     """Stops an unknown element, or words that are no action, from raising, from changing the page, or from counting as valid."""
     session, (unknown, words, moved) = play(env, env.tasks("train")[0], ["click [444]", "I would like to shop", "click [1]"])
     first = env.tasks("train")[0].start
-    assert unknown.state == first + "\nnote: no element 444" and not unknown.info["valid"] and not unknown.done
+    assert unknown.state == first + "\nnote: no element [444]" and not unknown.info["valid"] and not unknown.done
     assert words.state.startswith(first + "\nnote: no action") and not words.info["valid"]
     assert moved.info["valid"] and "note:" not in moved.state and moved.info["grounded"].startswith("click ")
 

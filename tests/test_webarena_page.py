@@ -20,7 +20,7 @@ def text(name):
 def test_the_documented_form():
     nodes = [Node("link", "Home"), Node("searchbox", "Search", "blue"), Node("combobox", "Sort by", "Price", options=("Name", "Price")),
              Node("checkbox", "Featured", checked=True), Node("radio", "Red", checked=False), Node("heading", "Blue Speaker"), text("$19.99")]
-    screen = abstract("One Stop Mini", "shopping/cart?p=2", nodes, tabs=["Home", "Cart"], tab=1, error="no element 44")
+    screen = abstract("One Stop Mini", "shopping/cart?p=2", nodes, tabs=["Home", "Cart"], tab=1, error="no element [44]")
     assert screen.text == """tabs: Home | *Cart
 page: One Stop Mini
 url: shopping/cart?p=2
@@ -31,9 +31,9 @@ url: shopping/cart?p=2
 [5] radio 'Red'
 [6] heading 'Blue Speaker'
 [7] text '$19.99'
-note: no element 44"""
+note: no element [44]"""
     page = read_screen(screen.text)
-    assert (page.title, page.address, page.tabs, page.tab, page.error) == ("One Stop Mini", "shopping/cart?p=2", ("Home", "Cart"), 1, "no element 44")
+    assert (page.title, page.address, page.tabs, page.tab, page.error) == ("One Stop Mini", "shopping/cart?p=2", ("Home", "Cart"), 1, "no element [44]")
     assert page.lines == screen.refs and str(page) == screen.text          # Node equality covers value, checked and options
 
 

@@ -113,7 +113,7 @@ def _wishes(state: str, asked: dict[Template, list[Wanted]], rng: np.random.Gene
         other = dict(others[rng.integers(len(others))].values)
         own = {**other, **_captured(template, state)}
         changed = str(rng.choice(list(other))) if other else ""
-        for values in (own, {**own, changed: other[changed]} if changed else own, other):
+        for values in (own, {**own, changed: other[changed]} if changed and rng.random() < 0.5 else other):
             wanted = Wanted(template, tuple((name, values[name]) for name in other))
             right = fact(wanted, state)
             yield wanted, f"stop [{right or other_fact(wanted, state, rng)}]"
@@ -137,8 +137,15 @@ def _broken(wanted: Wanted, state: str, action: str) -> str:
     """The kind of constraint that is missed: one of SHARES."""
     rows = kinds_of_checks(wanted, state, action)
     missed = {kind for kind, (_, _, met) in rows if not met}
-    if len(missed) < 2:
+    near = _alike(address(state), rows[0][1][0])
+    if len(missed) < 2 and (near or "page" not in missed):
         return next(iter(missed), "none")
-    if missed == {"page", "entity"} or missed == {"page", "entity", "answer"}:
+    if missed == {"page", "entity"} and near:
         return "entity"
     return "kind" if any(met and asked in state and kind in ("entity", "done") for kind, (asked, _, met) in rows) else "many"
+
+
+def _alike(one: str, other: str) -> bool:
+    """Whether two addresses lead to the same kind of page: as long, and mostly the same (a project's name is two parts)."""
+    one, other = one.split("?")[0].rstrip("/").split("/"), other.split("?")[0].rstrip("/").split("/")
+    return len(one) == len(other) and sum(a != b for a, b in zip(one, other)) <= 1 + (one[0] == "gitlab")

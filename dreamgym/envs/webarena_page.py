@@ -11,7 +11,7 @@ form, so that a policy sees one language in all worlds. `read_screen` is the inv
     [3] checkbox 'Featured' checked
     [4] text '$19.99'
     window 1 of 3                                only for a page longer than a window; ids run over the whole page
-    note: no element 44                          only after an action that failed
+    note: no element [44]                          only after an action that failed
 
 Nothing here sees a browser, a task or a model.
 """

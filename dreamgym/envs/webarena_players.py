@@ -13,8 +13,9 @@ import numpy as np
 
 from dreamgym.envs.webarena_actions import parse
 from dreamgym.envs.webarena_evaluators import NOT_ACHIEVABLE
-from dreamgym.envs.webarena_page import FIELDS, Node, Page, quotable, read_screen
+from dreamgym.envs.webarena_page import FIELDS, Node, Page, quotable
 from dreamgym.envs.webarena_tasks import fact, filled, is_missing, read_task
+from dreamgym.envs.webarena_text import read_page
 
 Act = Callable[[str], str]
 KINDS = ("oracle", "searcher", "imperfect", "random", "prober")
@@ -42,7 +43,7 @@ class Searcher:
         self.left_out: set[str] = set()          # windows and list pages on which the wanted element is not
 
     def __call__(self, state: str) -> str:
-        page = read_screen(state)
+        page = read_page(state)
         self.start = self.start or page.address
         self.place = self.place or page.address
         return self.choose(state, page)
@@ -200,7 +201,7 @@ def other_fact(wanted, state: str, rng: np.random.Generator) -> str:
     if not wanted.template.answer:
         return "done"
     right = fact(wanted, state)
-    nodes = list(read_screen(state).lines.values())
+    nodes = list(read_page(state).lines.values())
     content = next((i for i, node in enumerate(nodes) if node.role == "heading"), 0)
     names = [node.name for node in nodes[content:] if node.role in ("text", "link") and node.name != right]
     if not names:
@@ -249,7 +250,7 @@ class Prober(Searcher):
 
 def _explorer(rng: np.random.Generator) -> Act:
     def act(state: str) -> str:
-        page = read_screen(state)
+        page = read_page(state)
         if rng.random() < STOP_EARLY or not page.lines:
             texts = [node.name for node in page.lines.values() if node.role == "text"] or [NOT_ACHIEVABLE]
             return f"stop [{rng.choice(texts)}]"

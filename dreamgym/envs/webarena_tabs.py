@@ -74,7 +74,7 @@ class Tabs:
             case "click" | "type" | "hover":
                 node = self.shown.refs.get(action.element)
                 if node is None or not tab.url:
-                    return f"no element {action.element}"
+                    return f"no element [{action.element}]"
                 if action.kind == "type":
                     return self._type(tab, node, action)
                 if action.kind == "click" and node.options:

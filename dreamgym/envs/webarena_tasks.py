@@ -103,7 +103,7 @@ def find(pattern: str, state: str, values: tuple[tuple[str, str], ...] = ()) -> 
 @lru_cache(maxsize=20_000)
 def read_task(text: str) -> Wanted:
     """The template and the parameters of a sentence; where several fit, the one that says the most itself. Raises ValueError for a sentence of no template."""
-    read = [Wanted(template, tuple(match.groupdict().items())) for template in TEMPLATES for intent in template.intents
+    read = [Wanted(template, tuple((name, match[name]) for name in fields(template.intents[0]))) for template in TEMPLATES for intent in template.intents
             if (match := _regex(intent, (), r"\Z").match(text))]
     if not read:
         raise ValueError(f"task {text[:80]!r}: of none of the {len(TEMPLATES)} templates")
@@ -149,6 +149,8 @@ def _on(place: str, wanted: Wanted, state: str) -> bool:
 
 
 def _kind(pattern: str) -> str:
+    if pattern.startswith("no "):
+        return "page"
     if "heading" not in pattern:
         return "done"
     return "entity" if ENTITIES & set(fields(pattern)) else "done" if fields(pattern) else "page"
@@ -158,7 +160,7 @@ def _line_row(pattern: str, values: tuple[tuple[str, str], ...], state: str) -> 
     """What stands in the place of the parameters is what was found; a pattern without any is named itself."""
     if pattern.startswith("no "):
         there = find(pattern[3:], state, values) is not None
-        return pattern, pattern[3:] if there else "none", not there
+        return f"no {_literal(pattern)}", _literal(pattern) if there else "none", not there
     names = [name for name in fields(pattern) if name in dict(values)]
     words = " ".join(dict(values)[name] for name in names) or _literal(pattern)
     if find(pattern, state, values) is not None:

@@ -39,7 +39,8 @@ def explain(task_text: str, history: list[str], state: str, action: str, next_st
     if kind == "tick":
         return f"{facts} so {'checked' if not command.node.checked else 'not checked'}"
     told = text.message(next_state)
-    return " ; ".join([f"{facts} so {_leads(history, state, next_state, after)}", *([f"tells {told}"] if told and told != text.message(state) else []), *_shown(wanted, after)])
+    tells = [f"tells {told}"] if told and told != text.message(state) else []
+    return " ; ".join([f"{facts} so {_leads(history, state, next_state, after)}", *tells, *_shown(wanted, after)])
 
 
 def _verdicts(wanted: Wanted | None, state: str, action: str, success: bool) -> list[str]:
@@ -135,7 +136,8 @@ def check_trace(trace: str, state: str, action: str, next_state: str, reward: fl
     if trace.endswith(SAME) != same:
         return False
     leads, holds = _LEADS.search(trace), _HOLDS.search(trace)
-    agree = [not leads or leads[1] == (after.address or NOWHERE), not holds or any(node.name == holds[1] and (node.value or "nothing") == holds[2] for node in after.lines.values())]
+    agree = [not leads or leads[1] == (after.address or NOWHERE),
+             not holds or any((node.name, node.value or "nothing") == holds.groups() for node in after.lines.values())]
     for value, said in re.findall(r" ; ([^;]+?) (yes|no)(?= ;|$)", trace):
         agree.append((said == "yes") == any(value in node.name for node in after.lines.values()))
     return same or (all(agree) and bool(leads or holds or trace.endswith("checked")))

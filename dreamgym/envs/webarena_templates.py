@@ -36,11 +36,12 @@ def _values(name: str, *values: object) -> str:
     return f"(SELECT column1 AS {name} FROM (VALUES {', '.join(f'({value!r})' for value in values)}))"
 
 
-def _absent(name: str, table: str, by: str = " ", more: str = "") -> str:
-    """Names in `table`.`name` whose two halves occur, but not together; `more` narrows the rows. As a query of (thing, NULL)."""
-    rows = f"(SELECT {name} AS whole FROM {table} {more})"
-    halves = f"(SELECT DISTINCT substr(whole, 1, instr(whole, '{by}') - 1) AS first FROM {rows}), (SELECT DISTINCT substr(whole, instr(whole, '{by}') + 1) AS last FROM {rows})"
-    return f"SELECT first || '{by}' || last AS thing, NULL AS answer FROM {halves} WHERE thing NOT IN {rows} ORDER BY thing"
+def _absent(name: str, table: str, by: str = " ") -> str:
+    """Names in `table`.`name` whose two halves occur, but not together: a query of (thing, NULL)."""
+    rows = f"(SELECT {name} AS whole FROM {table})"
+    first, last = (f"(SELECT DISTINCT substr(whole, {part}) AS {half} FROM {rows})"
+                   for half, part in (("first", f"1, instr(whole, '{by}') - 1"), ("last", f"instr(whole, '{by}') + 1")))
+    return f"SELECT first || '{by}' || last AS thing, NULL AS answer FROM {first}, {last} WHERE thing NOT IN {rows} ORDER BY thing"
 
 
 _NOUN = "lower(substr(name, instr(name, ' ') + 1))"
@@ -60,6 +61,8 @@ _OPEN_PROJECT = ("type searchbox 'Search' [{project}] [1]", "click link '{projec
 _OPEN_PLACE = ("type searchbox 'Search' [{place}] [1]", "click link '{place}'")
 _PRODUCT, _ADMIN = "shopping/product/{product.slug}", "shopping_admin/products/{product.slug}"
 _POST = "reddit/f/{forum}/{id}"
+_SUBSCRIBED = (("reddit/account", "document.querySelector('a[href=\"/f/{forum}\"]').outerText", "{forum}"),)
+_NOT_SUBSCRIBED = "SELECT name AS forum FROM forum_forums WHERE name NOT IN (SELECT forum FROM forum_subscriptions WHERE user = 'MarvelsGrantMan136')"
 _EMMA = "(SELECT id FROM users WHERE name = 'emma.lopez@gmail.com')"
 _NEW_ORDERS = "(SELECT * FROM shop_orders ORDER BY id DESC LIMIT 24)"
 _OWN = "(SELECT * FROM code_projects WHERE owner = 'byteblaze')"
@@ -72,7 +75,8 @@ SHOP = (
     Template(101, ("shopping",), ("What is the price of {product}?", "How much does {product} cost?"),
              f"SELECT name AS product, money(price) AS answer FROM shop_products UNION ALL SELECT * FROM ({_absent('name', 'shop_products')})",
              _OPEN_PRODUCT, _PRODUCT, ("heading '{product}'",), "text 'price {answer}'", missing=_NO_PRODUCT, reference="-"),
-    Template(102, ("shopping",), ("How many {product} are in stock?", "Tell me the stock of {product}."), "SELECT name AS product, stock AS answer FROM shop_products WHERE stock",
+    Template(102, ("shopping",), ("How many {product} are in stock?", "Tell me the stock of {product}."),
+             "SELECT name AS product, stock AS answer FROM shop_products WHERE stock",
              _OPEN_PRODUCT, _PRODUCT, ("heading '{product}'",), "text 'stock {answer}'"),
     Template(103, ("shopping",), ("Which brand makes {product}?", "What is the brand of {product}?"), "SELECT name AS product, brand AS answer FROM shop_products",
              _OPEN_PRODUCT, _PRODUCT, ("heading '{product}'",), "text 'brand {answer}'", reference="-", held_out=True),
@@ -102,18 +106,20 @@ SHOP = (
              (*_OPEN_PRODUCT, "click button 'Add to Wishlist'"), "shopping/wishlist", ("heading 'Wishlist'", "link '{product}'"),
              html=(("shopping/wishlist", "main", "{product}"),)),
     Template(110, ("shopping",), ("Review {product} with {stars} stars.", "Give {stars} stars to {product} in a review."),
-             f"SELECT name AS product, stars FROM shop_products, {_values('stars', 1, 2, 3, 4)} WHERE id NOT IN (SELECT product_id FROM shop_reviews WHERE user_id = {_EMMA})",
+             f"SELECT name AS product, stars FROM shop_products, {_values('stars', 1, 2, 3, 4)} WHERE id NOT IN (SELECT product_id FROM shop_reviews "
+             f"WHERE user_id = {_EMMA})",
              (*_OPEN_PRODUCT, "click link 'Write Review'", "type combobox 'Stars' [{stars}]", "type textbox 'Review' [My view.] [0]", "click button 'Submit Review'"),
              "shopping/reviews", ("heading 'My Reviews'", "link '{product}' > text 'stars {stars}, Pending'"),
              html=(("shopping/reviews", "document.querySelector('a[href=\"/product/{product.slug}\"] + span').outerText", "stars {stars}, Pending"),)),
     Template(111, ("shopping",), ("What is the status of my order {order}?",), f"SELECT id AS 'order', status AS answer FROM shop_orders WHERE user_id = {_EMMA}",
-             ("click link 'Account'", "click link 'Orders'", "click link 'Order {order}'"), "shopping/orders/{order}", ("heading 'Order {order}'",), "text 'status {answer}'"),
+             ("click link 'Account'", "click link 'Orders'", "click link 'Order {order}'"), "shopping/orders/{order}", ("heading 'Order {order}'",),
+             "text 'status {answer}'"),
     Template(112, ("shopping",), ("How much did I pay for order {order}?",), f"SELECT id AS 'order', money(total) AS answer FROM shop_orders WHERE user_id = {_EMMA}",
-             ("click link 'Account'", "click link 'Orders'", "click link 'Order {order}'"), "shopping/orders/{order}", ("heading 'Order {order}'",), "text 'total {answer}'",
-             held_out=True),
+             ("click link 'Account'", "click link 'Orders'", "click link 'Order {order}'"), "shopping/orders/{order}", ("heading 'Order {order}'",),
+             "text 'total {answer}'", held_out=True),
     Template(113, ("shopping",), ("Change my {field} to {value}.",),
-             "SELECT column1 AS field, column2 AS value FROM (VALUES ('phone', '555-1234'), ('phone', '555-7788'), ('phone', '555-4000'), ('city', 'Boston'), ('city', 'Miami'), "
-             f"('city', 'Denver'), ('zip', '20304'), ('zip', '98765'), ('street', '5 Lake Street'), ('street', '7 Oak Street'), ('street', '12 Park Road')) "
+             "SELECT column1 AS field, column2 AS value FROM (VALUES ('phone', '555-1234'), ('phone', '555-7788'), ('phone', '555-4000'), ('city', 'Boston'), "
+             "('city', 'Miami'), ('city', 'Denver'), ('zip', '20304'), ('zip', '98765'), ('street', '5 Lake Street'), ('street', '7 Oak Street'), ('street', '12 Park Road')) "
              f"WHERE value NOT IN (SELECT city FROM shop_addresses WHERE user_id = {_EMMA})",
              ("click link 'Account'", "click link 'Address'", "type textbox '{field.cap}' [{value}] [0]", "click button 'Save Address'"), "shopping/address",
              ("heading 'Address' > text '*{value}*'",),
@@ -150,15 +156,20 @@ ADMIN = (
              f"UNION ALL SELECT * FROM ({_absent('full_name', _CUSTOMERS)})",
              _ADMIN_CUSTOMER, "shopping_admin/customers/", ("heading '{customer}'",), "text 'phone {answer}'", missing=_NO_CUSTOMER, reference="-"),
     Template(207, ("shopping_admin",), ("How much did {customer} spend?",),
-             f"SELECT full_name AS customer, u.id, money((SELECT ifnull(sum(total), 0) FROM shop_orders WHERE user_id = u.id AND status != 'Canceled')) AS answer FROM {_CUSTOMERS} u",
-             _ADMIN_CUSTOMER, "shopping_admin/customers/", ("heading '{customer}'",), "text 'spent {answer}'", reference="shopping_admin/customers/{id}", held_out=True),
+             f"SELECT full_name AS customer, u.id, money((SELECT ifnull(sum(total), 0) FROM shop_orders WHERE user_id = u.id AND status != "
+             f"'Canceled')) AS answer FROM {_CUSTOMERS} u",
+             _ADMIN_CUSTOMER, "shopping_admin/customers/", ("heading '{customer}'",), "text 'spent {answer}'", reference="shopping_admin/customers/{id}",
+             held_out=True),
     Template(208, ("shopping_admin",), ("Approve review {review}.",), "SELECT id AS review FROM shop_reviews WHERE status = 'Pending' ORDER BY id",
              ("click link 'Reviews'", "type combobox 'Status' [Pending]", "click button 'Filter'", "click link 'Review {review}'", "click button 'Approve'"),
-             "shopping_admin/reviews/{review}", ("heading 'Review {review}'", "text 'status Approved'"), html=(("shopping_admin/reviews/{review}", "main", "Approved"),)),
+             "shopping_admin/reviews/{review}", ("heading 'Review {review}'", "text 'status Approved'"),
+             html=(("shopping_admin/reviews/{review}", "main", "Approved"),)),
     Template(209, ("shopping_admin",), ("What was the bestseller of month {month} of {year}?",),
-             "SELECT year, month, (SELECT name FROM shop_order_items JOIN shop_orders o ON o.id = order_id JOIN shop_products p ON p.id = product_id WHERE o.status != 'Canceled' "
+             "SELECT year, month, (SELECT name FROM shop_order_items JOIN shop_orders o ON o.id = order_id JOIN shop_products p ON p.id = product_id "
+             "WHERE o.status != 'Canceled' "
              f"AND date LIKE year || '-' || month || '-%' GROUP BY p.id ORDER BY sum(quantity) DESC, name LIMIT 1) AS answer FROM {_MONTHS} ORDER BY year, month",
-             ("click link 'Reports'", "type combobox 'Report' [Bestsellers]", "type combobox 'Year' [{year}]", "type combobox 'Month' [{month}]", "click button 'Show'"),
+             ("click link 'Reports'", "type combobox 'Report' [Bestsellers]", "type combobox 'Year' [{year}]", "type combobox 'Month' [{month}]",
+             "click button 'Show'"),
              "shopping_admin/reports?report=Bestsellers&year={year}&month={month}", (), "button 'Show' > link '{answer}'"),
     Template(210, ("shopping_admin",), ("What were the sales of month {month} of {year}?",),
              "SELECT year, month, (SELECT money(sum(total)) FROM shop_orders WHERE status != 'Canceled' AND date LIKE year || '-' || month || '-%') AS answer "
@@ -176,10 +187,11 @@ FORUM = (
     Template(302, ("reddit",), ("How many comments does the post {post} have?",), "SELECT title AS post, forum, id, comments AS answer FROM forum_posts",
              _OPEN_POST, "reddit/f/", ("heading '{post}'",), "heading 'Comments {answer}'", reference=_POST),
     Template(303, ("reddit",), ("Subscribe to the forum {forum}.", "Subscribe me to {forum}."),
-             "SELECT name AS forum FROM forum_forums WHERE name NOT IN (SELECT forum FROM forum_subscriptions WHERE user = 'MarvelsGrantMan136')",
-             (*_OPEN_FORUM, "click button 'Subscribe'"), "reddit/f/{forum}", ("heading '{forum}'", "button 'Unsubscribe'"), html=(("reddit/account", "document.querySelector('a[href=\"/f/{forum}\"]').outerText", "{forum}"),)),
+             _NOT_SUBSCRIBED,
+             (*_OPEN_FORUM, "click button 'Subscribe'"), "reddit/f/{forum}", ("heading '{forum}'", "button 'Unsubscribe'"), html=_SUBSCRIBED),
     Template(304, ("reddit",), ("Upvote the post {post}.", "Give the post {post} an upvote."), "SELECT title AS post, forum, id, score + 1 AS new FROM forum_posts",
-             (*_OPEN_POST, "click button 'Upvote'"), "reddit/f/", ("heading '{post}'", "text 'your vote up'"), reference=_POST, html=((_POST, "document.querySelector('.badge').outerText", "score {new}"),)),
+             (*_OPEN_POST, "click button 'Upvote'"), "reddit/f/", ("heading '{post}'", "text 'your vote up'"), reference=_POST,
+             html=((_POST, "document.querySelector('.badge').outerText", "score {new}"),)),
     Template(305, ("reddit",), ('Comment "{text}" on the post {post}.',),
              f"SELECT title AS post, forum, id, text FROM forum_posts, {_values('text', 'Well done', 'Tell me more', 'So true', 'No way', 'See you there')}",
              (*_OPEN_POST, "type textbox 'Comment' [{text}] [0]", "click button 'Post comment'"), "reddit/f/", ("heading '{post}'", "text '{text}'"), reference=_POST,
@@ -194,12 +206,14 @@ FORUM = (
              f"FROM forum_forums, {_values('sort', 'new', 'top')}",
              (*_OPEN_FORUM, "type combobox 'Sort by' [{sort}]", "click button 'Sort'"), "reddit/f/{forum}?sort={sort}", ("heading '{forum}'", "no link 'Previous'"),
              "button 'Sort' > link '{answer}'"),
-    Template(308, ("reddit",), ('Write "{text}" in my bio.', 'Let my bio say "{text}".'), f"SELECT text FROM {_values('text', 'I plant trees', 'Away for now', 'Tea, not coffee', 'Ask me tomorrow', 'I like maps')}",
+    Template(308, ("reddit",), ('Write "{text}" in my bio.', 'Let my bio say "{text}".'),
+             f"SELECT text FROM {_values('text', 'I plant trees', 'Away for now', 'Tea, not coffee', 'Ask me tomorrow', 'I like maps')}",
              ("click link 'Account'", "click link 'Edit bio'", "type textbox 'Bio' [{text}] [0]", "click button 'Save bio'"), "reddit/account", ("text '{text}'",),
              html=(("reddit/account", "main", "{text}"),)),
     Template(309, ("reddit",), ('Make a forum {name} about "{text}".',),
              f"SELECT name, text FROM {_values('name', 'boats', 'chess', 'trains', 'cheese')}, {_values('text', 'All about it', 'News and tips', 'For beginners')}",
-             ("click link 'New forum'", "type textbox 'Name' [{name}] [0]", "type textbox 'Description' [{text}] [0]", "click button 'Create forum'"), "reddit/f/{name}",
+             ("click link 'New forum'", "type textbox 'Name' [{name}] [0]", "type textbox 'Description' [{text}] [0]", "click button 'Create forum'"),
+             "reddit/f/{name}",
              ("heading '{name}'", "text '{text}'"), html=(("reddit/f/{name}", "main", "{text}"),), held_out=True),
     Template(310, ("reddit",), ("How many subscribers does {forum} have?",), "SELECT name AS forum, subscribers AS answer FROM forum_forums",
              _OPEN_FORUM, "reddit/f/{forum}", ("heading '{forum}'",), "text 'subscribers {answer}'"),
@@ -222,10 +236,12 @@ CODE = (
              ("link '{project}' > heading '{title}'",), html=(("gitlab/{project}/issues", "main", "{title}"),), start="gitlab/{project}"),
     Template(405, ("gitlab",), ("Close the issue {issue} of {project}.",),
              f"SELECT path AS project, title AS issue, number FROM code_items JOIN {_OWN} p ON p.id = project WHERE kind = 'issues' AND state = 'open'",
-             ("click link 'Issues'", "click link '{issue}'", "click button 'Close'"), "gitlab/{project}/issues/", ("link '{project}' > heading '{issue}'", "text 'closed'"),
+             ("click link 'Issues'", "click link '{issue}'", "click button 'Close'"), "gitlab/{project}/issues/",
+             ("link '{project}' > heading '{issue}'", "text 'closed'"),
              reference="gitlab/{project}/issues/{number}", html=(("gitlab/{project}/issues/{number}", "main", "closed"),), start="gitlab/{project}"),
     Template(406, ("gitlab",), ("Assign the issue {issue} of {project} to {person}.",),
-             f"SELECT path AS project, title AS issue, number, user AS person FROM code_items i JOIN {_OWN} p ON p.id = i.project JOIN code_members m ON m.project = p.id "
+             f"SELECT path AS project, title AS issue, number, user AS person FROM code_items i JOIN {_OWN} p ON p.id = i.project JOIN code_members m "
+             f"ON m.project = p.id "
              "WHERE kind = 'issues' AND state = 'open' AND assignee != user",
              ("click link 'Issues'", "click link '{issue}'", "type combobox 'Assignee' [{person}]", "click button 'Assign'"), "gitlab/{project}/issues/",
              ("link '{project}' > heading '{issue}'", "text 'assignee {person}'"), reference="gitlab/{project}/issues/{number}",
@@ -234,15 +250,20 @@ CODE = (
              f"SELECT path AS project, name AS person, role FROM {_OWN} p, users u, {_values('role', 'Guest', 'Reporter', 'Developer', 'Maintainer')} "
              "WHERE site = 'gitlab' AND name NOT IN (SELECT user FROM code_members WHERE project = p.id)",
              ("click link 'Members'", "type textbox 'Username' [{person}] [0]", "type combobox 'Role' [{role}]", "click button 'Invite'"), "gitlab/{project}/members",
-             ("link '{person}' > text '{role}'",), html=(("gitlab/{project}/members", "document.querySelector('.row a[href=\"/{person}\"] + span').outerText", "{role}"),), start="gitlab/{project}"),
+             ("link '{person}' > text '{role}'",
+             ), html=(("gitlab/{project}/members", "document.querySelector('.row a[href=\"/{person}\"] + span').outerText", "{role}"),), start="gitlab/{project}"),
     Template(408, ("gitlab",), ("Who made the most commits in {project}?", "Who is the top contributor of {project}?"),
-             "SELECT path AS project, (SELECT author FROM code_commits WHERE project = p.id GROUP BY author ORDER BY count(*) DESC LIMIT 1) AS answer FROM code_projects p",
-             (*_OPEN_PROJECT, "click link 'Contributors'"), "gitlab/{project}/contributors", ("link '{project}' > heading 'Contributors'",), "heading 'Contributors' > link '{answer}'"),
-    Template(409, ("gitlab",), ('Set my status to "{text}".', 'Let my status say "{text}".'), f"SELECT text FROM {_values('text', 'Out for lunch', 'Writing tests', 'On call', 'Back on Monday', 'Reading')}",
+             "SELECT path AS project, (SELECT author FROM code_commits WHERE project = p.id GROUP BY author ORDER BY count(*) DESC LIMIT 1) AS answer "
+             "FROM code_projects p",
+             (*_OPEN_PROJECT, "click link 'Contributors'"), "gitlab/{project}/contributors", ("link '{project}' > heading 'Contributors'",),
+             "heading 'Contributors' > link '{answer}'"),
+    Template(409, ("gitlab",), ('Set my status to "{text}".', 'Let my status say "{text}".'),
+             f"SELECT text FROM {_values('text', 'Out for lunch', 'Writing tests', 'On call', 'Back on Monday', 'Reading')}",
              ("click link 'Account'", "type textbox 'Status' [{text}] [0]", "click button 'Set status'"), "gitlab/account", ("text 'status {text}'",),
              html=(("gitlab/account", "main", "status {text}"),)),
     Template(410, ("gitlab",), ("Who is the author of the issue {issue} of {project}?",),
-             "SELECT path AS project, title AS issue, i.number, author AS answer FROM code_items i JOIN code_projects p ON p.id = project WHERE kind = 'issues' AND state = 'open'",
+             "SELECT path AS project, title AS issue, i.number, author AS answer FROM code_items i JOIN code_projects p ON p.id = project WHERE kind "
+             "= 'issues' AND state = 'open'",
              ("click link 'Issues'", "click link '{issue}'"), "gitlab/{project}/issues/", ("link '{project}' > heading '{issue}'",), "text 'author {answer}'",
              reference="gitlab/{project}/issues/{number}", start="gitlab/{project}", held_out=True),
     Template(411, ("gitlab",), ("Show the {state} issues of {project} with the label {label}.",),
@@ -261,34 +282,42 @@ MAP = (
     Template(503, ("map",), ("When is {place} open?",), f"SELECT name AS place, hours AS answer FROM {_PLACES} WHERE hours != ''",
              _OPEN_PLACE, "map/place/{place.slug}", ("heading '{place}'",), "text 'open {answer}'", held_out=True),
     Template(504, ("map",), ("How long is the way from {place} to {goal} by {way}?",), f"SELECT *, way_time(place, goal, way) AS answer FROM {_PAIRS}",
-             ("click link 'Directions'", "type textbox 'From' [{place}] [0]", "type textbox 'To' [{goal}] [0]", "type combobox 'By' [{way}]", "click button 'Get directions'"),
+             ("click link 'Directions'", "type textbox 'From' [{place}] [0]", "type textbox 'To' [{goal}] [0]", "type combobox 'By' [{way}]",
+             "click button 'Get directions'"),
              "map/directions?by={way}", ("heading '{place} to {goal}'", "text 'by {way}'"), "text 'time {answer}'", reference="-"),
     Template(505, ("map",), ("Which {kind} is the nearest to {place}?",),
-             f"SELECT name AS place, kind, nearest(name, kind) AS answer FROM {_PLACES}, {_values('kind', 'hotel', 'market', 'museum', 'park', 'station', 'pharmacy')} WHERE category != kind",
+             f"SELECT name AS place, kind, nearest(name, kind) AS answer FROM {_PLACES}, "
+             f"{_values('kind', 'hotel', 'market', 'museum', 'park', 'station', 'pharmacy')} WHERE category != kind",
              (*_OPEN_PLACE, "type combobox 'Category' [{kind}]", "click button 'Find nearby'"), "map/nearby/{place.slug}?category={kind}",
              ("heading '{kind.cap} near {place}'", "no link 'Previous'"), "button 'Find nearby' > link '{answer}'"),
     Template(506, ("map",), ("Show the way from {place} to {goal} by {way}.",), f"SELECT * FROM {_PAIRS}",
-             ("click link 'Directions'", "type textbox 'From' [{place}] [0]", "type textbox 'To' [{goal}] [0]", "type combobox 'By' [{way}]", "click button 'Get directions'"),
+             ("click link 'Directions'", "type textbox 'From' [{place}] [0]", "type textbox 'To' [{goal}] [0]", "type combobox 'By' [{way}]",
+             "click button 'Get directions'"),
              "map/directions?from={place.plus}&to={goal.plus}&by={way}", ("heading '{place} to {goal}'",)),
 )
 
 SEVERAL = (
     Template(601, ("shopping_admin", "shopping"), ("In the admin set the stock of {product} to {number}, then show it in the shop.",),
              f"SELECT name AS product, number FROM shop_products, {_values('number', 55, 66, 77, 88)} WHERE stock",
-             ("type textbox 'Stock' [{number}] [0]", "click button 'Save'", "tab_focus [1]", "click link '{product}'"), _PRODUCT, ("heading '{product}'", "text 'stock {number}'"),
+             ("type textbox 'Stock' [{number}] [0]", "click button 'Save'", "tab_focus [1]", "click link '{product}'"), _PRODUCT,
+             ("heading '{product}'", "text 'stock {number}'"),
              html=((_PRODUCT, "main", "stock {number}"),), start=f"{_ADMIN} |AND| shopping/search?q={{product.plus}}"),
-    Template(602, ("homepage", "shopping"), ("From the homepage, look up the price of {product} in the shop.",), "SELECT name AS product, money(price) AS answer FROM shop_products",
+    Template(602, ("homepage", "shopping"), ("From the homepage, look up the price of {product} in the shop.",),
+             "SELECT name AS product, money(price) AS answer FROM shop_products",
              ("click link 'Shop'", *_OPEN_PRODUCT), _PRODUCT, ("heading '{product}'",), "text 'price {answer}'"),
-    Template(603, ("homepage", "map"), ("From the homepage, look up the phone number of {place} on the map.",), f"SELECT name AS place, phone AS answer FROM {_PLACES} WHERE phone != ''",
+    Template(603, ("homepage", "map"), ("From the homepage, look up the phone number of {place} on the map.",),
+             f"SELECT name AS place, phone AS answer FROM {_PLACES} WHERE phone != ''",
              ("click link 'Map'", *_OPEN_PLACE), "map/place/{place.slug}", ("heading '{place}'",), "text 'phone {answer}'", held_out=True),
     Template(604, ("homepage", "reddit"), ("From the homepage, go to the forum site and subscribe to {forum}.",),
-             "SELECT name AS forum FROM forum_forums WHERE name NOT IN (SELECT forum FROM forum_subscriptions WHERE user = 'MarvelsGrantMan136')",
+             _NOT_SUBSCRIBED,
              ("click link 'Forum'", *_OPEN_FORUM, "click button 'Subscribe'"), "reddit/f/{forum}", ("heading '{forum}'", "button 'Unsubscribe'"),
-             html=(("reddit/account", "document.querySelector('a[href=\"/f/{forum}\"]').outerText", "{forum}"),)),
+             html=_SUBSCRIBED),
     Template(605, ("shopping_admin", "shopping"), ("Approve review {review} by {author} in the admin, then show it on the page of {product} in the shop.",),
-             "SELECT r.id AS review, p.name AS product, full_name AS author, r.text FROM shop_reviews r JOIN shop_products p ON p.id = product_id JOIN users u ON u.id = user_id "
+             "SELECT r.id AS review, p.name AS product, full_name AS author, r.text FROM shop_reviews r JOIN shop_products p ON p.id = product_id "
+             "JOIN users u ON u.id = user_id "
              "WHERE status = 'Pending' AND NOT EXISTS (SELECT 1 FROM shop_reviews WHERE product_id = p.id AND id > r.id)",
-             ("click button 'Approve'", "tab_focus [1]", "click link '{product}'"), _PRODUCT, ("heading '{product}'", "text '{author}, stars *'"), html=((_PRODUCT, "main", "{text}"),),
+             ("click button 'Approve'", "tab_focus [1]", "click link '{product}'"), _PRODUCT, ("heading '{product}'", "text '{author}, stars *'"),
+             html=((_PRODUCT, "main", "{text}"),),
              start="shopping_admin/reviews/{review} |AND| shopping/search?q={product.plus}"),
 )
 

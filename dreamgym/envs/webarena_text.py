@@ -40,9 +40,9 @@ def read_page(state: str) -> Page | None:
         return None
 
 
-def unnumbered(state: str) -> str:
-    """A state as the experience model reads and writes it: without the lines' numbers, and without the note on the action before."""
-    return _NUMBER.sub("", state.rsplit("\nnote: ", 1)[0])
+def unnumbered(state: str, noted: bool = False) -> str:
+    """A state as the experience model reads it: without the lines' numbers, and without the note on the action before; as it writes it, with the note."""
+    return _NUMBER.sub("", state if noted else state.rsplit("\nnote: ", 1)[0])
 
 
 def numbered(text: str) -> str:

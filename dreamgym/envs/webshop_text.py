@@ -156,8 +156,8 @@ def ground(state: str, action: str) -> str:
     return action
 
 
-def unnumbered(state: str) -> str:
-    """A state as the experience model reads and writes it: as it is."""
+def unnumbered(state: str, noted: bool = False) -> str:
+    """A state as the experience model reads it, or (`noted`) writes it: as it is."""
     return state
 
 

@@ -1,0 +1,109 @@
+"""Offline data of the own sites: traces fit what happened, relabelled steps are as labelled, and nothing held out is used."""
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from dreamgym.envs import webarena_text as text
+from dreamgym.envs.webarena_env import WebArena
+from dreamgym.envs.webarena_evaluators import exact_match
+from dreamgym.envs.webarena_offline import MIX, SHARES, explain_recorded, play, relabelled
+from dreamgym.envs.webarena_sites import World
+from dreamgym.envs.webarena_tasks import drawn, read_task
+from dreamgym.envs.webarena_teacher import check_trace, explain
+
+
+@pytest.fixture(scope="module")
+def env():
+    env = WebArena()
+    yield env
+    env.close()
+
+
+@pytest.fixture(scope="module")
+def episodes(env):
+    rng, tasks = np.random.default_rng(0), env.tasks("train")
+    return [play(env, tasks[rng.integers(len(tasks))], str(rng.choice(list(MIX), p=list(MIX.values()))), rng, f"train-{i}") for i in range(90)]
+
+
+@pytest.fixture(scope="module")
+def rows(env, episodes):
+    return relabelled(env, episodes, 250, np.random.default_rng(1), "relabelled", {task.text for task in env.tasks("test")}, set())
+
+
+def test_mix_is_of_known_players():
+    assert sum(MIX.values()) == pytest.approx(1) and sum(SHARES.values()) == pytest.approx(1)
+
+
+def test_traces_fit_what_happened(episodes):
+    steps = [step for episode in episodes for step in episode.steps]
+    for step in steps:
+        assert check_trace(step.reasoning, step.state, step.action, step.next_state, step.reward), (step.grounded, step.reasoning)
+        assert len(step.reasoning.split()) <= 60
+    assert np.mean([len(step.reasoning.split()) for step in steps]) < 20
+    assert {text.action_type(step.state, step.action) for step in steps} >= {"link", "button", "search", "fill", "choose", "refused", "stop"}
+
+
+def test_a_trace_of_another_outcome_is_refused(episodes):
+    """check_trace must be able to say no: the trace of a step that led elsewhere, stayed, or earned something else."""
+    refused = 0
+    for episode in episodes:
+        for step in episode.steps:
+            if text.judged(step.state, step.action):
+                assert not check_trace(step.reasoning, step.state, step.action, step.next_state, 1 - step.reward)
+            elif text.unnumbered(step.next_state) != text.unnumbered(step.state):
+                assert not check_trace(step.reasoning, step.state, step.action, step.state, 0)
+                refused += 1
+    assert refused > 100
+
+
+def test_recorded_steps_are_explained_the_same_way_or_not_at_all(episodes):
+    for episode in episodes:
+        pages = [step.state for step in episode.steps]
+        for i, step in enumerate(episode.steps):
+            assert explain_recorded(episode.task.text, pages[:i], step) == step.reasoning
+    stop = next(step for episode in episodes for step in episode.steps if step.reward)
+    stop = type(stop)(stop.state, stop.action, stop.next_state, 0.0, True, stop.grounded)
+    won = next(episode for episode in episodes if episode.success)
+    assert explain_recorded(won.task.text, [], stop.__class__(won.steps[-1].state, won.steps[-1].action, text.STOPPED, 0.0, True)) == ""
+
+
+def test_a_trace_needs_no_task_and_no_page():
+    state = "page: Cart\nurl: shopping/cart\n[1] link 'Home'"
+    assert explain("Win the lottery.", [], state, "click [9]", f"{state}\nnote: no element 9", 0.0) == "not on this page so the same page"
+    assert explain("Win the lottery.", [], state, "stop [done]", text.STOPPED, 1.0) == "check so success"
+    assert explain("Win the lottery.", [], "no page", "click [1]", state, 0.0) == ""
+
+
+def test_relabelled_rows_are_as_labelled(env, episodes, rows):
+    shares = Counter(row.steps[0].info["broken"] for row in rows)
+    assert len(rows) > 100 and 0.35 < shares["none"] / len(rows) < 0.6 and set(shares) <= set(SHARES) and len(shares) >= 5
+    held_out = {task.text for task in env.tasks("test")}
+    played = {(step.state, episode.task.text) for episode in episodes for step in episode.steps if text.judged(step.state, step.action)}
+    assert not held_out & {row.task.text for row in rows} and not played & {(row.steps[0].state, row.task.text) for row in rows}
+    assert len({(row.steps[0].state, row.task.text) for row in rows}) == len(rows)
+    for row in rows:
+        (step,) = row.steps
+        missed = [what for what, _, met in text.checks(read_task(row.task.text), step.state, step.action) if not met]
+        assert bool(missed) == (step.info["broken"] != "none") and row.success == (not missed) and step.next_state == text.STOPPED
+        assert check_trace(step.reasoning, step.state, step.action, step.next_state, step.reward)
+        assert step.info["broken"] not in ("answer", "page", "done") or {"answer": missed[0].startswith("answer"), "page": True, "done": True}[step.info["broken"]]
+
+
+def test_fulfilled_answers_are_true_in_the_database(rows):
+    """A relabelled success must be one by the evaluators too: its answer is what the database says (of what no task can change)."""
+    world, compared = World(), 0
+    for row in rows:
+        wanted = read_task(row.task.text)
+        if row.success and wanted.template.id in (101, 103, 104, 206, 301, 402, 408, 501, 502, 503, 504, 505):
+            true = next(values for values in drawn(wanted.template, world) if all(values[name] == value for name, value in wanted.values))
+            assert exact_match(true["answer"], row.steps[0].action[len("stop ["):-1]), row.task.text
+            compared += 1
+    assert compared >= 10
+
+
+def test_states_are_not_relabelled_twice(env, episodes):
+    seen: set[str] = set()
+    first = relabelled(env, episodes, 40, np.random.default_rng(2), "a", set(), seen)
+    assert first and {row.steps[0].state for row in first} <= seen
+    assert relabelled(env, episodes, 40, np.random.default_rng(2), "b", set(), seen) == []
