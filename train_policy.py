@@ -54,7 +54,7 @@ class Args:
     quantize: Literal["none", "nf4"] = "none"      # nf4: 4-bit weights, trained through --lora-rank
     lora_rank: int = 0                 # rank of LoRA on all linear layers (0: full fine-tuning)
     init: Literal["auto", "expmodel", "scratch", "model"] = "auto"  # policy weights before imitation (auto: expmodel for tiny, else --model)
-    imitation_episodes: int = 600      # demonstrations to imitate, mistakes included (0: none)
+    imitation_episodes: int = -1       # demonstrations to imitate, mistakes included (0: none, -1: as many as the environment's rules say)
     iterations: int = 15               # RL iterations in the dream (verl-agent: 150)
     tasks: int = 16                    # tasks per iteration
     rollouts: int = 8                  # episodes per task (PPO: tasks x rollouts different tasks)
@@ -87,8 +87,10 @@ class Args:
             raise ValueError(f"--quantize {self.quantize}: 4-bit weights cannot be trained themselves; expected --lora-rank, too")
         if self.model in SIZES and self.lora_rank:
             raise ValueError(f"--lora-rank {self.lora_rank}: the {self.model} model is trained in full; expected --model with a path or hub name")
-        if min(self.tasks, self.rollouts, self.updates, self.eval_every, self.eval_tasks) < 1 or min(self.imitation_episodes, self.iterations, self.real_transitions) < 0:
-            raise ValueError("--tasks, --rollouts, --updates, --eval-every and --eval-tasks are at least 1, --imitation-episodes, --iterations and --real-transitions at least 0")
+        if min(self.tasks, self.rollouts, self.updates, self.eval_every, self.eval_tasks) < 1 or min(self.imitation_episodes + 1, self.iterations, self.real_transitions) < 0:
+            raise ValueError("--tasks, --rollouts, --updates, --eval-every and --eval-tasks are at least 1, --iterations and --real-transitions at least 0, --imitation-episodes at least -1")
+        if self.imitation_episodes < 0:
+            self.imitation_episodes = make_rules(self.env).IMITATION_EPISODES
 
 
 GAMMA, LAM, DUAL_CLIP, VALUE_CLIP, VALUE_COEF, TEMPERATURE, POLICY_CONTEXT = 1.0, 1.0, 3.0, 0.2, 0.5, 1.0, 1024
@@ -159,7 +161,7 @@ def imitation_rows(args: Args, policy: Policy, demos: list[Episode], epoch: int)
 
 def imitate(args: Args, policy: Policy, episodes: list[Episode], ranks, log) -> None:
     """Behaviour cloning of the imperfect demonstrator, mistakes included: it must leave entropy for RL to work with. Interrupted, it begins again."""
-    demos = [e for e in episodes if e.source in ("imperfect", "imported")]
+    demos = [e for e in episodes if e.source in (*make_rules(args.env).IMITATED, "imported")]
     rng = run.rng(args.seed, "imitation")
     demos = [demos[i] for i in rng.permutation(len(demos))[:args.imitation_episodes]]
     rows = imitation_rows(args, policy, demos, 0)
@@ -186,7 +188,7 @@ def imitate(args: Args, policy: Policy, episodes: list[Episode], ranks, log) -> 
                 bar.update(per_step)
                 if stop.agreed(ranks):
                     raise SystemExit(130)
-    log.say(f"imitated {len(demos)} episodes of the imperfect demonstrator ({sum(e.success for e in demos) / len(demos):.0%} of them successful)")
+    log.say(f"imitated {len(demos)} episodes of players that make mistakes ({sum(e.success for e in demos) / len(demos):.0%} of them successful)")
 
 
 # ---- reinforcement learning ---------------------------------------------------------------------------------------------------------------------

@@ -119,13 +119,17 @@ def rollout(policy: Policy, world, tasks: list[Task], max_steps: int, temperatur
 
 
 def imitation_streams(policy: Policy, episode: Episode) -> list[Stream]:
-    """The same streams for somebody else's episode, with its actions as the trained tokens (log-probabilities 0): behaviour cloning."""
+    """The same streams for somebody else's episode, with its actions as the trained tokens (log-probabilities 0): behaviour cloning. What the world refused is
+    shown and not imitated."""
     run = _Running(Session(episode.id, episode.task, episode.task.start), Episode(episode.id, episode.task, streams=[Stream()]),
                    policy.first_ids(policy_first(episode.task.text, episode.steps[0].state)))
     for step in episode.steps:
         action = encode_untrusted(policy.tokenizer, step.action) + policy.fmt.end_ids[:1]
-        extend(run.episode.streams[-1], run.prompt, action, [0.0] * len(action), policy.fmt.end_ids)
+        if step.valid:
+            extend(run.episode.streams[-1], run.prompt, action, [0.0] * len(action), policy.fmt.end_ids)
+        else:
+            extend(run.episode.streams[-1], run.prompt + action, [], [], [])
         run.episode.steps.append(step)
         run.session.state = step.next_state
         _next_prompt(policy, run)
-    return [stream for stream in run.episode.streams if stream.ids]
+    return [stream for stream in run.episode.streams if any(stream.mask)]

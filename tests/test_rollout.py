@@ -1,6 +1,8 @@
 """Rollouts: append-only streams, their log-probs, slots, cut contexts, unfinished actions, and the same streams from somebody else's actions."""
 
 import numpy as np
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -227,7 +229,12 @@ def test_imitation_reads_what_a_rollout_reads(trained, context, system):
     policy.sampler = Scripted(policy.tokenizer, {k: list(v) for k, v in actions.items()})
     for episode in rollout(policy, World(), tasks(*STEPS), 20, 1.0, "play", "real"):
         assert [s.action for s in episode.steps] == actions[episode.id]
-        assert imitation_streams(policy, episode) == episode.streams
+        taken = replace(episode, steps=[replace(s, valid=True) for s in episode.steps])
+        assert imitation_streams(policy, taken) == episode.streams
+        if len(episode.steps) > 1:               # a refused action is read, and not imitated
+            refused = imitation_streams(policy, replace(taken, steps=[replace(taken.steps[0], valid=False), *taken.steps[1:]]))
+            assert [s.ids for s in refused] == [s.ids for s in episode.streams] and not refused[0].mask[:refused[0].mask.index(1)].count(1)
+            assert sum(sum(s.mask) for s in episode.streams) - sum(sum(s.mask) for s in refused) == episode.streams[0].turn_ends[0]
 
 
 def test_imitation_of_a_foreign_log(trained):

@@ -36,7 +36,7 @@ from dreamgym.envs.webarena_tabs import Cookies, Tabs, incomplete
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("chromium", "chromium-browser", "google-chrome")
-REQUEST_S = 1.0                                  # a link or submit button that has asked for nothing by then was handled by a script
+REQUEST_S = 1.0                                  # where there are scripts: a link or submit button that has asked for nothing by then was handled by one
 READ_TRIES = 20                                  # of 50 ms
 KEYS = {key.lower(): key for key in ("Enter", "Tab", "Escape", "Backspace", "Delete", "Insert", "Home", "End", "PageUp", "PageDown", "Space", "ArrowUp", "ArrowDown",
                                      "ArrowLeft", "ArrowRight", "Control", "Shift", "Alt", "Meta")} | {"ctrl": "Control"}
@@ -207,10 +207,11 @@ AIM = """function(key) {
   const form = active && active.form, sender = ['submit', 'image'];
   const submits = form && (key ? active.tagName !== 'TEXTAREA' && !['button', 'reset'].includes(active.type) : sender.includes(active.type));
   const button = submits && (sender.includes(active.type) ? active : [...form.elements].find(e => sender.includes(e.type)));
+  const alone = button || (submits && [...form.elements].filter(e => /^(text|search|password|email|url|tel|number)$/.test(e.type)).length < 2);
   const action = submits && (button && button.getAttribute('formaction') || form.getAttribute('action'));
   const checked = submits && !form.noValidate && !(button && (button.formNoValidate || button.disabled));
   return {href: link ? link.href : action ? new URL(action, el.baseURI).href : '', type: el.type || '', fixed: Boolean(el.disabled || el.readOnly),
-          leads: Boolean(link ? !link.href.startsWith('javascript:') : submits && !(button && button.disabled)),
+          leads: Boolean(link ? !link.href.startsWith('javascript:') : submits && alone && !(button && button.disabled)),
           incomplete: Boolean(checked && [...form.elements].some(e => e.willValidate && !e.validity.valid))};
 }"""
 INVALID = """function() {
@@ -325,14 +326,16 @@ class Tab:
         asked, moved, opened = self.asked, self.moved, len(self.owner.opened)
         self.failed, self.notes = "", []
         do()
-        self._wait(lambda: self.asked > asked or self.moved > moved or len(self.owner.opened) > opened or self.notes, REQUEST_S if leads else self.owner.settle_s)
+        patience = (REQUEST_S if self.owner.settle_s else self.owner.limit_s) if leads else self.owner.settle_s
+        self._wait(lambda: self.asked > asked or self.moved > moved or len(self.owner.opened) > opened or self.notes, patience)
         if self.asked > asked and not self._wait(lambda: self.moved > moved and self.ready or self.failed, self.owner.limit_s):
             self.client.send("Page.stopLoading")
             self.notes.append(f"the page did not load in {self.owner.limit_s:g} seconds")
         for tab in self.owner.opened[opened:]:
-            tab._wait(lambda tab=tab: tab.ready or tab.failed, self.owner.limit_s)
+            tab._wait(lambda tab=tab: tab.url or tab.failed, self.owner.limit_s)       # it is born with an empty page
+            tab._rested("domcontentloaded", self.owner.limit_s)
         if self.failed:                          # Chromium's own error page takes the place, or it turns out to be a download
-            self._wait(lambda: self.moved > moved and self.ready or self.notes, REQUEST_S)
+            self._wait(lambda: self.moved > moved and self.ready or self.notes, REQUEST_S if "ABORTED" in self.failed else self.owner.limit_s)
         if self.failed and not self.notes:
             self.notes.append(f"the page did not load: {self.failed}")
         if self.asked > asked and self.method == "POST":
@@ -342,15 +345,18 @@ class Tab:
         return "; ".join(self.notes)
 
     def _settle(self) -> None:
-        """Waits for inner frames, and for scripts where they are expected. A page that never rests is read as it is."""
+        """Waits for inner frames, and for scripts where they are expected."""
+        if len(self.page.frames) > 1:
+            self._rested("load", self.owner.limit_s)
+        if self.owner.settle_s:
+            self._rested("networkidle", self.owner.settle_s)
+
+    def _rested(self, state: str, seconds: float) -> None:
         from playwright.sync_api import TimeoutError
         try:
-            if len(self.page.frames) > 1:
-                self.page.wait_for_load_state("load", timeout=self.owner.limit_s * 1000)
-            if self.owner.settle_s:
-                self.page.wait_for_load_state("networkidle", timeout=self.owner.settle_s * 1000)
+            self.page.wait_for_load_state(state, timeout=seconds * 1000)
         except TimeoutError:
-            pass
+            pass                                 # a page that never rests is read as it is
 
     # ---- pages and history
 

@@ -83,7 +83,7 @@ SHOP = (
     Template(104, ("shopping",), ("Who wrote the last review of {product}?",),
              "SELECT p.name AS product, full_name AS answer, max(r.id) FROM shop_reviews r JOIN shop_products p ON p.id = product_id JOIN users u ON u.id = user_id "
              "WHERE status = 'Approved' GROUP BY p.id",
-             _OPEN_PRODUCT, _PRODUCT, ("heading '{product}'",), "link 'Write Review' > text '{answer}, stars *'"),
+             _OPEN_PRODUCT, _PRODUCT, ("heading '{product}'", "no link 'Previous'"), "link 'Write Review' > text '{answer}, stars *'"),
     Template(105, ("shopping",), ("What is the {rank} product in {category}?",),
              "SELECT c.name AS category, rank, CASE rank WHEN 'cheapest' THEN (SELECT name FROM shop_products WHERE category_id = c.id ORDER BY price, name LIMIT 1) "
              "ELSE (SELECT name FROM shop_products WHERE category_id = c.id ORDER BY price DESC, name LIMIT 1) END AS answer "
@@ -119,7 +119,8 @@ SHOP = (
              "text 'total {answer}'", held_out=True),
     Template(113, ("shopping",), ("Change my {field} to {value}.",),
              "SELECT column1 AS field, column2 AS value FROM (VALUES ('phone', '555-1234'), ('phone', '555-7788'), ('phone', '555-4000'), ('city', 'Boston'), "
-             "('city', 'Miami'), ('city', 'Denver'), ('zip', '20304'), ('zip', '98765'), ('street', '5 Lake Street'), ('street', '7 Oak Street'), ('street', '12 Park Road')) "
+             "('city', 'Miami'), ('city', 'Denver'), ('zip', '20304'), ('zip', '98765'), ('street', '5 Lake Street'), ('street', '7 Oak Street'), "
+             "('street', '12 Park Road')) "
              f"WHERE value NOT IN (SELECT city FROM shop_addresses WHERE user_id = {_EMMA})",
              ("click link 'Account'", "click link 'Address'", "type textbox '{field.cap}' [{value}] [0]", "click button 'Save Address'"), "shopping/address",
              ("heading 'Address' > text '*{value}*'",),

@@ -21,7 +21,7 @@ PLACED = "order placed"
 NOTHING = "nothing"
 # How the experience model is trained: no names of the form "drawer 3"; whole pages are named; demonstrations may be of the same task
 NUMBERED, BY_LINE, OTHER_TASKS, WITHOUT_DEMO, REFUSED_ROWS = False, False, 0.0, 0.0, 1
-IMITATION_EPOCHS = 8                             # passes over the demonstrations
+IMITATED, IMITATION_EPISODES, IMITATION_EPOCHS = ("imperfect",), 600, 8     # players whose episodes are imitated, how many, and passes over them
 LOOKED_THROUGH = 1                               # transitions retrieved for each demonstration shown
 BUTTONS = ("back to search", "< prev", "next >", "description", "features", "reviews", "buy now")
 MAX_DETAIL_CHARS, MAX_TASK_CHARS = 600, 2000
