@@ -27,8 +27,11 @@ from dreamgym.model import SIZES, Row, build_tokenizer, chat_format, create_tiny
 from dreamgym.optim import even_micro_batches, make_optimizers, set_rate, step_all
 from dreamgym.prompts import VARY_SYSTEM, Demo, experience_answer, experience_prompt, vary_prompt
 from dreamgym.replay import ReplayBuffer
-from dreamgym.report import experience_report, probes_passed, step_queries
+from dreamgym.report import experience_report, probes_passed, replayed_contradictions, step_queries
 from dreamgym.task_generation import variation_rows
+
+
+REPLAYED = 60                                      # held-out episodes whose actions are played through in the dream, for the report
 
 
 @dataclass
@@ -196,14 +199,14 @@ def main() -> None:
                 save(False)
         save(False)                              # the report takes a while
     with run.graceful(log) as stop, run.progress(4 if args.report_variants else 1, "report") as bar:
-        report = {"data": data_meta["environment"], "parameters": parameters, "steps": step, "full": report_on(model, tokenizer, rules, settings, buffer, encoder, heldout)}
+        report = {"data": data_meta["environment"], "parameters": parameters, "steps": step, "full": report_on(model, tokenizer, rules, settings, buffer, encoder, heldout, True)}
         bar.update(1)
         failed = probes_passed(report["full"])
         report["probes_failed"] = failed
         for name, change in {"history": {"history": 0}, "retrieval": {"k": 0}, "reasoning": {"reasoning": False}}.items() if args.report_variants else []:
             if stop.agreed(ranks):
                 raise SystemExit(130)
-            report[f"without {name}"] = report_on(model, tokenizer, rules, replace(settings, **change), buffer, encoder, heldout)
+            report[f"without {name}"] = report_on(model, tokenizer, rules, replace(settings, **change), buffer, encoder, heldout, True)
             bar.update(1)
     save(True, report)
     show(log, report, failed)
@@ -247,11 +250,14 @@ def train_step(args: Args, model, optimizers, step: int, rows, judged_rows, vary
     return {"loss": ranks.all_reduce_sum(loss_sum), "lr": optimizers[0].param_groups[0]["lr"], "grad_norm": norm, "tokens": total}
 
 
-def report_on(model, tokenizer, rules, settings, buffer, encoder, episodes) -> dict:
+def report_on(model, tokenizer, rules, settings, buffer, encoder, episodes, whole: bool = False) -> dict:
+    """`whole`: the recorded actions are played through in the dream, too."""
     dream = ExperienceModel(model.eval(), tokenizer, rules, settings, buffer, encoder)
     dream.forget()                               # rounding must not depend on what an uninterrupted run would still hold in memory
     with gathered(model):
         report = experience_report(dream, episodes)
+        if whole:
+            report["contradictions"] = replayed_contradictions(dream, [e for e in episodes if e.source != "relabelled"][:REPLAYED])
     model.train()
     return report
 
@@ -275,7 +281,8 @@ def show(log, report: dict, failed: list[str]) -> None:
     names = [n for n in ("full", "without history", "without retrieval", "without reasoning") if n in report]
     table = [{"model": n, "exact": report[n]["exact"]["share"], "F1": report[n]["f1"], **{k: v["share"] for k, v in report[n]["by_knowledge"].items()},
               "near miss paid (max)": max([v["share"] for k, v in report[n]["near_miss_paid"].items() if k != "none"], default=float("nan")),
-              "refusals accepted": report[n]["refusals_accepted"]["share"], "malformed": report[n]["malformed"]} for n in names]
+              "refusals accepted": report[n]["refusals_accepted"]["share"], "malformed": report[n]["malformed"],
+              "contradictions": report[n]["contradictions"]["share"]} for n in names]
     log.say(run.summary_table(table))
     log.say("by action: " + "  ".join(f"{k} {v['share']:.3f} (n {v['n']})" for k, v in report["full"]["by_action"].items()))
     log.say("near misses paid: " + "  ".join(f"{k} {v['share']:.3f} (n {v['n']})" for k, v in report["full"]["near_miss_paid"].items()))

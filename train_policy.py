@@ -88,7 +88,8 @@ class Args:
         if self.model in SIZES and self.lora_rank:
             raise ValueError(f"--lora-rank {self.lora_rank}: the {self.model} model is trained in full; expected --model with a path or hub name")
         if min(self.tasks, self.rollouts, self.updates, self.eval_every, self.eval_tasks) < 1 or min(self.imitation_episodes + 1, self.iterations, self.real_transitions) < 0:
-            raise ValueError("--tasks, --rollouts, --updates, --eval-every and --eval-tasks are at least 1, --iterations and --real-transitions at least 0, --imitation-episodes at least -1")
+            raise ValueError("--tasks, --rollouts, --updates, --eval-every and --eval-tasks are at least 1, "
+                             "--iterations and --real-transitions at least 0, --imitation-episodes at least -1")
         if self.imitation_episodes < 0:
             self.imitation_episodes = make_rules(self.env).IMITATION_EPISODES
 

@@ -99,6 +99,23 @@ def experience_report(dream: ExperienceModel, episodes: list[Episode], on_batch:
     }
 
 
+def replayed_contradictions(dream: ExperienceModel, episodes: list[Episode]) -> dict:
+    """Consistency over whole episodes: recorded actions are played in the dream, which builds on its own pages, and pages that contradict earlier ones of the
+    same dreamt episode are counted (`contradictions` of the rules; none in the real world)."""
+    sessions, steps = dream.start([e.task for e in episodes]), [[] for _ in episodes]
+    running = list(range(len(episodes)))
+    for t in range(max((len(e.steps) for e in episodes), default=0)):
+        running = [i for i in running if t < len(episodes[i].steps)]
+        before = [sessions[i].state for i in running]
+        results = dream.act([sessions[i] for i in running], [episodes[i].steps[t].action for i in running]) if running else []
+        for i, state, result in zip(running, before, results):
+            steps[i].append((state, result.info["grounded"], result.state))
+        running = [i for i, result in zip(running, results) if not result.done]
+    checked, broken = map(sum, zip(*map(dream.rules.contradictions, steps))) if steps else (0, 0)
+    low, high = interval(broken, checked)
+    return {"n": checked, "share": broken / checked if checked else None, "low": low, "high": high}
+
+
 def probes_passed(report: dict) -> list[str]:
     """The probes that did not pass, in words; [] when all did."""
     failed = [f"what breaks '{k}' is paid {v['share']:.0%} of the time (limit {PROBE_LIMIT:.0%})"

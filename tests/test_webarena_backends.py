@@ -144,7 +144,7 @@ SCRIPTS = {
                             "click [<Color>]", "click [<out>]", "goto [http://example.com/]", "goto [nowhere/x]", "go_back", "go_forward", "tab_focus [3]", "close_tab",
                             "click [<Alone>]", "scroll [up]"],
     "history": ["click [<other>]", "click [<again>]", "click [<form>]", "go_back", "go_back", "go_back", "go_forward", "go_forward", "go_back", "click [<form>]", "go_forward"],
-    "a fragment keeps what was typed": ["type [<Name>] [kept] [0]", "click [<here>]", "click [<here>]", "go_back", "go_forward", "click [<other>]", "go_back", "go_back", "go_back"],
+    "a fragment": ["type [<Name>] [kept] [0]", "click [<here>]", "click [<here>]", "go_back", "go_forward", "click [<other>]", "go_back", "go_back", "go_back"],
     "redirects are places once": ["click [<moved>]", "click [<form>]", "go_back", "go_back"],
     "an answer to a form is passed over": ["goto [shopping/ask]", "click [<Send>]", "goto [shopping/other]", "go_back", "go_forward", "go_back", "go_back"],
     "tabs": ["click [<tab>]", "click [<form>]", "type [<Name>] [kept] [0]", "new_tab", "go_back", "click [1]", "press [Enter]", "tab_focus [1]", "goto [shopping/other?a=b c'd]",
