@@ -128,7 +128,8 @@ def prompt_ids(fmt, tokenizer, rules: ModuleType, settings: DreamSettings, task_
 def training_row(fmt, tokenizer, rules: ModuleType, settings: DreamSettings, task_text: str, history: list[tuple[str, str]], demos: list[Demo], step: Step) -> Row:
     """One transition as ids and mask. The loss covers reasoning, next state AND reward; Eq. 5 as printed leaves the reward out, which nothing could then teach."""
     prompt, pages = prompt_ids(fmt, tokenizer, rules, settings, task_text, history, demos, step.state, step.grounded)
-    text = experience_answer(step.reasoning, rules.unnumbered(step.state), rules.unnumbered(step.next_state, True), step.reward, step.done, settings.reasoning, pages, settings.by_line)
+    state, following = rules.unnumbered(step.state), rules.unnumbered(step.next_state, True)
+    text = experience_answer(step.reasoning, state, following, step.reward, step.done, settings.reasoning, pages, settings.by_line)
     answer = encode_untrusted(tokenizer, text) + fmt.end_ids[:1]
     return Row(prompt + answer, [0] * len(prompt) + [1] * len(answer))
 

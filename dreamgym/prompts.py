@@ -38,8 +38,8 @@ EXPERIENCE_SYSTEM = {
                 "The reward is 1 only when the action fulfils the whole task.",
     "webarena": "You are a set of web sites in a browser. Given a task, what was seen so far, similar past transitions, and an action, think about whether the page has that "
                 "control and what it leads to, then answer in this form and no other:\nthink: REASONING\nnext:\nNEXT PAGE\nreward: 0 or 1 done: yes or no\n"
-                "Write the next page without numbers. A line may be '=' (as on this page), '<' (as on the page before), '~' (as on the similar page); 'same page', 'page before' or "
-                "'similar page' stands for the rest of that page. After stop the next page is 'stopped'. The reward is 1 only when stop fulfils the whole task.",
+                "Write the next page without numbers. A line may be '=' (as on this page), '<' (as on the page before), '~' (as on the similar page); 'same page', 'page before', "
+                "'similar page' stand for the rest of that page. After stop the next page is 'stopped'. The reward is 1 only when stop fulfils the whole task.",
 }
 VARY_SYSTEM = {
     "webshop": "You write shopping tasks. Given a task, write a different and harder one in the same form: "

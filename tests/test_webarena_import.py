@@ -6,7 +6,7 @@ import pytest
 
 from dreamgym.envs.webarena_actions import Action
 from dreamgym.envs.webarena_import import browsergym_action, read_traces, short_address, webarena_action
-from dreamgym.envs.webarena_page import read_screen
+from dreamgym.envs.webarena_page import STOPPED, read_screen
 from dreamgym.episode import episode_from_json, to_json
 
 HOME = """Tab 0 (current): One Stop Market
@@ -34,7 +34,7 @@ def flawless(episodes):
         assert episode_from_json(to_json(episode)) == episode and episode.source == "imported" and episode.task.env == "webarena"
         assert episode.task.start == episode.steps[0].state
         for step in episode.steps:
-            assert str(read_screen(step.state)) == step.state and str(read_screen(step.next_state)) == step.next_state
+            assert str(read_screen(step.state)) == step.state and (step.next_state == STOPPED if step.done else str(read_screen(step.next_state)) == step.next_state)
     return episodes
 
 
@@ -72,7 +72,7 @@ url: shopping
 [4] button 'Add to Cart'"""
     assert (click.action, click.grounded, click.reward, click.done) == ("click [3]", "click link 'Blue Speaker'", 0.0, False)
     assert click.reasoning.startswith("Let's think") and "```" not in click.reasoning
-    assert click.next_state.startswith("page: Blue Speaker\nurl: shopping/blue.html\n") and click.next_state == stop.state == stop.next_state
+    assert click.next_state.startswith("page: Blue Speaker\nurl: shopping/blue.html\n") and (click.next_state, stop.next_state) == (stop.state, STOPPED)
     assert (stop.action, stop.reward, stop.done, passed.success, passed.stop) == ("stop [$19.99]", 1.0, True, True, "success")
     assert [step.reward for step in failed.steps] == [0.0, 0.0] and failed.steps[-1].done and failed.stop == "failure"
     assert [step.action for step in unknown.steps] == ["click [3]"] and not unknown.steps[-1].done          # no verdict, no label for the stop

@@ -28,7 +28,7 @@ from lxml import etree
 
 from dreamgym.envs.webarena_actions import ON_ELEMENT, Action, parse
 from dreamgym.envs.webarena_feeds import from_browsergym_text, from_webarena_text, text_rows, webarena_tabs
-from dreamgym.envs.webarena_page import Screen, abstract, clean, ground_text
+from dreamgym.envs.webarena_page import STOPPED, Screen, abstract, clean, ground_text
 from dreamgym.episode import Episode, Step, Task
 
 PORTS = {7770: "shopping", 7780: "shopping_admin", 9999: "reddit", 8023: "gitlab", 8888: "wikipedia", 3000: "map", 4399: "homepage"}
@@ -230,7 +230,7 @@ def episodes(run: Run, reader: Reader) -> list[Episode]:
 
 
 def _stop(state: str, action: str, success: bool, reasoning: str = "") -> Step:
-    return Step(state, action, state, float(success), True, action, reasoning)
+    return Step(state, action, STOPPED, float(success), True, action, reasoning)
 
 
 def _named(run: Run, parts: list[list[Step]], whole: bool) -> list[Episode]:

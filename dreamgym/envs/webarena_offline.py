@@ -11,7 +11,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 
-from dreamgym.envs import record, webarena_text as text
+from dreamgym.envs import record, webarena_import, webarena_text as text
+from dreamgym.envs.webarena_evaluators import read_records
 from dreamgym.envs.webarena_players import make_player, other_fact
 from dreamgym.envs.webarena_sites import World
 from dreamgym.envs.webarena_tasks import Wanted, address, drawn, fact, fields, filled, find, kinds_of_checks, read_task
@@ -52,6 +53,13 @@ def explain_recorded(task_text: str, history: list[str], step: Step) -> str:
         return ""
     trace = explain(task_text, history, step.state, step.action, step.next_state, step.reward)
     return trace if check_trace(trace, step.state, step.action, step.next_state, step.reward) else ""
+
+
+def read_traces(path: str, form: str, drop: str = "") -> list[Episode]:
+    """Recorded runs on WebArena (webarena_import's formats) as episodes, without those of the tasks in the task file `drop`: Lite's are a test set, and are
+    numbered there by their place among the 812. Raises ValueError."""
+    dropped = {record.get("old_task_id", record["task_id"]) for record in read_records(drop)} if drop else set()
+    return webarena_import.read_traces(path, form, dropped)
 
 
 # ---- relabelling -------------------------------------------------------------------------------------------------------------------------------

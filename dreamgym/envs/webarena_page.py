@@ -24,6 +24,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 LINES = 30                                       # of a window
+STOPPED = "stopped"                              # the state after `stop`
 MAX_CHARS, MAX_TAB_CHARS, MAX_OPTIONS = 120, 40, 24
 SITES = ("shopping", "shopping_admin", "reddit", "gitlab", "map", "wikipedia", "homepage")
 FIELDS = frozenset("textbox searchbox combobox listbox checkbox radio switch spinbutton slider date datetime time color".split())

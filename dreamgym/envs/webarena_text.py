@@ -10,11 +10,10 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from dreamgym.envs.webarena_actions import parse
-from dreamgym.envs.webarena_page import LINES, Node, Page, ground_text, read_screen
+from dreamgym.envs.webarena_page import LINES, STOPPED, Node, Page, ground_text, read_screen
 from dreamgym.envs.webarena_tasks import checks, read_task
 from dreamgym.prompts import accepted, clean
 
-STOPPED = "stopped"                              # the state after `stop`
 MAX_TASK_CHARS = 400
 # How the experience model is trained: no names of the form "drawer 3"; an answer may name lines of other pages and the rest of a page; half of the demonstrations
 # come from other tasks; some rows show none, because a page that the buffer does not know must be written whole
