@@ -47,8 +47,8 @@ class Args:
     history: int = 1                   # pages of the episode so far that it reads (0: ablation without history; ours)
     reasoning: bool = True             # ablation: without reasoning traces
     judged: bool = True                # train on relabelled purchases (--no-judged: the naive reward)
-    steps: int = 1_400                 # optimizer steps before the probes are first looked at
-    max_steps: int = 2_600             # ... and at most
+    steps: int = 0                     # optimizer steps before the probes are first looked at (0: the environment's, 1,400 for WebShop)
+    max_steps: int = 0                 # ... and at most (0: the environment's, 2,600 for WebShop)
     rows: int = 24                     # transitions per optimizer step
     lr: float = 0.0                    # peak learning rate (0: 1e-2 from scratch, 1e-5 full fine-tuning, 1e-4 LoRA)
     prompt_loss: float = -1.0          # weight of the loss on prompt tokens (-1: 0.3 from scratch, where it teaches copying; else 0)
@@ -66,8 +66,8 @@ class Args:
             raise ValueError(f"--quantize {self.quantize}: 4-bit weights cannot be trained themselves; expected --lora-rank, too")
         if self.model in SIZES and self.lora_rank:
             raise ValueError(f"--lora-rank {self.lora_rank}: the {self.model} model is trained in full; expected --model with a path or hub name")
-        if min(self.steps, self.max_steps, self.rows, self.save_every, self.micro_batch_tok) < 1 or min(self.k, self.history) < 0:
-            raise ValueError("--steps, --max-steps, --rows, --save-every and --micro-batch-tok are at least 1, --k and --history at least 0")
+        if min(self.rows, self.save_every, self.micro_batch_tok) < 1 or min(self.steps, self.max_steps, self.k, self.history) < 0:
+            raise ValueError("--rows, --save-every and --micro-batch-tok are at least 1, --steps, --max-steps, --k and --history at least 0")
 
 
 def build_rows(args: Args, tokenizer, rules, settings: DreamSettings, episodes, buffer, encoder) -> list[Row]:
@@ -109,6 +109,7 @@ def main() -> None:
     data_meta = run.data_meta(data)
     env_name = data_meta["environment"]["env"]
     rules, tiny = make_rules(env_name), args.model in SIZES
+    args.steps, args.max_steps = args.steps or rules.EXPERIENCE_STEPS[0], args.max_steps or max(args.steps, rules.EXPERIENCE_STEPS[1])
     args.lr = args.lr or (1e-2 if tiny else 1e-4 if args.lora_rank else 1e-5)
     args.prompt_loss = args.prompt_loss if args.prompt_loss >= 0 else 0.3 if tiny else 0.0
     kept = {k: v for k, v in asdict(args).items() if k not in ("data", "out", "fresh", "threads", "micro_batch_tok", "save_every")}

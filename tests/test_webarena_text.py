@@ -54,7 +54,8 @@ def test_refusals_are_foreseen(episodes):
 
 @pytest.mark.parametrize(("action", "kind"), [
     ("click [1]", "link"), ("click link 'Home'", "link"), ("click [4]", "refused"), ("click [9]", "refused"), ("click link 'Away'", "refused"),
-    ("type [2] [3] [0]", "fill"), ("type [2] [3] [1]", "search"), ("type [3] [Stars] [0]", "choose"), ("type combobox 'Sort' [Price] [1]", "refused"), ("type [1] [x] [1]", "refused"),
+    ("type [2] [3] [0]", "fill"), ("type [2] [3] [1]", "search"), ("type [3] [Stars] [0]", "choose"),
+    ("type combobox 'Sort' [Price] [1]", "refused"), ("type [1] [x] [1]", "refused"),
     ("scroll [down]", "refused"), ("close_tab", "refused"), ("new_tab", "tab"), ("go_back", "back"), ("stop [done]", "stop"), ("buy it", "refused")])
 def test_action_types(action, kind):
     """Stops the raw and the grounded form of an action from being read differently."""

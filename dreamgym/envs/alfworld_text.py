@@ -25,6 +25,7 @@ MAX_TASK_CHARS = 200
 NUMBERED, BY_LINE, OTHER_TASKS = True, True, 0.5
 WITHOUT_DEMO = 0.15                                  # of the training rows show no demonstration: a place that the buffer does not know must be invented whole
 LOOKED_THROUGH = 64                                  # transitions retrieved for each demonstration shown: all but those of the same action are left out (`similar`)
+EXPERIENCE_STEPS = 1_600, 2_000                      # optimizer steps of the experience model before its probes are looked at, and at most
 IMITATED = ("imperfect", "prober")                   # players whose episodes are imitated: the prober's show how to go on after a refusal
 IMITATION_EPISODES, IMITATION_EPOCHS = 1000, 20       # so many, so often: after 8 passes, the tiny policy still takes a spoon where the task says pot
 REFUSED_ROWS = 3                                     # a refused step is so many training rows (with other names): they are few, and the model would allow anything

@@ -21,6 +21,7 @@ PLACED = "order placed"
 NOTHING = "nothing"
 # How the experience model is trained: no names of the form "drawer 3"; whole pages are named; demonstrations may be of the same task
 NUMBERED, BY_LINE, OTHER_TASKS, WITHOUT_DEMO, REFUSED_ROWS = False, False, 0.0, 0.0, 1
+EXPERIENCE_STEPS = 1_400, 2_600                  # optimizer steps of the experience model before its probes are looked at, and at most
 IMITATED, IMITATION_EPISODES, IMITATION_EPOCHS = ("imperfect",), 600, 8     # players whose episodes are imitated, how many, and passes over them
 LOOKED_THROUGH = 1                               # transitions retrieved for each demonstration shown
 BUTTONS = ("back to search", "< prev", "next >", "description", "features", "reviews", "buy now")
