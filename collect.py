@@ -31,7 +31,7 @@ TRACE_CONTEXT_TOK, TRACE_TOK = 16_384, 4_096       # of a local teacher: an epis
 class Args:
     env: str = "webshop"               # environment: webshop | alfworld | webarena
     out: str = "out/data"              # folder to write
-    data_dir: str = ""                 # official data (default: $WEBSHOP_DATA, $ALFWORLD_DATA; neither: an embedded shop, generated games)
+    data_dir: str = ""                 # official data (default: $WEBSHOP_DATA, $ALFWORLD_DATA; neither: an embedded shop, generated games, own sites)
     cache: str = ""                    # where those are generated (default: out/shop, out/games)
     env_seed: int = 7                  # their seed, and that of WebShop's draws
     human_goals: bool = False          # WebShop, official data: crowd instructions instead of synthetic ones

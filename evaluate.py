@@ -3,7 +3,8 @@
     python evaluate.py --policy out/webshop/policy --play 10                 # ten episodes to read, then success on held-out tasks
     python evaluate.py --policy out/webshop/policy --world dream --play 3    # the same inside the experience model, with its reasoning
     python evaluate.py --expmodel out/webshop/expmodel                       # errors of the experience model, and the bound they give
-    python evaluate.py --policy out/webshop/policy --judge http://127.0.0.1:8000/v1 --judge-model NAME   # the paper's four-rubric judge
+    python evaluate.py --env webarena --backend chromium                     # WebArena's own sites in a real browser
+    python evaluate.py --policy out/webshop/policy --world dream --judge http://127.0.0.1:8000/v1 --judge-model NAME   # the paper's four-rubric judge
 """
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ class Args:
     data: str = ""                     # folder of collect.py (default: beside the policy)
     env: str = "webshop"               # environment: webshop | alfworld | webarena
     cache: str = ""                    # where the embedded shop or the generated games are (default: out/shop, out/games)
-    data_dir: str = ""                 # official data to play on (default: what the policy was trained on, or $WEBSHOP_DATA, $ALFWORLD_DATA)
+    data_dir: str = ""                 # official data to play on (default: what the policy was trained on, or $WEBSHOP_DATA, $ALFWORLD_DATA, $WEBARENA_DATA)
     split: str = "test"                # tasks: test (held out), train; ALFWorld also valid_seen, valid_unseen; official WebShop also eval
     backend: Literal["direct", "chromium"] = "direct"      # WebArena: without a browser, or in a real one
     world: Literal["real", "dream"] = "real"   # where to play
@@ -36,7 +37,7 @@ class Args:
     tasks: int = 500                   # so many of them (0: only --play)
     play: int = 0                      # print this many episodes
     out: str = ""                      # write the episodes and the report here (JSONL, JSON)
-    judge: str = ""                    # URL of an OpenAI-compatible endpoint that judges dreamt episodes by four rubrics
+    judge: str = ""                    # URL of an OpenAI-compatible endpoint: judges dreamt episodes by four rubrics, and WebArena's fuzzy answers
     judge_model: str = ""              # model name there
     judge_key_env: str = "OPENAI_API_KEY"      # environment variable that holds the key
     gamma: float = 0.95                # discount for the bound of Theorem 1 (it needs gamma < 1)
@@ -82,8 +83,14 @@ def main() -> None:
     policy = Policy(model, tokenizer, context=1024, system="" if made["model"] in SIZES else POLICY_SYSTEM[args.env], seed=args.seed)
     world = env if args.world == "real" else load_dream(expmodel, rules, ranks.device, seed=args.seed)
     tasks = [everything[i] for i in run.rng(0, "evaluation").permutation(len(everything))[:max(args.tasks, args.play)]]
-    with run.progress(len(tasks), "episodes") as bar:
-        episodes = rollout(policy, world, tasks, env.max_steps, args.temperature, "eval", args.world, bar.update)
+    if args.env == "webarena" and args.judge:
+        from dreamgym.envs.webarena_evaluators import Judge
+        env.judge = Judge(args.judge, args.judge_model, args.judge_key_env)
+    try:
+        with run.progress(len(tasks), "episodes") as bar:
+            episodes = rollout(policy, world, tasks, env.max_steps, args.temperature, "eval", args.world, bar.update)
+    finally:
+        getattr(env, "close", lambda: None)()    # WebArena: browsers and servers
     print("\n\n".join(readable(e) for e in episodes[:args.play]))
     report = {"environment": env.describe(), "world": args.world, "temperature": args.temperature, **policy_report(episodes, rules)}
     print(f"\n{env.label}, {args.world} world, temperature {args.temperature:g}: success {report['success']:.3f} "
@@ -91,7 +98,7 @@ def main() -> None:
           f"pages that contradict earlier ones {report['contradictions']:.3f}")
     if "groups" in report:
         print(run.summary_table([{"group": name, "n": g["n"], "success": g["share"], "low": g["low"], "high": g["high"]} for name, g in report["groups"].items()]))
-    if args.judge:
+    if args.judge and args.world == "dream":
         from dreamgym import teacher
         report["judge_rubrics"] = asdict(teacher.judge(episodes, teacher.openai_ask(args.judge, args.judge_model, args.judge_key_env, 120.0)))
         print(f"judge: {report['judge_rubrics']}")

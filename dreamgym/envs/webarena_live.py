@@ -36,7 +36,7 @@ EARLY_S = 300.0                                  # a cookie that has less left c
 SCHEMA = 1
 
 
-class LiveError(Exception):
+class LiveError(ValueError):
     """The user's sites are not as they have to be: an address does not answer, a login or a reset fails. Never holds a password."""
 
 
