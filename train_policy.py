@@ -58,7 +58,7 @@ class Args:
     iterations: int = 15               # RL iterations in the dream (verl-agent: 150)
     tasks: int = 16                    # tasks per iteration
     rollouts: int = 8                  # episodes per task (PPO: tasks x rollouts different tasks)
-    updates: int = 4                   # optimizer steps per iteration
+    updates: int = 0                   # optimizer steps per iteration (0: the environment's, 4 for WebShop)
     lr: float = 0.0                    # RL learning rate (0: 3e-4 tiny, 1e-6 full fine-tuning as verl-agent, 1e-5 LoRA); imitation takes ten times as much
     kl_coef: float = 0.03              # weight of KL to the imitation policy (verl-agent: 0.01)
     kl: Literal["k1", "k2", "k3"] = "k3"           # its estimator
@@ -66,7 +66,8 @@ class Args:
     clip_high: float = 0.2             # and above
     entropy_coef: float = 0.001        # entropy bonus
     invalid_penalty: float = 0.1       # taken from the advantage of a refused action
-    loss_mean: Literal["token", "episode"] = "token"     # what weighs the same in the policy loss (GRPO as published: episode; DAPO: token)
+    loss_mean: Literal["auto", "token", "episode"] = "auto"    # what weighs the same in the policy loss (GRPO: episode; DAPO: token; auto: the environment's)
+    dream_temperature: float = 0.0     # of the experience model's answers (0: the policy alone brings variety)
     normalize_std: bool = True         # GRPO: divide by the group's standard deviation (no: Dr. GRPO)
     lam_generated: float = 0.25        # lambda: largest share of generated tasks per iteration (0: no task generation; ours)
     curriculum: bool = True            # pick tasks by reward variance (Eq. 7), not uniformly
@@ -87,11 +88,14 @@ class Args:
             raise ValueError(f"--quantize {self.quantize}: 4-bit weights cannot be trained themselves; expected --lora-rank, too")
         if self.model in SIZES and self.lora_rank:
             raise ValueError(f"--lora-rank {self.lora_rank}: the {self.model} model is trained in full; expected --model with a path or hub name")
-        if min(self.tasks, self.rollouts, self.updates, self.eval_every, self.eval_tasks) < 1 or min(self.imitation_episodes + 1, self.iterations, self.real_transitions) < 0:
+        rules = make_rules(self.env)
+        self.updates = self.updates or rules.UPDATES
+        self.loss_mean = rules.LOSS_MEAN if self.loss_mean == "auto" else self.loss_mean
+        if min(self.tasks, self.rollouts, self.updates, self.eval_every, self.eval_tasks) < 1 or min(self.imitation_episodes + 1, self.iterations, self.real_transitions, self.dream_temperature) < 0:
             raise ValueError("--tasks, --rollouts, --updates, --eval-every and --eval-tasks are at least 1, "
-                             "--iterations and --real-transitions at least 0, --imitation-episodes at least -1")
+                             "--iterations, --real-transitions and --dream-temperature at least 0, --imitation-episodes at least -1")
         if self.imitation_episodes < 0:
-            self.imitation_episodes = make_rules(self.env).IMITATION_EPISODES
+            self.imitation_episodes = rules.IMITATION_EPISODES
 
 
 GAMMA, LAM, DUAL_CLIP, VALUE_CLIP, VALUE_COEF, TEMPERATURE, POLICY_CONTEXT = 1.0, 1.0, 3.0, 0.2, 0.5, 1.0, 1024
@@ -435,7 +439,8 @@ def main() -> None:
     log.say(f"{env.label}; {len(train_tasks)} training tasks, {len(eval_tasks)} held-out tasks for evaluation; "
             f"{args.tasks} tasks x {args.rollouts} rollouts = {args.tasks * args.rollouts} episodes an iteration, {args.updates} optimizer steps each")
     policy = starting_policy(args, ranks, out, expmodel, offline, log)
-    dream = load_dream(expmodel, rules, ranks.device, seed=run.derive_seed(args.seed, "dream", ranks.rank), replay=resume / "replay" if resume else None)
+    dream = load_dream(expmodel, rules, ranks.device, temperature=args.dream_temperature, seed=run.derive_seed(args.seed, "dream", ranks.rank),
+                       replay=resume / "replay" if resume else None)
     if args.model in SIZES:
         check_tokenizer(policy.tokenizer, dream.tokenizer)
     reference = make_reference(policy.model)

@@ -26,8 +26,8 @@ NUMBERED, BY_LINE, OTHER_TASKS = True, True, 0.5
 WITHOUT_DEMO = 0.15                                  # of the training rows show no demonstration: a place that the buffer does not know must be invented whole
 LOOKED_THROUGH = 64                                  # transitions retrieved for each demonstration shown: all but those of the same action are left out (`similar`)
 EXPERIENCE_STEPS = 1_600, 2_000                      # optimizer steps of the experience model before its probes are looked at, and at most
-IMITATED = ("imperfect", "prober")                   # players whose episodes are imitated: the prober's show how to go on after a refusal
-IMITATION_EPISODES, IMITATION_EPOCHS = 1000, 20       # so many, so often: after 8 passes, the tiny policy still takes a spoon where the task says pot
+IMITATED, IMITATION_EPISODES, IMITATION_EPOCHS = ("imperfect",), 600, 20    # players whose episodes are imitated, how many, and passes over them (8: it takes a spoon for a pot)
+UPDATES, LOSS_MEAN = 8, "episode"                    # RL: optimizer steps an iteration; episodes weigh the same, for one that fails is several times as long
 REFUSED_ROWS = 3                                     # a refused step is so many training rows (with other names): they are few, and the model would allow anything
 THINGS = (
     "alarmclock apple baseballbat basketball book bowl box bread candle cd cellphone cloth creditcard cup dishsponge egg fork glassbottle "

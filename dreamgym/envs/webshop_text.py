@@ -23,6 +23,7 @@ NOTHING = "nothing"
 NUMBERED, BY_LINE, OTHER_TASKS, WITHOUT_DEMO, REFUSED_ROWS = False, False, 0.0, 0.0, 1
 EXPERIENCE_STEPS = 1_400, 2_600                  # optimizer steps of the experience model before its probes are looked at, and at most
 IMITATED, IMITATION_EPISODES, IMITATION_EPOCHS = ("imperfect",), 600, 8     # players whose episodes are imitated, how many, and passes over them
+UPDATES, LOSS_MEAN = 4, "token"                  # RL: optimizer steps an iteration; tokens weigh the same
 LOOKED_THROUGH = 1                               # transitions retrieved for each demonstration shown
 BUTTONS = ("back to search", "< prev", "next >", "description", "features", "reviews", "buy now")
 MAX_DETAIL_CHARS, MAX_TASK_CHARS = 600, 2000
