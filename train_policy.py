@@ -91,7 +91,8 @@ class Args:
         rules = make_rules(self.env)
         self.updates = self.updates or rules.UPDATES
         self.loss_mean = rules.LOSS_MEAN if self.loss_mean == "auto" else self.loss_mean
-        if min(self.tasks, self.rollouts, self.updates, self.eval_every, self.eval_tasks) < 1 or min(self.imitation_episodes + 1, self.iterations, self.real_transitions, self.dream_temperature) < 0:
+        at_least_0 = self.imitation_episodes + 1, self.iterations, self.real_transitions, self.dream_temperature
+        if min(self.tasks, self.rollouts, self.updates, self.eval_every, self.eval_tasks) < 1 or min(at_least_0) < 0:
             raise ValueError("--tasks, --rollouts, --updates, --eval-every and --eval-tasks are at least 1, "
                              "--iterations, --real-transitions and --dream-temperature at least 0, --imitation-episodes at least -1")
         if self.imitation_episodes < 0:
