@@ -65,8 +65,8 @@ def test_imported_traces(made, monkeypatch, capsys):
             for i, (text, action) in enumerate([(page, "click [8]"), (cart, "stop [done]")])]
     (made / "traces.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     try:
-        run_main("collect", "--env", "webarena", "--out", made / "imported", "--import-file", made / "traces.jsonl", "--import-format", "acctree", "--heldout", 40, "--relabelled", 0,
-                 "--relabelled-heldout", 0)
+        run_main("collect", "--env", "webarena", "--out", made / "imported", "--import-file", made / "traces.jsonl", "--import-format", "acctree",
+                 "--heldout", 40, "--relabelled", 0, "--relabelled-heldout", 0)
     except SystemExit as error:
         pytest.fail(str(error))
     (episode,) = [e for e in read_episodes(made / "imported/train.jsonl") if e.source == "imported"]
