@@ -7,10 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from dreamgym.envs import StepResult
 from dreamgym.envs import webshop_text as text
 from dreamgym.episode import Episode, Step, Task
 from dreamgym.prompts import Prediction
-from dreamgym.report import experience_report, gap_alarm, interval, policy_report, probes_passed, search_report, seed_interval, theorem_1, word_f1
+from dreamgym.report import experience_report, gap_alarm, interval, policy_report, probes_passed, replayed_contradictions, search_report, seed_interval, theorem_1, word_f1
 
 TASK = "find me slim jacket with color: red, and price lower than 50.00 dollars"
 RESULTS = "results page 1 of 1\nclassic slim jacket $40 [1]\nroyal vest $20 [2]"
@@ -109,6 +110,25 @@ def test_experience_report():
     assert {k: v["n"] for k, v in report["by_action"].items()} == {"search": 1, "refused": 1, "open": 1, "buy": 1}
     assert {k: v["n"] for k, v in report["by_knowledge"].items()} == {"determined": 2, "recalled or invented": 2}
     assert report["by_action"]["search"]["f1"] == pytest.approx(word_f1(answers["search[vest]"].next_state, RESULTS)) and report["by_action"]["open"]["f1"] == 0.0
+
+
+def test_replayed_contradictions():
+    # Stops consistency from being measured on real pages instead of the dream's own, or from going on after the dream has ended an episode.
+    class Dream:
+        rules = SimpleNamespace(contradictions=lambda steps: (len(steps), sum(next_state == "wrong" for _, _, next_state in steps)))
+
+        def start(self, tasks):
+            return [SimpleNamespace(state=task.start, steps=0) for task in tasks]
+
+        def act(self, sessions, actions):
+            for session, action in zip(sessions, actions):
+                session.state = action
+            return [StepResult(action, done=action == "end", info={"grounded": action}) for action in actions]
+    episodes = [Episode(str(i), Task("t", TASK, start="s"), [Step("real", action, "real") for action in actions])
+                for i, actions in enumerate((["a", "wrong", "b"], ["a", "end", "wrong"], ["wrong"]))]
+    found = replayed_contradictions(Dream(), episodes)
+    assert (found["n"], found["share"]) == (6, 2 / 6) and found["low"] < 2 / 6 < found["high"]
+    assert replayed_contradictions(Dream(), [])["share"] is None
 
 
 # ---- policies ----------------------------------------------------------------------------------------------------------------------------------

@@ -82,6 +82,19 @@ def test_grpo_batch_against_a_slow_loop(normalize_std):
     assert k == len(batch.rows) == len(batch.advantage) == len(batch.returns) == len(batch.first)
 
 
+def test_episodes_may_weigh_the_same():
+    """Stops a long failure from weighing more than a short success with --loss-mean episode, and the loss from changing its scale."""
+    episodes = some_episodes()
+    token, whole = (make_batch(Args(invalid_penalty=0.0, loss_mean=mean), None, None, episodes, [e.task.id for e in episodes], RANKS) for mean in ("token", "episode"))
+    rows = [e for e in episodes for s in e.streams if any(s.mask)]
+    tokens = {e.id: sum(sum(s.mask) for s in e.streams) for e in episodes}
+    mean = sum(tokens.values()) / len(tokens)
+    for e, a, b in zip(rows, token.advantage, whole.advantage):
+        torch.testing.assert_close(b, a * mean / tokens[e.id])
+    assert [r.ids for r in token.rows] == [r.ids for r in whole.rows]
+    assert (Args(env="webshop").loss_mean, Args(env="alfworld").loss_mean) == ("token", "episode")
+
+
 def test_ppo_batch_against_a_slow_loop(monkeypatch):
     """Stops GAE over tokens instead of turns, values of the wrong turn, rewards that are shifted by one, and whitening that is not over all tokens."""
     episodes, args = some_episodes(), Args(algo="ppo", invalid_penalty=0.3)
