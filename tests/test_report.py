@@ -142,6 +142,8 @@ def test_policy_report_and_the_judges_confusion():
     assert (report["n"], report["success"], report["transitions"]) == (7, 4 / 7, 8)
     assert (report["low"], report["high"]) == interval(4, 7) and report["score"] == pytest.approx(4.5 / 7)
     assert report["stops"] == {"success": 4, "failure": 2, "step_limit": 1} and report["invalid"] == 1 / 8 and report["length"] == 8 / 7
+    unknown = policy_report([*episodes, lost, bought(RIGHT, 0.0, stop="not_judged")], text)      # neither a failure nor a success
+    assert (unknown["n"], unknown["success"], unknown["stops"]["not_judged"]) == (7, 4 / 7, 1)
     empty = policy_report([], text)
     assert (empty["n"], empty["success"], empty["low"], empty["high"]) == (0, 0.0, 0.0, 1.0)
 

@@ -217,6 +217,15 @@ def test_a_context_without_room_ends_the_episode(trained, context):
     assert context > 12 or [(e.stop, e.steps[0].action) for e in episodes] == [("context", "")] * 2
 
 
+def test_a_world_may_have_room_for_few(trained):
+    """Stops more episodes at once than a world has browsers for."""
+    policy, world = policy_of(trained), World()
+    world.slots = 2
+    policy.sampler = Scripted(policy.tokenizer, {f"play-{i}": [WORDS[0]] * 3 for i in range(5)})
+    assert len(rollout(policy, world, tasks(*[3] * 5), 20, 1.0, "play", "real")) == 5
+    assert max(world.acts) == 2 and sum(world.acts) == 15
+
+
 # ---------------------------------------------------------------------------------------------------------------- imitation
 
 
