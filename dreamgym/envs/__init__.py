@@ -14,6 +14,7 @@ Sessions are values: episodes may start and end at any time, so a rollout keeps 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import import_module
 from types import ModuleType
@@ -47,6 +48,17 @@ def record(episode: Episode, state: str, action: str, result: StepResult, reason
         episode.stop, episode.score = result.info["stop"], result.info["score"]
     elif len(episode.steps) >= max_steps:
         episode.stop = "step_limit"
+
+
+def play_explained(env, session: Session, kind: str, act: Callable[[str], str], explain: Callable[..., str], name: str) -> Episode:
+    """One real episode of a rule-based player (`act`: state -> action), each step explained from the task, the states before it and its outcome."""
+    task, episode, history = session.task, Episode(name, session.task, source=kind), []
+    while not episode.stop:
+        state, action = session.state, act(session.state)
+        result = env.act([session], [action])[0]
+        record(episode, state, action, result, explain(task.text, history, state, action, result.state, result.reward), env.max_steps)
+        history.append(state)
+    return episode
 
 
 ENVIRONMENTS = ("webshop", "alfworld", "webarena")

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 import numpy as np
 
-from dreamgym.envs import alfworld_text as text, record
+from dreamgym.envs import alfworld_text as text, play_explained
 from dreamgym.envs.alfworld_players import make_player
 from dreamgym.envs.alfworld_teacher import check_trace, explain
 from dreamgym.envs.alfworld_text import LAMPS, MADE, Wanted, kind_of
@@ -33,15 +33,7 @@ MAKEABLE = {"clean": f"{_FOOD} bowl butterknife cloth cup dishsponge fork kettle
 def play(env, task: Task, kind: str, rng: np.random.Generator, name: str) -> Episode:
     """One real episode of a rule-based player (`kind`: one of MIX), each step explained. The environment must play in this process: two players read its engine."""
     session = env.start([task])[0]
-    act = make_player(kind, task.text, rng, session)
-    episode, history = Episode(name, task, source=kind), []
-    while not episode.stop:
-        state, action = session.state, act(session.state)
-        result = env.act([session], [action])[0]
-        reasoning = explain(task.text, history, state, action, result.state, result.reward)
-        record(episode, state, action, result, reasoning, env.max_steps)
-        history.append(state)
-    return episode
+    return play_explained(env, session, kind, make_player(kind, task.text, rng, session), explain, name)
 
 
 def explain_recorded(task_text: str, history: list[str], step: Step) -> str:

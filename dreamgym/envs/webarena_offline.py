@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 
-from dreamgym.envs import record, webarena_import, webarena_text as text
+from dreamgym.envs import play_explained, webarena_import, webarena_text as text
 from dreamgym.envs.webarena_evaluators import read_records
 from dreamgym.envs.webarena_players import make_player, other_fact
 from dreamgym.envs.webarena_sites import World
@@ -30,15 +30,7 @@ PER_PAGE = 6                                     # sentences tried on a page
 def play(env, task: Task, kind: str, rng: np.random.Generator, name: str) -> Episode:
     """One real episode of a rule-based player (`kind`: one of MIX), each step explained."""
     session = env.start([task])[0]
-    act = make_player(kind, task.text, rng, session)
-    episode, history = Episode(name, task, source=kind), []
-    while not episode.stop:
-        state, action = session.state, act(session.state)
-        result = env.act([session], [action])[0]
-        reasoning = explain(task.text, history, state, action, result.state, result.reward)
-        record(episode, state, action, result, reasoning, env.max_steps)
-        history.append(state)
-    return episode
+    return play_explained(env, session, kind, make_player(kind, task.text, rng, session), explain, name)
 
 
 def explain_recorded(task_text: str, history: list[str], step: Step) -> str:
