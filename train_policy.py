@@ -55,7 +55,7 @@ class Args:
     lora_rank: int = 0                 # rank of LoRA on all linear layers (0: full fine-tuning)
     init: Literal["auto", "expmodel", "scratch", "model"] = "auto"  # policy weights before imitation (auto: expmodel for tiny, else --model)
     imitation_episodes: int = -1       # demonstrations to imitate, mistakes included (0: none, -1: as many as the environment's rules say)
-    iterations: int = 15               # RL iterations in the dream (verl-agent: 150)
+    iterations: int = -1               # RL iterations in the dream (-1: the environment's, 15 for WebShop; verl-agent: 150)
     tasks: int = 16                    # tasks per iteration
     rollouts: int = 8                  # episodes per task (PPO: tasks x rollouts different tasks)
     updates: int = 0                   # optimizer steps per iteration (0: the environment's, 4 for WebShop)
@@ -89,7 +89,7 @@ class Args:
         if self.model in SIZES and self.lora_rank:
             raise ValueError(f"--lora-rank {self.lora_rank}: the {self.model} model is trained in full; expected --model with a path or hub name")
         rules = make_rules(self.env)
-        self.updates = self.updates or rules.UPDATES
+        self.updates, self.iterations = self.updates or rules.UPDATES, rules.ITERATIONS if self.iterations == -1 else self.iterations
         self.loss_mean = rules.LOSS_MEAN if self.loss_mean == "auto" else self.loss_mean
         at_least_0 = self.imitation_episodes + 1, self.iterations, self.real_transitions, self.dream_temperature
         if min(self.tasks, self.rollouts, self.updates, self.eval_every, self.eval_tasks) < 1 or min(at_least_0) < 0:

@@ -27,7 +27,7 @@ WITHOUT_DEMO = 0.15                                  # of the training rows show
 LOOKED_THROUGH = 64                                  # transitions retrieved for each demonstration shown: all but those of the same action are left out (`similar`)
 EXPERIENCE_STEPS = 1_600, 2_000                      # optimizer steps of the experience model before its probes are looked at, and at most
 IMITATED, IMITATION_EPISODES, IMITATION_EPOCHS = ("imperfect",), 600, 20    # players whose episodes are imitated, how many, and passes over them (after 8: spoons for pots)
-UPDATES, LOSS_MEAN = 8, "episode"                    # RL: optimizer steps an iteration; episodes weigh the same, for one that fails is several times as long
+ITERATIONS, UPDATES, LOSS_MEAN = 10, 8, "episode"    # RL in the dream; optimizer steps an iteration; episodes weigh the same, for one that fails is several times as long
 REFUSED_ROWS = 3                                     # a refused step is so many training rows (with other names): they are few, and the model would allow anything
 THINGS = (
     "alarmclock apple baseballbat basketball book bowl box bread candle cd cellphone cloth creditcard cup dishsponge egg fork glassbottle "

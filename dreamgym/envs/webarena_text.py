@@ -20,7 +20,7 @@ MAX_TASK_CHARS = 400
 NUMBERED, BY_LINE, OTHER_TASKS, WITHOUT_DEMO, REFUSED_ROWS = False, True, 0.5, 0.1, 1
 EXPERIENCE_STEPS = 600, 900                      # optimizer steps of the experience model before its probes are looked at, and at most
 IMITATED, IMITATION_EPISODES, IMITATION_EPOCHS = ("imperfect",), 800, 10     # players whose episodes are imitated, how many, and passes over them
-UPDATES, LOSS_MEAN = 4, "token"                  # RL: optimizer steps an iteration; tokens weigh the same
+ITERATIONS, UPDATES, LOSS_MEAN = 15, 4, "token"  # RL in the dream; optimizer steps an iteration; tokens weigh the same
 LOOKED_THROUGH = 64                              # transitions retrieved for each demonstration shown: all but those of the same action are left out (`similar`)
 
 _NUMBER = re.compile(r"^\[\d+\] ", re.MULTILINE)
