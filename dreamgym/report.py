@@ -85,7 +85,7 @@ def experience_report(dream: ExperienceModel, episodes: list[Episode], on_batch:
         known["determined" if determined else "recalled or invented"].append(same)
         by_both[f"{kind}, {'determined' if determined else 'recalled or invented'}"].append(same)
         if kind == "refused":
-            refused.append(answer is not None and answer.next_state != step.state)
+            refused.append(answer is not None and rules.unnumbered(answer.next_state) != rules.unnumbered(step.state))
         if step.done or (rules.judged(step.state, step.action) and step.next_state != step.state):
             confusion[("T" if paid == bool(step.reward) else "F") + ("P" if paid else "N")] += 1
     every, scores = [e for rows in exact.values() for e in rows], [x for rows in f1.values() for x in rows]
