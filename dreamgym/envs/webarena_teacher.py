@@ -10,7 +10,7 @@ import re
 
 from dreamgym.envs import webarena_text as text
 from dreamgym.envs.webarena_page import Page
-from dreamgym.envs.webarena_tasks import Wanted, kinds_of_checks, read_task
+from dreamgym.envs.webarena_tasks import Wanted, address, fields, filled, is_missing, kinds_of_checks, read_task
 
 SAME, SUCCESS, NOT_DONE = "so the same page", "so success", "so not done"
 ELSEWHERE = "elsewhere"                          # of a constraint that the page does not show
@@ -46,8 +46,40 @@ def explain(task_text: str, history: list[str], state: str, action: str, next_st
 def _verdicts(wanted: Wanted | None, state: str, action: str, success: bool) -> list[str]:
     """The task's constraints, each with what the page shows; where the evaluators knew more than the page, that too."""
     rows = kinds_of_checks(wanted, state, action) if wanted else []
-    facts = [f"{'' if kind == 'answer' else f'{kind} '}{asked} : {found} {_yes(met)}" for kind, (asked, found, met) in rows]
+    facts = []
+    for i, (kind, (asked, found, met)) in enumerate(rows):
+        if i == 0:
+            others = all(met for _, (_, _, met) in rows[1:])
+            facts.append(f"page {_place(wanted, state, met, others)}")
+        else:
+            asked = asked.removeprefix("answer ")
+            facts.append(f"{kind} {_compared(f'without {asked[3:]}' if asked.startswith('no ') else asked, found, met)}")
     return facts if not rows or success == all(met for _, (_, _, met) in rows) else [*facts, f"{ELSEWHERE} {_yes(success)}"]
+
+
+def _compared(asked: str, found: str, met: bool) -> str:
+    """Names of several words are compared word by word, each with what stands in its place: a small model does not compare them as a whole."""
+    words, others = asked.split(), found.split()
+    if 1 < len(words) == len(others) and (words == others) == met:
+        return " ".join(f"{word} : {other} {_yes(word == other)}" for word, other in zip(words, others))
+    return f"{asked} : {found} {_yes(met)}"
+
+
+def _place(wanted: Wanted, state: str, met: bool, others: bool) -> str:
+    """The page wanted, the page this is, and whether they agree. What other constraints compare is `*` here (an address spells it in its own way), unless the
+    address alone tells that it is another one."""
+    template, here = wanted.template, address(state)
+    pattern = (template.missing[0] if is_missing(wanted, state) else template.page).split(" |OR| ")[0]
+    values = dict(wanted.values)
+    compared = {name for line in template.shows for name in fields(line)} if not is_missing(wanted, state) and (met or not others) else set()
+    asked = filled(re.sub(r"\{(\w+)[.\w]*\}", lambda m: "*" if m[1] in compared else m[0], pattern), values)
+    path, _, query = asked.partition("?")
+    there, _, given = here.partition("?")
+    keys = dict(pair.partition("=")[::2] for pair in given.split("&"))
+    same = re.match(re.escape(path).replace(r"\*", ".+"), there) is not None
+    found = [f"{key}={value if value == '*' and key in keys else keys.get(key, 'none')}" for key, _, value in (pair.partition("=") for pair in query.split("&"))] if query else []
+    shown = "?".join([path if same else there, *(["&".join(found)] if found and same else [])])
+    return f"{asked} : {shown} {_yes(shown == asked or met)}"
 
 
 # ---- the facts of each action ------------------------------------------------------------------------------------------------------------------
@@ -128,7 +160,7 @@ def check_trace(trace: str, state: str, action: str, next_state: str, reward: fl
         return False
     if text.judged(state, action):
         facts, _, verdict = trace.rpartition(" so ")
-        said = f"{ELSEWHERE} yes" in facts or (" no ;" not in f"{facts} ;" and facts != "check")
+        said = f"{ELSEWHERE} yes" in facts or (not re.search(r" no(?= |$)", facts) and facts != "check")
         return next_state == text.STOPPED and f"so {verdict}" == (SUCCESS if reward else NOT_DONE) and (facts == "check" or said == bool(reward))
     if after is None or SUCCESS in trace or NOT_DONE in trace or reward:
         return False

@@ -18,7 +18,7 @@ MAX_TASK_CHARS = 400
 # How the experience model is trained: no names of the form "drawer 3"; an answer may name lines of other pages and the rest of a page; half of the demonstrations
 # come from other tasks; some rows show none, because a page that the buffer does not know must be written whole
 NUMBERED, BY_LINE, OTHER_TASKS, WITHOUT_DEMO, REFUSED_ROWS = False, True, 0.5, 0.1, 1
-EXPERIENCE_STEPS = 600, 900                      # optimizer steps of the experience model before its probes are looked at, and at most
+EXPERIENCE_STEPS = 900, 1300                    # optimizer steps of the experience model before its probes are looked at, and at most
 IMITATED, IMITATION_EPISODES, IMITATION_EPOCHS = ("imperfect",), 800, 10     # players whose episodes are imitated, how many, and passes over them
 ITERATIONS, UPDATES, LOSS_MEAN = 15, 4, "token"  # RL in the dream; optimizer steps an iteration; tokens weigh the same
 LOOKED_THROUGH = 64                              # transitions retrieved for each demonstration shown: all but those of the same action are left out (`similar`)
