@@ -66,8 +66,6 @@ class Args:
     clip_high: float = 0.2             # and above
     entropy_coef: float = 0.001        # entropy bonus
     invalid_penalty: float = 0.1       # taken from the advantage of a refused action
-    loss_mean: Literal["auto", "token", "episode"] = "auto"    # what weighs the same in the policy loss (GRPO: episode; DAPO: token; auto: the environment's)
-    dream_temperature: float = 0.0     # of the experience model's answers (0: the policy alone brings variety)
     normalize_std: bool = True         # GRPO: divide by the group's standard deviation (no: Dr. GRPO)
     lam_generated: float = 0.25        # lambda: largest share of generated tasks per iteration (0: no task generation; ours)
     curriculum: bool = True            # pick tasks by reward variance (Eq. 7), not uniformly
@@ -90,11 +88,9 @@ class Args:
             raise ValueError(f"--lora-rank {self.lora_rank}: the {self.model} model is trained in full; expected --model with a path or hub name")
         rules = make_rules(self.env)
         self.updates, self.iterations = self.updates or rules.UPDATES, rules.ITERATIONS if self.iterations == -1 else self.iterations
-        self.loss_mean = rules.LOSS_MEAN if self.loss_mean == "auto" else self.loss_mean
-        at_least_0 = self.imitation_episodes + 1, self.iterations, self.real_transitions, self.dream_temperature
-        if min(self.tasks, self.rollouts, self.updates, self.eval_every, self.eval_tasks) < 1 or min(at_least_0) < 0:
+        if min(self.tasks, self.rollouts, self.updates, self.eval_every, self.eval_tasks) < 1 or min(self.imitation_episodes + 1, self.iterations, self.real_transitions) < 0:
             raise ValueError("--tasks, --rollouts, --updates, --eval-every and --eval-tasks are at least 1, "
-                             "--iterations, --real-transitions and --dream-temperature at least 0, --imitation-episodes at least -1")
+                             "--iterations and --real-transitions at least 0, --imitation-episodes at least -1")
         if self.imitation_episodes < 0:
             self.imitation_episodes = rules.IMITATION_EPISODES
 
@@ -253,7 +249,7 @@ def make_batch(args: Args, policy: Policy, head, episodes: list[Episode], groups
                 advantage.append(torch.tensor(per_token))
                 returns.append(torch.tensor(per_return))
                 first.append(torch.tensor(at_first))
-    if args.loss_mean == "episode":              # each episode weighs the same: one that fails is several times as long as one that succeeds
+    if make_rules(args.env).LOSS_MEAN == "episode":      # each episode weighs the same: one that fails is several times as long as one that succeeds
         tokens = defaultdict(int)
         for (episode, _), row in zip(streams, rows):
             tokens[episode.id] += sum(row.mask)
@@ -440,8 +436,7 @@ def main() -> None:
     log.say(f"{env.label}; {len(train_tasks)} training tasks, {len(eval_tasks)} held-out tasks for evaluation; "
             f"{args.tasks} tasks x {args.rollouts} rollouts = {args.tasks * args.rollouts} episodes an iteration, {args.updates} optimizer steps each")
     policy = starting_policy(args, ranks, out, expmodel, offline, log)
-    dream = load_dream(expmodel, rules, ranks.device, temperature=args.dream_temperature, seed=run.derive_seed(args.seed, "dream", ranks.rank),
-                       replay=resume / "replay" if resume else None)
+    dream = load_dream(expmodel, rules, ranks.device, seed=run.derive_seed(args.seed, "dream", ranks.rank), replay=resume / "replay" if resume else None)
     if args.model in SIZES:
         check_tokenizer(policy.tokenizer, dream.tokenizer)
     reference = make_reference(policy.model)

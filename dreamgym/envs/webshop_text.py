@@ -249,7 +249,8 @@ def contradictions(steps: list[tuple[str, str, str]]) -> tuple[int, int]:
     checked = broken = 0
     for _, _, page in steps:
         if page_kind(page) == "item":
-            title, *options = page.split("\n")[:-1]
+            title, *options = page.split("\n")
+            options = options[:-1]               # the last line is what was chosen; a dreamt page may lack it
             checked += title in known
             broken += known.setdefault(title, options) != options
     return checked, broken
