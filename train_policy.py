@@ -249,7 +249,7 @@ def make_batch(args: Args, policy: Policy, head, episodes: list[Episode], groups
                 advantage.append(torch.tensor(per_token))
                 returns.append(torch.tensor(per_return))
                 first.append(torch.tensor(at_first))
-    if make_rules(args.env).LOSS_MEAN == "episode":      # each episode weighs the same: one that fails is several times as long as one that succeeds
+    if args.algo == "grpo" and make_rules(args.env).LOSS_MEAN == "episode":      # each episode weighs the same: failures are several times as long as successes
         tokens = defaultdict(int)
         for (episode, _), row in zip(streams, rows):
             tokens[episode.id] += sum(row.mask)
