@@ -6,7 +6,8 @@ A world (real or dream) has two methods, batched over any set of running episode
     act(sessions, actions) -> [StepResult]         one action for each session; the session's `state` moves on
 
 and a real one also `tasks(split) -> [Task]`, `max_steps`, `label` (which data it plays), `describe()` and `text`, the module of pure functions that
-reads its states; where it needs them, `slots` (episodes at once) and `close()`. An environment is four modules: NAME_env (the world), NAME_text (the state mapping and all rules), NAME_offline (players and teacher for
+reads its states; where it needs them, `slots` (episodes at once) and `close()`.
+An environment is four modules: NAME_env (the world), NAME_text (the state mapping and all rules), NAME_offline (players and teacher for
 offline data) and what those need.
 Sessions are values: episodes may start and end at any time, so a rollout keeps its batch full. Reward is 1 on success at the end, else 0;
 `info` keeps the raw score, validity and stop reason. A real environment never asks a language model anything; the dream never touches a real one.
