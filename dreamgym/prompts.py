@@ -61,6 +61,11 @@ def clean(text: str) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
+def as_it_is(state: str, noted: bool = False) -> str:
+    """`unnumbered` and `numbered` of an environment whose states the experience model reads and writes as the policy sees them (WebArena's differ)."""
+    return state
+
+
 def accepted(read, text: str) -> bool:
     """Whether a reader takes a text, that is, raises no ValueError."""
     try:

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from dreamgym.prompts import accepted, clean
+from dreamgym.prompts import accepted, as_it_is, clean
 
 NOTHING = "nothing"
 TAGS = ("clean", "hot", "cool", "sliced", "lit")      # what has been done to an object, in the order they are written
@@ -201,14 +201,7 @@ def ground(state: str, action: str) -> str:
     return clean(action)
 
 
-def unnumbered(state: str, noted: bool = False) -> str:
-    """A state as the experience model reads it, or (`noted`) writes it: as it is."""
-    return state
-
-
-def numbered(text: str) -> str:
-    """The inverse of `unnumbered`."""
-    return text
+unnumbered = numbered = as_it_is
 
 
 def retrieval_text(task_text: str, state: str, action: str) -> str:

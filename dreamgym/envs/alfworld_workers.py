@@ -6,16 +6,13 @@ and answers with one. A play belongs to the worker that began it, and plays of o
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import weakref
 from pathlib import Path
 
 from dreamgym.envs.alfworld_engine import Engine
 from dreamgym.envs.alfworld_text import Notes
-
-ROOT = Path(__file__).resolve().parents[2]
+from dreamgym.envs.child_process import Child, answer_channel, send_all
 
 
 class Play:
@@ -85,42 +82,21 @@ class FarPlay:
         weakref.finalize(self, worker.dropped.append, self.number).atexit = False
 
 
-class _Worker:
+class _Worker(Child):
+    """A child with its games, and the numbers of plays that it may forget."""
+
     def __init__(self, settings: list):
-        self.games, self.dropped, self.begun = set(), [], 0
-        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        self.child = subprocess.Popen([sys.executable, "-m", __name__, json.dumps(settings)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                                      env={**os.environ, "PYTHONPATH": path}, start_new_session=True)      # Ctrl-C is the parent's, whose end is theirs
-        weakref.finalize(self, _stop, self.child)
+        super().__init__(__name__, settings, "an ALFWorld worker process")
+        self.games, self.dropped = set(), []
 
     def send(self, rows: list) -> None:
         forget, self.dropped[:] = [["drop", number, ""] for number in self.dropped], []
-        try:
-            print(json.dumps(forget + rows), file=self.child.stdin, flush=True)
-        except OSError:
-            pass                                 # it has died: `receive` says so
-
-    def receive(self) -> dict:
-        line = self.child.stdout.readline()
-        if not line:
-            raise RuntimeError(f"an ALFWorld worker process ended with status {self.child.wait()}; its own message is above (out of memory?)")
-        return json.loads(line)
-
-
-def _stop(child: subprocess.Popen) -> None:
-    child.stdin.close()
-    child.stdout.close()                         # first, or a child that is still answering would wait for a reader for ever
-    child.wait()
+        super().send(forget + rows)
 
 
 def _exchange(plays: list[FarPlay], verb: str, texts: list[str]) -> list:
     """One message to each worker concerned, and their answers in the order of `plays`. All work at once."""
-    asked: dict[_Worker, list[int]] = {}
-    for i, play in enumerate(plays):
-        asked.setdefault(play.worker, []).append(i)
-    for worker, rows in asked.items():
-        worker.send([[verb, plays[i].number, texts[i]] for i in rows])
-    answers, replies = {}, [(rows, worker.receive()) for worker, rows in asked.items()]
+    answers, replies = {}, [(rows, worker.receive()) for worker, rows in send_all(plays, verb, texts).items()]
     for rows, reply in replies:
         if "error" in reply:
             raise ValueError(reply["error"])
@@ -130,8 +106,7 @@ def _exchange(plays: list[FarPlay], verb: str, texts: list[str]) -> list:
 
 def _serve(admissible: bool, cache: str) -> None:
     """The child: one line in, one line out, until the parent closes the pipe."""
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)                                # whatever a library prints goes to the log, not into an answer
+    out = answer_channel()
     plays: dict[int, Play] = {}
     for line in sys.stdin:
         answers = []

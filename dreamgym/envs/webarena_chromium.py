@@ -16,18 +16,16 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
+from dreamgym.envs.child_process import Child, answer_channel, send_all
 from dreamgym.envs.webarena_actions import Action
 from dreamgym.envs.webarena_feeds import from_cdp
 from dreamgym.envs.webarena_locators import NotSupported
@@ -112,7 +110,7 @@ class Chromium(Tabs):
 
     def __init__(self, addresses: Addresses, browser: Browser | str = "", size: int = LINES, settle_s: float = 0.0, limit_s: float = 20.0, **context: Any):
         super().__init__(addresses, size)
-        self.own = None if isinstance(browser, Browser) else Browser(browser, (urlsplit(base).hostname for base in addresses.bases.values()))
+        self.own = None if isinstance(browser, Browser) else Browser(browser, addresses.hosts)
         self.browser, self.settle_s, self.limit_s, self.settings = self.own or browser, settle_s, limit_s, context
         self.context: Any = None
 
@@ -580,47 +578,23 @@ class FarPage:
 ERRORS = {error.__name__: error for error in (ValueError, RuntimeError, NotSupported)}
 
 
-class _Worker:
-    """A child process that reads a line of JSON and answers with one. It ends with this object or with this process: its pipe closes."""
+class _Worker(Child):
+    """A child with a browser."""
 
     def __init__(self, settings: dict):
-        self.begun = 0
-        path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        self.child = subprocess.Popen([sys.executable, "-m", __name__, json.dumps(settings)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                                      env={**os.environ, "PYTHONPATH": path}, start_new_session=True)      # Ctrl-C is the parent's, whose end is theirs
-        self.stop = weakref.finalize(self, _stop, self.child)
-
-    def send(self, rows: list) -> None:
-        try:
-            print(json.dumps(rows), file=self.child.stdin, flush=True)
-        except OSError:
-            pass                                 # it has died: `receive` says so
+        super().__init__(__name__, settings, "a browser worker")
 
     def receive(self) -> list:
-        line = self.child.stdout.readline()
-        if not line:
-            raise RuntimeError(f"a browser worker ended with status {self.child.wait()}; its own message is above")
-        answers = json.loads(line)
+        answers = super().receive()
         for kind, text in (answer["error"] for answer in answers if "error" in answer):
             raise ERRORS[kind](text)
         return [answer["answer"] for answer in answers]
 
 
-def _stop(child: subprocess.Popen) -> None:
-    child.stdin.close()
-    child.stdout.close()                         # first, or a child that is still answering would wait for a reader for ever
-    child.wait()
-
-
 def _exchange(browsers: Sequence[FarChromium], verb: str, rows: list[list]) -> list:
     """One message to each worker concerned, and their answers in the order of `browsers`. All work at once; all have answered when an error is raised."""
-    asked: dict[_Worker, list[int]] = {}
-    for i, browser in enumerate(browsers):
-        asked.setdefault(browser.worker, []).append(i)
-    for worker, numbers in asked.items():
-        worker.send([[verb, browsers[i].number, rows[i]] for i in numbers])
     answers, errors = {}, []
-    for worker, numbers in asked.items():
+    for worker, numbers in send_all(browsers, verb, rows).items():
         try:
             answers.update(zip(numbers, worker.receive()))
         except tuple(ERRORS.values()) as error:
@@ -632,8 +606,7 @@ def _exchange(browsers: Sequence[FarChromium], verb: str, rows: list[list]) -> l
 
 def _serve(settings: dict) -> None:
     """The child: one line in, one line out, until the parent closes the pipe."""
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)                                # whatever a library prints goes to the log, not into an answer
+    out = answer_channel()
     try:
         browser = Browser(**settings)
     except (ValueError, RuntimeError) as error:

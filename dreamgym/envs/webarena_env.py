@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
-from dreamgym.envs import Session, StepResult, webarena_text
+from dreamgym.envs import Session, StepResult, webarena_live as live, webarena_text
 from dreamgym.envs.webarena_actions import Action, parse
 from dreamgym.envs.webarena_direct import Direct
 from dreamgym.envs.webarena_evaluators import PAGE_HELPERS, OwnShop, Verdict, WebTask, as_task, evaluate, located, read_records, shop_helpers
@@ -33,12 +34,13 @@ SETTLE_S, WAIT_S = 1.0, 3.0                      # real sites run scripts: after
 
 @dataclass
 class Stage:
-    """Where one episode plays: addresses, who is logged in there, and a browser. `world` for own sites, `served` when a real browser reads them."""
+    """Where one episode plays: addresses, who is logged in there, and a browser. `sites`: the World, `served` when a real browser reads it; of a user's sites
+    the instance with its logins."""
     bases: dict[str, str]
     helpers: dict[str, Callable]
     browser: Any = None
     cookies: dict = field(default_factory=dict)
-    world: World | None = None
+    sites: Any = None
     served: Any = None
 
 
@@ -57,7 +59,11 @@ class WebArena:
         self.started, self.free, self.farm = 0, [], None
         if backend == "chromium":
             self.farm = self._browsers()
-        self._tasks = make_tasks(World(seed), seed)
+
+    @cached_property
+    def _tasks(self) -> dict[str, list[Task]]:
+        """Made when they are asked for: training reads its tasks from collect.py's files."""
+        return make_tasks(World(self.seed), self.seed)
 
     def _browsers(self, **settings):
         try:
@@ -78,7 +84,7 @@ class WebArena:
     def _stage(self, task: WebTask) -> Stage:
         if self.free:
             stage = self.free.pop()
-            stage.world.reset()
+            stage.sites.reset()
             return stage
         world = World(self.seed)
         served = world.serve() if self.farm else None
@@ -143,8 +149,7 @@ class LiveWebArena(WebArena):
 
     max_steps, label, wait_s = LIVE_STEPS, "WebArena (the user's sites)", WAIT_S
 
-    def __init__(self, data_dir: str, backend: str = "chromium"):
-        from dreamgym.envs import webarena_live as live
+    def __init__(self, data_dir: str):
         self._tasks = _official_tasks(Path(data_dir))
         sites = {site for tasks in self._tasks.values() for task in tasks for site in task.goal["config"]["sites"]}
         several = os.environ.get("WA_INSTANCES", "")
@@ -156,14 +161,13 @@ class LiveWebArena(WebArena):
             live.check_answers(instance.bases)
         self.backend, self.judge, self.seed, self.data_dir = "chromium", None, None, data_dir
         self.slots, self.started, self.reset = len(instances), 0, False
-        self.farm = self._browsers(hosts=_hosts(instances), settle_s=SETTLE_S)
+        self.farm = self._browsers(hosts=set().union(*(Addresses(instance.bases).hosts for instance in instances)), settle_s=SETTLE_S)
         self.free = [(instance, live.Logins(instance.bases, accounts, LOGINS)) for instance in instances]
 
     def describe(self) -> dict:
         return {"env": "webarena", "sites": self.label, "tasks": Path(self.data_dir).name, "backend": self.backend}
 
     def start(self, tasks: list[Task]) -> list[Session]:
-        from dreamgym.envs import webarena_live as live
         if not self.reset:
             for instance, logins in self.free:
                 if instance.reset_url:
@@ -174,26 +178,20 @@ class LiveWebArena(WebArena):
         return super().start(tasks)
 
     def _stage(self, task: WebTask) -> Stage:
-        from dreamgym.envs import webarena_live as live
         from dreamgym.envs.webarena_chromium import Browser
         instance, logins = self.free.pop()
-        with Browser(hosts=_hosts([instance])) as browser:
+        addresses, shop = Addresses(instance.bases), instance.bases.get("shopping")
+        with Browser(hosts=addresses.hosts) as browser:
             state = logins.state(browser.chromium, task.sites)
-        shop = {"shopping"} <= set(instance.bases) and shop_helpers(live.Magento(instance.bases["shopping"], logins.accounts["shopping_admin"]))
-        far = self.farm.browsers([Addresses(instance.bases)], [{"storage_state": state}])[0]
-        return Stage(instance.bases, PAGE_HELPERS | (shop or {}), far, world=(instance, logins))
+        helpers = shop_helpers(live.Magento(shop, logins.accounts["shopping_admin"])) if shop else {}
+        return Stage(instance.bases, PAGE_HELPERS | helpers, self.farm.browsers([addresses], [{"storage_state": state}])[0], sites=(instance, logins))
 
     def _leave(self, stage: Stage) -> None:
         stage.browser.close()
-        self.free.append(stage.world)
+        self.free.append(stage.sites)
 
     def close(self) -> None:
         self.farm.close()
-
-
-def _hosts(instances) -> set[str]:
-    from urllib.parse import urlsplit
-    return {urlsplit(base).hostname for instance in instances for base in instance.bases.values()}
 
 
 def _official_tasks(path: Path) -> dict[str, list[Task]]:

@@ -26,13 +26,13 @@ from typing import Any, Protocol
 from urllib.parse import parse_qs, urlsplit
 
 from dreamgym.envs.webarena_locators import NotSupported
+from dreamgym.envs.webarena_page import SITES
 from dreamgym.teacher import EndpointError, openai_ask
 
-SITES = ("shopping", "shopping_admin", "reddit", "gitlab", "map", "wikipedia", "homepage")
 EVAL_TYPES = ("string_match", "url_match", "program_html")         # the order they are tried in: what costs nothing comes first
 NOT_ACHIEVABLE = "N/A"
 POLL_S = 0.25
-_PLACEHOLDER = re.compile(r"__(SHOPPING|SHOPPING_ADMIN|REDDIT|GITLAB|MAP|WIKIPEDIA|HOMEPAGE)__")
+_PLACEHOLDER = re.compile(f"__({'|'.join(SITES).upper()})__")
 
 
 class EvalPage(Protocol):

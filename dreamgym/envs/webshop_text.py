@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from dreamgym.prompts import DITTO, TAGS, accepted, clean
+from dreamgym.prompts import DITTO, TAGS, accepted, as_it_is, clean
 
 START = "search page"
 PLACED = "order placed"
@@ -158,14 +158,7 @@ def ground(state: str, action: str) -> str:
     return action
 
 
-def unnumbered(state: str, noted: bool = False) -> str:
-    """A state as the experience model reads it, or (`noted`) writes it: as it is."""
-    return state
-
-
-def numbered(text: str) -> str:
-    """The inverse of `unnumbered`."""
-    return text
+unnumbered = numbered = as_it_is
 
 
 def retrieval_text(task_text: str, state: str, action: str) -> str:
