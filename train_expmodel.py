@@ -51,7 +51,7 @@ class Args:
     max_steps: int = 0                 # ... and at most (0: the environment's, 2,600 for WebShop)
     rows: int = 24                     # transitions per optimizer step
     lr: float = 0.0                    # peak learning rate (0: 1e-2 from scratch, 1e-5 full fine-tuning, 1e-4 LoRA)
-    prompt_loss: float = -1.0          # weight of the loss on prompt tokens (-1: 0.3 from scratch, where it teaches copying; else 0)
+    prompt_loss: float = -1.0          # share of prompt tokens that are predicted, too (-1: 0.3 from scratch, where it teaches copying; else 0)
     context: int = 1024                # tokens of prompt and answer
     micro_batch_tok: int = 2048        # tokens per micro-batch: memory only, never changes the gradient
     probe_rows: int = 600              # held-out episodes per probe during training (the final report uses all)
@@ -138,7 +138,7 @@ def main() -> None:
     if resume:
         model, tokenizer = load_model(resume, quantize=args.quantize, device=str(ranks.device))
     elif tiny:
-        tokenizer = build_tokenizer(corpus(episodes, tasks), numbered=rules.NUMBERED)
+        tokenizer = build_tokenizer([*corpus(episodes, tasks), rules.more_words()], rules.TOKENS)
         model = create_tiny(tokenizer, args.model, args.seed)
     else:
         model, tokenizer = load_model(args.model, "auto" if args.lora_rank else "float32", args.quantize, args.lora_rank, device=str(ranks.device), seed=args.seed)
@@ -230,23 +230,20 @@ def train_step(args: Args, model, optimizers, step: int, rows, judged_rows, vary
     rng = run.rng(args.seed, "batch", step)
     kinds = rng.random(args.rows)
     source = [judged_rows if judged_rows and x < 0.50 else vary_rows if vary_rows and x > 0.95 else rows for x in kinds]
-    batch = [pool[rng.integers(len(pool))] for pool in source][ranks.rank::ranks.world]
+    batch = [pool[rng.integers(len(pool))] for pool in source]
+    # A prompt token is predicted with probability --prompt-loss: the expected gradient of that weight on all of them, for two thirds of the time
+    predicted = [Row(r.ids, [0, *(np.array(r.mask[1:], int) | (rng.random(len(r.ids) - 1) < args.prompt_loss)).tolist()]) for r in batch]
+    batch, predicted = batch[ranks.rank::ranks.world], predicted[ranks.rank::ranks.world]
     total = ranks.all_reduce_sum(float(sum(sum(r.mask) for r in batch)))
     set_rate(optimizers, step, args.steps, warmup=50, floor=0.1)
     loss_sum = 0.0
     for indices in even_micro_batches(batch, args.micro_batch_tok, ranks):
-        part = [batch[i] for i in indices]
-        mask_N = torch.tensor([m for r in part for m in r.mask[1:]], device=ranks.device)
-        if args.prompt_loss:                     # every token is predicted, those of the prompt with a smaller weight
-            logp_N, _, _ = row_logps(model, [Row(r.ids, [0] + [1] * (len(r.ids) - 1)) for r in part], with_entropy=False)
-            loss_N, weight_N = sft_loss(logp_N), mask_N + args.prompt_loss * (1 - mask_N)
-        else:
-            loss_N, weight_N = sft_loss(row_logps(model, part, with_entropy=False)[0]), 1.0
-        loss = aggregate(loss_N * weight_N, total / ranks.world)
+        loss_N = sft_loss(row_logps(model, [predicted[i] for i in indices], with_entropy=False)[0])
+        loss = aggregate(loss_N, total / ranks.world)
         check_finite(loss, f"experience model loss of step {step}, rows {indices}")
         loss.backward()
-        answer_N = loss_N.detach()[mask_N > 0] if args.prompt_loss else loss_N.detach()
-        loss_sum += float(answer_N.sum()) / total
+        answer_N = torch.tensor([m for i in indices for m, p in zip(batch[i].mask, predicted[i].mask) if p], device=ranks.device)
+        loss_sum += float(loss_N.detach().float() @ answer_N.float()) / total
     norm = step_all(model, optimizers)
     return {"loss": ranks.all_reduce_sum(loss_sum), "lr": optimizers[0].param_groups[0]["lr"], "grad_norm": norm, "tokens": total}
 

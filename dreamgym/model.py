@@ -49,6 +49,7 @@ __all__ = [
 ]  # fmt: skip
 
 SIZES = {"tiny": {"hidden_size": 64, "intermediate_size": 224}, "tiny128": {"hidden_size": 128, "intermediate_size": 448}}
+LOGITS_KEPT = 2**24  # numbers (64 MiB) up to which a chunk's logits are kept for the backward: recomputing them would take longer
 MIN_SHARED_TOK = 16  # rows sharing less than this keep separate packs: the longer attention would cost more than the tokens saved
 
 
@@ -347,14 +348,17 @@ def _packed(rows: list[Row], packs: list[tuple[list[int], int]], device: torch.d
 
 
 def _chunk_logps(head: torch.nn.Module, hidden_NH: torch.Tensor, target_N: torch.Tensor, temperature: float, with_entropy: bool):
-    logits_NV = head(hidden_NH).float() / temperature
+    logits_NV = head(hidden_NH).float()
+    logits_NV = logits_NV if temperature == 1 else logits_NV / temperature
+    if not with_entropy:
+        return -torch.nn.functional.cross_entropy(logits_NV, target_N, reduction="none"), None
     log_z_N = logits_NV.logsumexp(-1)
     logp_N = logits_NV.gather(-1, target_N[:, None])[:, 0] - log_z_N
-    return logp_N, log_z_N - ((logits_NV - log_z_N[:, None]).exp() * logits_NV).sum(-1) if with_entropy else None
+    return logp_N, log_z_N - ((logits_NV - log_z_N[:, None]).exp() * logits_NV).sum(-1)
 
 
 def _flat_logps(model: torch.nn.Module, batch: _Batch, temperature: float, chunk: int, with_entropy: bool):
-    """(logp_N, entropy_N or None, hidden_NH): the body once, then the head at trained positions only, recomputed in the backward chunk by chunk."""
+    """(logp_N, entropy_N or None, hidden_NH): the body once, then the head at trained positions only, chunk by chunk; large logits are recomputed in the backward."""
     causal_lm = _causal_lm(model)
     # With a cache, transformers ignores custom positions and masks in parts: use_cache must be off.
     body = causal_lm.base_model(input_ids=batch.ids_BT, attention_mask=batch.attention_B1TT, position_ids=batch.position_BT, use_cache=False)
@@ -362,7 +366,8 @@ def _flat_logps(model: torch.nn.Module, batch: _Batch, temperature: float, chunk
     parts = []
     for start in range(0, max(len(hidden_NH), 1), chunk):  # at least one chunk, if empty: ranks without trained tokens still join the backward
         args = (causal_lm.get_output_embeddings(), hidden_NH[start : start + chunk], batch.target_N[start : start + chunk], temperature, with_entropy)
-        parts.append(checkpoint(_chunk_logps, *args, use_reentrant=False) if torch.is_grad_enabled() else _chunk_logps(*args))
+        recomputed = torch.is_grad_enabled() and chunk * causal_lm.config.vocab_size > LOGITS_KEPT    # not by this chunk's size: sharded ranks must agree
+        parts.append(checkpoint(_chunk_logps, *args, use_reentrant=False) if recomputed else _chunk_logps(*args))
     return torch.cat([logp_N for logp_N, _ in parts]), torch.cat([entropy_N for _, entropy_N in parts]) if with_entropy else None, hidden_NH
 
 

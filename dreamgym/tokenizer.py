@@ -25,23 +25,31 @@ CHAT_TEMPLATE = (
 )
 
 
-def build_tokenizer(texts: Iterable[str], max_words: int = 4000, numbered: bool = False) -> PreTrainedTokenizerFast:
+# What is one token besides a word, by kind of text. numbered: a word and the number after it ("drawer 3", ALFWorld's names), so that two names are compared by comparing
+# two tokens. pages: a role and the quote that opens its name, the quote and the line's end, and the parts of addresses and prices ("shopping /product /blue -lamp",
+# "$12 .99"), so that an address never seen before is still made of words
+PIECES = {"words": "", "numbered": r"▁[a-z]+▁\d{1,2}(?![^▁\n\[\],:;])|", "pages": r"▁[a-z]+▁'|'\n|"}
+SEAM = r"/|-[A-Za-z]|\.\d\d(?!\d)"                # where the words of "pages" end
+
+
+def build_tokenizer(texts: Iterable[str], form: str = "words", max_words: int = 4000) -> PreTrainedTokenizerFast:
     """A tokenizer whose vocabulary is the specials, 256 bytes, the printable ASCII characters and the `max_words` most frequent words of `texts`.
 
     `click[red]` is ▁click [ ▁red ], `belt $50 [1]` is ▁belt ▁$50 ▁[▁1]: punctuation has a glued and a spaced token, a word only one.
-    With `numbered`, a word and the number after it are one token ("drawer 3", ALFWorld's names), so that two names are compared by comparing two tokens.
+    `form`, one of PIECES, says what else is one token.
     Words outside the vocabulary, and words glued to `,`, `:` or `]`, are spelled with characters, other characters with bytes.
     Decoding is exact for any text without "▁" (U+2581, which returns as a space). The order of the vocabulary is by count, then by word.
     """
     normalizer = normalizers.Sequence([normalizers.Replace(" ", "▁"), normalizers.Replace(Regex(OPENED + r"(?=[^\n])"), "▁")])
-    names = r"▁[a-z]+▁\d{1,2}(?![^▁\n\[\],:;])|" if numbered else ""
-    pieces = pre_tokenizers.Split(Regex(names + r"▁\[▁\d+\]|\n|▁?[\[\],:'?=&+]|▁?[^▁\n\[\],:'?=&+]+|▁"), "isolated")  # a line's number, " [3]", is one token
-    counts = Counter()
+    letter = r"[^▁\n\[\],:'?=&+]"
+    word = rf"▁?{letter}(?:(?!{SEAM}){letter})*" if form == "pages" else rf"▁?{letter}+"
+    pieces = pre_tokenizers.Split(Regex(PIECES[form] + rf"▁\[▁\d+\]|\n|▁?[\[\],:'?=&+]|{word}|▁"), "isolated")  # a line's number, " [3]", is one token
+    counts, begins = Counter(), "▁/-." if form == "pages" else "▁"
     for text in texts:
-        counts.update(piece for piece, _ in pieces.pre_tokenize_str(normalizer.normalize_str(text)) if piece[0] == "▁" and piece.isprintable())
-    for name, count in list(counts.items()) if numbered else ():
+        counts.update(piece for piece, _ in pieces.pre_tokenize_str(normalizer.normalize_str(text)) if piece[0] in begins and piece.isprintable())
+    for name, count in list(counts.items()) if form == "numbered" else ():
         counts.update({f"▁{word}": count for word in name[1:].split("▁")} if "▁" in name[1:] else {})          # a name not seen here is a word and a number
-    characters = ["\n", "▁"] + [chr(code) for code in range(33, 127)] + ["▁" + mark for mark in GLUED]
+    characters = ["\n", "▁", *["'\n"] * (form == "pages")] + [chr(code) for code in range(33, 127)] + ["▁" + mark for mark in GLUED]
     words = sorted((word for word in counts if word not in characters), key=lambda word: (-counts[word], word))[:max_words]
     # Unigram maximises the summed score: a word beats its spelling, and the byte names lose even against their own spelling in a text.
     vocabulary = [(piece, -1000.0) for piece in SPECIALS + [f"<0x{byte:02X}>" for byte in range(256)]]

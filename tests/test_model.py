@@ -565,10 +565,22 @@ def test_two_ranks_equal_one_process(tmp_path):
 
 def test_numbered_names_are_one_token():
     # Stops names that are compared word by word, and names not seen before that do not come back exactly.
-    tokenizer = build_tokenizer(["take mug 1 from drawer 3", "at drawer 3: mug 1, pen 2", "pen 2", "mug 12"], numbered=True)
+    tokenizer = build_tokenizer(["take mug 1 from drawer 3", "at drawer 3: mug 1, pen 2", "pen 2", "mug 12"], "numbered")
     tokens = lambda text: tokenizer.convert_ids_to_tokens(tokenizer(text, add_special_tokens=False)["input_ids"])
     assert tokens("take mug 1 from drawer 3") == ["▁take", "▁mug▁1", "▁from", "▁drawer▁3"]
     assert tokens("at drawer 3: mug 1, pen 2\nmug 12")[1:] == [*"▁drawer▁3 : ▁mug▁1 , ▁pen▁2".split(), "\n", "▁mug▁12"]
     for text in ("go to drawer 12", "go to pen 1", "pen 3; mug 77", "mug 1 2", "mug", "7"):
         assert tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"]) == text
     assert tokens("pen 12") == ["▁pen", "▁12"]
+
+
+def test_pages_are_made_of_words():
+    # Stops an address, a price or a quoted name never seen before from being spelled letter by letter, and one that does not come back exactly.
+    seen = ["url: shopping/product/blue-lamp\n[1] link 'Blue Lamp'\n[2] text 'price $12.99, sold 2024-05-29'", "url: map/place/red-hat", "text '$3.50'", "555-1234"]
+    tokenizer = build_tokenizer(seen, "pages")
+    tokens = lambda text: tokenizer.convert_ids_to_tokens(tokenizer(text, add_special_tokens=False)["input_ids"])
+    assert tokens("url: map/product/red-lamp\n") == ["▁url", ":", "▁map", "/product", "/red", "-lamp", "\n"]
+    assert tokens("[1] link 'Blue Lamp'\n[2] text '$3.99'") == ["▁[▁1]", "▁link▁'", "▁Blue", "▁Lamp", "'\n", "▁[▁2]", "▁text▁'", "▁$3", ".99", "'"]
+    assert tokens("sold 2024-05-29") == ["▁sold", "▁2024-05-29"]
+    for text in (*seen, "a / b - c", "//", "-x", "1.234.56", "it's 'q'\n'x", "/", "https://a.b-c/d.99?q=a+b", "'\n'\n"):
+        assert tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"]) == text

@@ -6,6 +6,7 @@ import pytest
 from dreamgym.envs import make_offline
 from dreamgym.envs import webarena_text as text
 from dreamgym.envs.webarena_env import WebArena
+from dreamgym.envs.webarena_names import kinds
 from dreamgym.prompts import Demo, experience_answer, known_pages, parse_experience
 from dreamgym.report import step_queries
 
@@ -94,3 +95,28 @@ def test_tasks_are_read():
     assert text.readable(task) and not text.readable("Buy me a pony") and text.difficulty(task) >= 2
     assert "music" in text.needs(task) and "Home" in text.offers(PAGE)
     assert text.starts(task, "page: Forums\nurl: reddit") and not text.starts(task, PAGE)
+
+
+def test_other_names_change_nothing_else(episodes):
+    """Stops renamed rows whose task, page, address and action name different things, whose line numbers changed, or that another reward fits."""
+    rng, changed, judged = np.random.default_rng(0), 0, {True: 0, False: 0}
+    for episode in episodes * 3:
+        if (change := text.renaming(rng, "", True)) is None:
+            continue
+        for step in episode.steps:
+            state, action = change(step.state), change(step.action)
+            before, after = text.read_page(step.state), text.read_page(state)
+            changed += state != step.state
+            assert list(after.lines) == list(before.lines) and [n.role for n in after.lines.values()] == [n.role for n in before.lines.values()]
+            assert len({n.name for n in after.lines.values()}) == len({n.name for n in before.lines.values()})
+            assert text.ground(state, action) == change(step.grounded) and text.action_type(state, action) == text.action_type(step.state, step.action)
+            if text.judged(step.state, step.action) and text.readable(change(episode.task.text)):
+                judged[step.reward == 1] += 1
+                assert text.rule_success(change(episode.task.text), state, action) == text.rule_success(episode.task.text, step.state, step.action)
+    assert changed > 30 and min(judged.values()) >= 3
+
+
+def test_words_of_names_are_of_one_kind():
+    """Stops a word that becomes two others: a bijection needs every word in one kind."""
+    words = [word for kind in kinds() for word in kind]
+    assert len(words) == len(set(words)) > 300 and not {"map", "star", "radio"} & set(words)

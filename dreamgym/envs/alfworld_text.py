@@ -22,7 +22,7 @@ LAMPS = ("desklamp", "floorlamp")                     # all that can be switched
 MAX_TASK_CHARS = 200
 # How the experience model is trained: names such as "drawer 3" are one token for a model made from scratch; an answer may name single lines of other pages; half of the
 # demonstrations come from other tasks, hence from other homes, as they will for a new task
-NUMBERED, BY_LINE, OTHER_TASKS = True, True, 0.5
+TOKENS, BY_LINE, OTHER_TASKS = "numbered", True, 0.5
 WITHOUT_DEMO = 0.15                                  # of the training rows show no demonstration: a place that the buffer does not know must be invented whole
 LOOKED_THROUGH = 64                                  # transitions retrieved for each demonstration shown: all but those of the same action are left out (`similar`)
 EXPERIENCE_STEPS = 1_600, 2_000                      # optimizer steps of the experience model before its probes are looked at, and at most
@@ -356,6 +356,11 @@ def renaming(rng, action: str, taken: bool, start: str = "") -> Callable[[str], 
             text = _ROOM_LINE.sub(lambda match: match[1] + ", ".join(by_name(match[2].split(", "))), text)
         return text
     return change
+
+
+def more_words() -> str:
+    """Text with words that only `renaming` brings in: none."""
+    return ""
 
 
 # ---- reading tasks -----------------------------------------------------------------------------------------------------------------------------

@@ -6,18 +6,20 @@ numbers mean something on one page only. The experience model also reads and wri
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from dreamgym.envs.webarena_actions import parse
+from dreamgym.envs.webarena_names import drawn, vocabulary
 from dreamgym.envs.webarena_page import LINES, STOPPED, Node, Page, ground_text, read_screen
 from dreamgym.envs.webarena_tasks import checks, read_task
 from dreamgym.prompts import accepted, clean
 
 MAX_TASK_CHARS = 400
-# How the experience model is trained: no names of the form "drawer 3"; an answer may name lines of other pages and the rest of a page; half of the demonstrations
+# How the experience model is trained: with the tokenizer for pages; an answer may name lines of other pages and the rest of a page; half of the demonstrations
 # come from other tasks; some rows show none, because a page that the buffer does not know must be written whole
-NUMBERED, BY_LINE, OTHER_TASKS, WITHOUT_DEMO, REFUSED_ROWS = False, True, 0.5, 0.1, 1
+TOKENS, BY_LINE, OTHER_TASKS, WITHOUT_DEMO, REFUSED_ROWS = "pages", True, 0.5, 0.1, 1
 EXPERIENCE_STEPS = 900, 1300                    # optimizer steps of the experience model before its probes are looked at, and at most
 IMITATED, IMITATION_EPISODES, IMITATION_EPOCHS = ("imperfect",), 800, 10     # players whose episodes are imitated, how many, and passes over them
 ITERATIONS, UPDATES, LOSS_MEAN = 15, 4, "token"  # RL in the dream; optimizer steps an iteration; tokens weigh the same
@@ -197,9 +199,14 @@ def contradictions(steps: list[tuple[str, str, str]]) -> tuple[int, int]:
     return checked, broken
 
 
-def renaming(rng, action: str, taken: bool, start: str = "") -> None:
-    """No other names: what a page says is to be recalled, not only copied."""
-    return None
+def renaming(rng, action: str, taken: bool, start: str = "") -> Callable[[str], str] | None:
+    """Other names for things, the same in every text of one training row, for half of the rows: see webarena_names."""
+    return None if rng.random() < 0.5 else drawn(rng)
+
+
+def more_words() -> str:
+    """Text with every word that `renaming` may bring in, for the tokenizer."""
+    return vocabulary()
 
 
 # ---- reading tasks -----------------------------------------------------------------------------------------------------------------------------
