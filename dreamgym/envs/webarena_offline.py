@@ -5,6 +5,7 @@ under one that it misses, mostly by a single constraint; without it the reward w
 """
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from types import MappingProxyType
 from urllib.parse import parse_qs, urlsplit
@@ -21,9 +22,9 @@ from dreamgym.envs.webarena_templates import TEMPLATES, Template
 from dreamgym.episode import Episode, Step, Task
 
 MIX = MappingProxyType({"oracle": 0.05, "searcher": 0.15, "imperfect": 0.45, "random": 0.15, "prober": 0.20})      # shares of episodes
-# Of the relabelled steps: fulfilled, or missed by the answer, the page, who or what it is about, what was to be done; by another kind of task about the same
-# thing; or by nearly everything. The last are easy, but without them a row holds so few "no" that a small model says "yes" to every constraint
-SHARES = MappingProxyType({"none": 0.45, "answer": 0.12, "page": 0.05, "entity": 0.12, "done": 0.10, "kind": 0.08, "many": 0.08})
+# Of the relabelled steps: fulfilled, or missed by the answer, the page, who or what it is about (often by one word of its name), what was to be done; by another
+# kind of task about the same thing; or by nearly everything. Where few of the words compared differ, a small model says "yes" to all and never learns to compare
+SHARES = MappingProxyType({"none": 0.30, "answer": 0.15, "page": 0.05, "entity": 0.28, "done": 0.08, "kind": 0.06, "many": 0.08})
 PER_PAGE = 6                                     # sentences tried on a page
 
 
@@ -58,22 +59,24 @@ def read_traces(path: str, form: str, drop: str = "") -> list[Episode]:
 
 def relabelled(env, episodes: list[Episode], count: int, rng: np.random.Generator, prefix: str, forbidden: set[str], seen: set[str]) -> list[Episode]:
     """At most `count` one-step episodes: a `stop` on a real page of `episodes` that is not in `seen` (which grows by them), under a sentence not in `forbidden`
-    that it fulfils (about 45 %) or misses; info["broken"] = none | answer | page | entity | done | kind | many.
+    that it fulfils (about 30 %) or misses; info["broken"] = none | answer | page | entity | done | kind | many.
 
     No (page, sentence) occurs twice, and none as it was played. Fewer than `count` come back where the pages do not offer more."""
     pages = sorted({step.state for episode in episodes for step in episode.steps} - seen)
     seen |= set(pages)
     used = {(step.state, episode.task.text) for episode in episodes for step in episode.steps if text.judged(step.state, step.action)}
     asked: dict[Template, list[Wanted]] = {}     # the sentences played: where values come from that a page does not show
-    for sentence in sorted({episode.task.text for episode in episodes if text.readable(episode.task.text)} - forbidden):
-        asked.setdefault(read_task(sentence).template, []).append(read_task(sentence))
+    for wanted in map(read_task, sorted({episode.task.text for episode in episodes if text.readable(episode.task.text)} - forbidden)):
+        if not wanted.template.held_out:         # of those a judge has not seen one sentence
+            asked.setdefault(wanted.template, []).append(wanted)
     world = World(env.seed)
     askable = {template: {tuple(row[name] for name in fields(template.intents[0])) for row in drawn(template, world)} for template in TEMPLATES}
+    alike = {template: _by_word(rows) for template, rows in askable.items()}
     taken = dict.fromkeys(SHARES, 0)
     results: list[Episode] = []
     for i in rng.permutation(len(pages)):
         offered: dict[str, list[tuple[str, str]]] = {}
-        for wanted, action in _wishes(pages[i], asked, rng):
+        for wanted, action in _wishes(pages[i], asked, alike, rng):
             sentence = filled(str(rng.choice(wanted.template.intents)), dict(wanted.values))
             if tuple(value for _, value in wanted.values) in askable[wanted.template] and sentence not in forbidden and (pages[i], sentence) not in used:
                 offered.setdefault(_broken(wanted, pages[i], action), []).append((sentence, action))
@@ -102,9 +105,19 @@ def _relabelled(state: str, sentence: str, action: str, broken: str, name: str) 
     return Episode(name, Task(name, sentence, "webarena", state), [only], source="relabelled", stop="success" if success else "failure", score=float(success))
 
 
-def _wishes(state: str, asked: dict[Template, list[Wanted]], rng: np.random.Generator) -> Iterator[tuple[Wanted, str]]:
-    """Sentences about a page, with the `stop` to be judged: what the page says put into every template of its site, and the same with one value of another
-    sentence."""
+def _by_word(rows: set[tuple[str, ...]]) -> dict[tuple[int, str], list[str]]:
+    """(place of a parameter, word) -> the parameter's values with that word."""
+    found: dict[tuple[int, str], set[str]] = {}
+    for row in rows:
+        for i, value in enumerate(row):
+            for word in re.split(r"[ /-]", value):
+                found.setdefault((i, word), set()).add(value)
+    return {key: sorted(values) for key, values in found.items() if len(values) > 1}
+
+
+def _wishes(state: str, asked: dict[Template, list[Wanted]], alike: dict, rng: np.random.Generator) -> Iterator[tuple[Wanted, str]]:
+    """Sentences about a page, with the `stop` to be judged: what the page says put into every template of its site, the same with a name that shares a word, and the
+    same with one value of another sentence."""
     site = text.page_kind(state)
     for template in TEMPLATES:
         others = asked.get(template)
@@ -113,7 +126,10 @@ def _wishes(state: str, asked: dict[Template, list[Wanted]], rng: np.random.Gene
         other = dict(others[rng.integers(len(others))].values)
         own = {**other, **_captured(template, state)}
         changed = str(rng.choice(list(other))) if other else ""
-        for values in (own, {**own, changed: other[changed]} if changed and rng.random() < 0.5 else other):
+        namesakes = [{**own, name: near} for i, name in enumerate(other) for word in re.split(r"[ /-]", own[name]) for near in alike[template].get((i, word), [])
+                     if near != own[name]]
+        near = [namesakes[rng.integers(len(namesakes))]] if namesakes else []
+        for values in (own, *near, {**own, changed: other[changed]} if changed and rng.random() < 0.5 else other):
             wanted = Wanted(template, tuple((name, values[name]) for name in other))
             right = fact(wanted, state)
             yield wanted, f"stop [{right or other_fact(wanted, state, rng)}]"
