@@ -19,11 +19,11 @@ import numpy as np
 import torch
 
 from dreamgym import run
-from dreamgym.envs import make_rules
+from dreamgym.envs import make_offline, make_rules
 from dreamgym.episode import Step, read_episodes, read_tasks
 from dreamgym.experience_model import DreamSettings, ExperienceModel, Query, fill_buffer, load_encoder, retrieve, settings_for, training_row
 from dreamgym.losses import aggregate, check_finite, sft_loss
-from dreamgym.model import SIZES, Row, build_tokenizer, chat_format, create_tiny, gathered, load_model, row_logps, save_model, shard
+from dreamgym.model import SIZES, Row, build_tokenizer, chat_format, create_tiny, encode_untrusted, gathered, load_model, row_logps, save_model, shard
 from dreamgym.optim import even_micro_batches, make_optimizers, set_rate, step_all
 from dreamgym.prompts import VARY_SYSTEM, Demo, experience_answer, experience_prompt, vary_prompt
 from dreamgym.replay import ReplayBuffer
@@ -134,6 +134,8 @@ def main() -> None:
     tasks = read_tasks(data / "tasks_train.jsonl")
     offline = [e for e in episodes if e.source != "relabelled"]
     judged = [e for e in episodes if e.source == "relabelled"] if args.judged else []
+    if tiny and judged and rules.MINIATURES:
+        judged += make_offline(env_name).miniatures(data_meta["settings"]["env_seed"], rules.MINIATURES, run.rng(args.seed, "miniatures"))
 
     if resume:
         model, tokenizer = load_model(resume, quantize=args.quantize, device=str(ranks.device))
@@ -156,6 +158,7 @@ def main() -> None:
     vary_rows = variation_rows(tokenizer, rules, tasks, 2_000, run.rng(args.seed, "vary"), "" if tiny else VARY_SYSTEM[env_name])
     model = shard(model)
     optimizers = make_optimizers(model, args.lr, from_scratch=tiny)
+    verdicts = {encode_untrusted(tokenizer, f"so {word}")[-1]: rules.VERDICT_WEIGHT for word in ("yes", "no")}
     step = 0
     if resume:
         step = load_training(resume, optimizers, ranks)
@@ -188,7 +191,7 @@ def main() -> None:
                 log.say(f"step {step}: probes {'passed' if not failed else 'not passed: ' + '; '.join(failed)}")
                 if not failed or not args.judged:
                     break
-            values = train_step(args, model, optimizers, step, rows, judged_rows, vary_rows, ranks)
+            values = train_step(args, model, optimizers, step, rows, judged_rows, vary_rows, ranks, verdicts)
             step += 1
             bar.update(1)
             if step % 50 == 0:
@@ -225,8 +228,9 @@ def corpus(episodes, tasks):
             yield experience_answer(step.reasoning, step.state, step.next_state, step.reward, step.done)
 
 
-def train_step(args: Args, model, optimizers, step: int, rows, judged_rows, vary_rows, ranks) -> dict:
-    """One optimizer step on --rows rows, drawn by step (so that a resumed run draws the same): half are relabelled purchases, 5 % task variations."""
+def train_step(args: Args, model, optimizers, step: int, rows, judged_rows, vary_rows, ranks, weights: dict[int, float]) -> dict:
+    """One optimizer step on --rows rows, drawn by step (so that a resumed run draws the same): half are relabelled purchases, 5 % task variations. `weights`: of
+    tokens in answers that weigh more than others."""
     rng = run.rng(args.seed, "batch", step)
     kinds = rng.random(args.rows)
     source = [judged_rows if judged_rows and x < 0.50 else vary_rows if vary_rows and x > 0.95 else rows for x in kinds]
@@ -239,11 +243,12 @@ def train_step(args: Args, model, optimizers, step: int, rows, judged_rows, vary
     loss_sum = 0.0
     for indices in even_micro_batches(batch, args.micro_batch_tok, ranks):
         loss_N = sft_loss(row_logps(model, [predicted[i] for i in indices], with_entropy=False)[0])
-        loss = aggregate(loss_N, total / ranks.world)
+        learnt = [(token, answer) for i in indices for token, answer, p in zip(batch[i].ids, batch[i].mask, predicted[i].mask) if p]
+        weight_N = torch.tensor([weights.get(token, 1.0) if answer else 1.0 for token, answer in learnt], device=ranks.device)
+        loss = aggregate(loss_N * weight_N, total / ranks.world)
         check_finite(loss, f"experience model loss of step {step}, rows {indices}")
         loss.backward()
-        answer_N = torch.tensor([m for i in indices for m, p in zip(batch[i].mask, predicted[i].mask) if p], device=ranks.device)
-        loss_sum += float(loss_N.detach().float() @ answer_N.float()) / total
+        loss_sum += float(loss_N.detach().float() @ torch.tensor([float(answer) for _, answer in learnt], device=ranks.device)) / total
     norm = step_all(model, optimizers)
     return {"loss": ranks.all_reduce_sum(loss_sum), "lr": optimizers[0].param_groups[0]["lr"], "grad_norm": norm, "tokens": total}
 

@@ -26,10 +26,10 @@ CHAT_TEMPLATE = (
 
 
 # What is one token besides a word, by kind of text. numbered: a word and the number after it ("drawer 3", ALFWorld's names), so that two names are compared by comparing
-# two tokens. pages: a role and the quote that opens its name, the quote and the line's end, and the parts of addresses and prices ("shopping /product /blue -lamp",
-# "$12 .99"), so that an address never seen before is still made of words
+# two tokens. pages: a role and the quote that opens its name, the quote and the line's end, and the parts of addresses, dates and prices ("shopping /product /blue
+# -lamp", "$12 .99"), so that an address never seen before is still made of words
 PIECES = {"words": "", "numbered": r"▁[a-z]+▁\d{1,2}(?![^▁\n\[\],:;])|", "pages": r"▁[a-z]+▁'|'\n|"}
-SEAM = r"/|-[A-Za-z]|\.\d\d(?!\d)"                # where the words of "pages" end
+SEAM = r"/|-|\.\d\d(?!\d)|\.(?!\w)"                # where the words of "pages" end
 
 
 def build_tokenizer(texts: Iterable[str], form: str = "words", max_words: int = 4000) -> PreTrainedTokenizerFast:

@@ -33,7 +33,7 @@ def kinds() -> tuple[tuple[str, ...], ...]:
 
 def vocabulary() -> str:
     """Every word in every form that a page may show it in: in a sentence, as a name, in an address."""
-    return "\n".join(f"{word} {word.capitalize()} /{word} /{word}-{word} ${word}" for words in kinds() for word in words)
+    return "\n".join(f"${word} {word} a/{word}" if word.isdigit() else f"{word} {word.capitalize()} a/{word}-{word}" for words in kinds() for word in words)
 
 
 def drawn(rng) -> Callable[[str], str]:

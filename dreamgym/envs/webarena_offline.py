@@ -13,7 +13,9 @@ from urllib.parse import parse_qs, urlsplit
 import numpy as np
 
 from dreamgym.envs import play_explained, webarena_import, webarena_text as text
-from dreamgym.envs.webarena_evaluators import read_records
+from dreamgym.envs.webarena_evaluators import NOT_ACHIEVABLE, read_records
+from dreamgym.envs.webarena_names import drawn as other_names
+from dreamgym.envs.webarena_page import quotable
 from dreamgym.envs.webarena_players import make_player, other_fact
 from dreamgym.envs.webarena_sites import World
 from dreamgym.envs.webarena_tasks import Wanted, address, drawn, fact, fields, filled, find, kinds_of_checks, read_task
@@ -165,3 +167,77 @@ def _alike(one: str, other: str) -> bool:
     """Whether two addresses lead to the same kind of page: as long, and mostly the same (a project's name is two parts)."""
     one, other = one.split("?")[0].rstrip("/").split("/"), other.split("?")[0].rstrip("/").split("/")
     return len(one) == len(other) and sum(a != b for a, b in zip(one, other)) <= 1 + (one[0] == "gitlab")
+
+
+# ---- miniatures --------------------------------------------------------------------------------------------------------------------------------
+
+OFF = MappingProxyType({"value": 0.55, "line": 0.08, "page": 0.06, "answer": 0.45})     # how often a miniature's page says something else than its task, each on its own
+
+
+def miniatures(seed: int, count: int, rng: np.random.Generator) -> list[Episode]:
+    """`count` one-step episodes like `relabelled` ones on pages of a few lines that no site has, made from the templates, with random names: they teach a small model
+    to copy and compare names in a third of the tokens of a real page, and every second comparison fails. For training only."""
+    world = World(seed)
+    drawn_rows = {template: rows for template in TEMPLATES if not template.held_out and fields(template.intents[0]) and (rows := drawn(template, world))}
+    templates, results = list(drawn_rows), []
+    while len(results) < count:
+        template = templates[rng.integers(len(templates))]
+        rows = drawn_rows[template]
+        values, *others = [rows[rng.integers(len(rows))] for _ in range(4)]
+        sentence = filled(str(rng.choice(template.intents)), values)
+        state, answers = _little_page(template, values, others, rng)
+        if not text.readable(sentence) or text.read_page(state) is None:
+            continue
+        wanted = read_task(sentence)
+        said = fact(wanted, state)
+        if template.answer and (not said or rng.random() < OFF["answer"]):
+            said = str(rng.choice(answers))
+        state, action, sentence, reasoning, success = _judged_little(state, f"stop [{said}]", sentence, rng)
+        step = Step(state, action, text.STOPPED, float(success), True, action, reasoning, True, {"broken": "none" if success else "many"})
+        task = Task(f"miniature-{len(results)}", sentence, "webarena", state)
+        results.append(Episode(task.id, task, [step], source="relabelled", stop="success" if success else "failure", score=float(success)))
+    return results
+
+
+def _judged_little(state: str, action: str, sentence: str, rng: np.random.Generator) -> tuple[str, str, str, str, bool]:
+    success = bool(text.rule_success(sentence, state, action))
+    change = other_names(rng)
+    return change(state), change(action), change(sentence), change(explain(sentence, [], state, action, text.STOPPED, float(success))), success
+
+
+def _little_page(template: Template, values: dict[str, str], others: list[dict[str, str]], rng: np.random.Generator) -> tuple[str, list[str]]:
+    """A page for a task's values, in which each part may be off, and what wrong answers may say. `others`: values of other tasks of the template."""
+    off = {what: rng.random() < share for what, share in OFF.items()}
+    shown = dict(values)
+    if off["value"]:
+        name = str(rng.choice(fields(template.intents[0])))
+        shown[name] = _off_by_a_word(values[name], others[0][name], rng)
+    place, patterns = template.page, [pattern for pattern in template.shows if not pattern.startswith("no ") or rng.random() < OFF["line"]]
+    if template.missing and values.get("answer") == NOT_ACHIEVABLE:
+        place, patterns = template.missing[0], [template.missing[1]]
+    elif template.answer:
+        siblings = [t.answer for t in TEMPLATES if t.answer and t.page == template.page and set(fields(t.answer)) <= {"answer", *values}]
+        patterns += [str(siblings[i]) for i in rng.permutation(len(siblings))[:3] if siblings[i] != template.answer]
+        patterns.insert(int(rng.integers(len(patterns) + 1)), template.answer)
+    if off["line"] and len(patterns) > 1:
+        patterns.pop(int(rng.integers(len(patterns))))
+    if off["page"]:
+        place = str(rng.choice([t.page for t in TEMPLATES if set(fields(t.page)) <= set(values)]))
+    lines: list[str] = ["link 'Home'"]
+    for pattern in patterns:
+        said = {**shown, **({} if pattern == template.answer else {"answer": others[len(lines) % len(others)].get("answer", "none")})}
+        part = [filled(one, {name: quotable(value) for name, value in said.items()}).replace("*", str(rng.integers(1, 9))) for one in pattern.removeprefix("no ").split(" > ")]
+        lines += part[1:] if part[0] in lines else part
+    address_ = filled(place.split(" |OR| ")[0], shown)
+    title = next((value for value in shown.values() if len(value) > 2), "Home")
+    state = "\n".join([f"page: {title}", f"url: {address_}{rng.integers(1, 99) if address_.endswith('/') else ''}", *(f"[{i}] {line}" for i, line in enumerate(lines, 1))])
+    return state, [*(other.get("answer", "none") for other in others), title]
+
+
+def _off_by_a_word(value: str, other: str, rng: np.random.Generator) -> str:
+    """`other`, or `value` with one word of it."""
+    words, others = re.split(r"([ /-])", value), re.split(r"([ /-])", other)
+    if len(words) != len(others) or rng.random() < 0.3:
+        return other
+    at = 2 * int(rng.integers(len(words) // 2 + 1))
+    return "".join([*words[:at], others[at], *words[at + 1:]])

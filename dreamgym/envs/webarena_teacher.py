@@ -16,7 +16,7 @@ SAME, SUCCESS, NOT_DONE = "so the same page", "so success", "so not done"
 ELSEWHERE = "elsewhere"                          # of a constraint that the page does not show
 NOWHERE = "nothing"                              # the address of an empty tab
 MOST_FIELDS = 4                                  # of a form, in a trace
-_WORDS = re.compile(r"[^ /-]+")                  # of 'Blue Lamp' and of 'carl/smart-bot'
+_WORDS = re.compile(r"[\w$]+")                   # of 'Blue Lamp', 'carl/smart-bot' and '$12.99'
 _LEADS = re.compile(r" so (\S+) is (new|known|changed)\b")
 _HOLDS = re.compile(r" so (.+?) holds (.+?)$")
 
@@ -59,10 +59,11 @@ def _verdicts(wanted: Wanted | None, state: str, action: str, success: bool) -> 
 
 
 def _compared(asked: str, found: str, met: bool) -> str:
-    """Names of several words are compared word by word, each with what stands in its place: a small model does not compare them as a whole."""
+    """Names are compared word by word, each word just before what stands in its place: that a token is the one before it again is what a small model sees most easily
+    (it needs no more than the heads that copy), while it hardly learns to compare names as a whole."""
     words, others = _WORDS.findall(asked), _WORDS.findall(found)
-    if 1 < len(words) == len(others) and (words == others) == met and not asked[0].isdigit():
-        return " ".join(f"{word} : {other} {_yes(word == other)}" for word, other in zip(words, others))
+    if len(words) == len(others) and (words == others) == met:
+        return " ".join(f"{word} {other} {_yes(word == other)}" for word, other in zip(words, others))
     return f"{asked} : {found} {_yes(met)}"
 
 
