@@ -29,7 +29,7 @@ CHAT_TEMPLATE = (
 # two tokens. pages: a role and the quote that opens its name, the quote and the line's end, and the parts of addresses, dates and prices ("shopping /product /blue
 # -lamp", "$12 .99"), so that an address never seen before is still made of words
 PIECES = {"words": "", "numbered": r"▁[a-z]+▁\d{1,2}(?![^▁\n\[\],:;])|", "pages": r"▁[a-z]+▁'|'\n|"}
-SEAM = r"/|-|\.\d\d(?!\d)|\.(?!\w)"                # where the words of "pages" end
+SEAM = r"/|%|-|\.\d\d(?!\d)|\.(?!\w)"              # where the words of "pages" end
 
 
 def build_tokenizer(texts: Iterable[str], form: str = "words", max_words: int = 4000) -> PreTrainedTokenizerFast:
@@ -44,7 +44,7 @@ def build_tokenizer(texts: Iterable[str], form: str = "words", max_words: int = 
     letter = r"[^▁\n\[\],:'?=&+]"
     word = rf"▁?{letter}(?:(?!{SEAM}){letter})*" if form == "pages" else rf"▁?{letter}+"
     pieces = pre_tokenizers.Split(Regex(PIECES[form] + rf"▁\[▁\d+\]|\n|▁?[\[\],:'?=&+]|{word}|▁"), "isolated")  # a line's number, " [3]", is one token
-    counts, begins = Counter(), "▁/-." if form == "pages" else "▁"
+    counts, begins = Counter(), "▁/%-." if form == "pages" else "▁"
     for text in texts:
         counts.update(piece for piece, _ in pieces.pre_tokenize_str(normalizer.normalize_str(text)) if piece[0] in begins and piece.isprintable())
     for name, count in list(counts.items()) if form == "numbered" else ():

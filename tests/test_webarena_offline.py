@@ -1,4 +1,5 @@
 """Offline data of the own sites: traces fit what happened, relabelled steps are as labelled, and nothing held out is used."""
+import re
 from collections import Counter
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from dreamgym.envs import webarena_text as text
 from dreamgym.envs.webarena_env import WebArena
 from dreamgym.envs.webarena_evaluators import exact_match
-from dreamgym.envs.webarena_offline import MIX, SHARES, explain_recorded, play, relabelled
+from dreamgym.envs.webarena_offline import MIX, SHARES, explain_recorded, miniatures, play, relabelled
 from dreamgym.envs.webarena_sites import World
 from dreamgym.envs.webarena_tasks import drawn, read_task
 from dreamgym.envs.webarena_teacher import check_trace, explain
@@ -88,6 +89,19 @@ def test_relabelled_rows_are_as_labelled(env, episodes, rows):
         assert bool(missed) == (step.info["broken"] != "none") and row.success == (not missed) and step.next_state == text.STOPPED
         assert check_trace(step.reasoning, step.state, step.action, step.next_state, step.reward)
         assert step.info["broken"] not in ("answer", "page", "done") or {"answer": missed[0].startswith("answer"), "page": True, "done": True}[step.info["broken"]]
+
+
+def test_miniatures_are_judged_like_real_pages():
+    """Stops made-up pages whose trace or reward the rules would not give, that ask for kinds of tasks held out, that all fail or all succeed, or whose names repeat."""
+    rows = miniatures(7, 400, np.random.default_rng(0))
+    assert [row.task.text for row in rows] == [row.task.text for row in miniatures(7, 400, np.random.default_rng(0))]
+    for row in rows:
+        (step,) = row.steps
+        assert text.read_page(step.state) and check_trace(step.reasoning, step.state, step.action, step.next_state, step.reward) and step.grounded == step.action
+        if text.readable(row.task.text):
+            assert not read_task(row.task.text).template.held_out and text.rule_success(row.task.text, step.state, step.action) == row.success
+    compared = Counter(re.findall(r"\b(yes|no)\b", " ".join(row.steps[0].reasoning for row in rows)))
+    assert 0.3 < sum(row.success for row in rows) / len(rows) < 0.6 and compared["no"] > 0.15 * compared["yes"] and len({row.task.text for row in rows}) > 350
 
 
 def test_fulfilled_answers_are_true_in_the_database(rows):

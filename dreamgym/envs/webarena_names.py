@@ -12,8 +12,8 @@ from functools import cache
 ORDERS = range(1001, 1151)                       # numbers of orders
 # Words that the sites also use for something else ('map', the button 'Star', the role radio, going by bike) stay
 FIXED = frozenset("map shop site open star notes garden table watch chat page set phone screen bike card library radio".split())
-# Not the numbers of lines: "\n[12] link", "click [12]"
-_PIECE = re.compile(r"[A-Za-z]+|(?<!\n\[)(?<!(?:lick|type|over) \[)(?:(?<![\d:.-])[1-9]\d(?![\d:-])|(?<![\d.,])1[01]\d\d(?!\d))")
+# Not the numbers of lines ("\n[12] link", "click [12]"), nor a letter of "%2F"
+_PIECE = re.compile(r"%[0-9A-F]{2}|[A-Za-z]+|(?<!\n\[)(?<!(?:lick|type|over) \[)(?:(?<![\d:.-])[1-9]\d(?![\d:-])|(?<![\d.,])1[01]\d\d(?!\d))")
 
 
 @cache

@@ -226,7 +226,8 @@ def _little_page(template: Template, values: dict[str, str], others: list[dict[s
     lines: list[str] = ["link 'Home'"]
     for pattern in patterns:
         said = {**shown, **({} if pattern == template.answer else {"answer": others[len(lines) % len(others)].get("answer", "none")})}
-        part = [filled(one, {name: quotable(value) for name, value in said.items()}).replace("*", str(rng.integers(1, 9))) for one in pattern.removeprefix("no ").split(" > ")]
+        pattern = pattern.removeprefix("no ").replace("*{", "{").replace("}*", "}")
+        part = filled(pattern, {name: quotable(value) for name, value in said.items()}).replace("*", str(rng.integers(1, 9))).split(" > ")
         lines += part[1:] if part[0] in lines else part
     address_ = filled(place.split(" |OR| ")[0], shown)
     title = next((value for value in shown.values() if len(value) > 2), "Home")
