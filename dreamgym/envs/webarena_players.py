@@ -19,7 +19,7 @@ from dreamgym.envs.webarena_text import read_page
 
 Act = Callable[[str], str]
 KINDS = ("oracle", "searcher", "imperfect", "random", "prober")
-SLIP = 0.20                                      # the imperfect player's chance of a mistake per step
+SLIP = 0.10                                      # the imperfect player's chance of a mistake per step
 GIVE_UP = 3                                      # so many times the plan is begun again, before `stop [N/A]`
 STOP_EARLY = 0.08                                # of the random player's actions
 _STEP = re.compile(r"(click|type) (\w+) '(.+?)'(?: \[(.*?)\](?: \[([01])\])?)?")
