@@ -230,7 +230,7 @@ def corpus(episodes, tasks):
 
 def train_step(args: Args, model, optimizers, step: int, rows, judged_rows, vary_rows, ranks, weights: dict[int, float]) -> dict:
     """One optimizer step on --rows rows, drawn by step (so that a resumed run draws the same): half are relabelled purchases, 5 % task variations. `weights`: of
-    tokens in answers that weigh more than others."""
+    tokens in answers that weigh more than others; the token before weighs as much (else what a page shows is taken for what was asked, which it mostly is)."""
     rng = run.rng(args.seed, "batch", step)
     kinds = rng.random(args.rows)
     source = [judged_rows if judged_rows and x < 0.50 else vary_rows if vary_rows and x > 0.95 else rows for x in kinds]
@@ -243,12 +243,13 @@ def train_step(args: Args, model, optimizers, step: int, rows, judged_rows, vary
     loss_sum = 0.0
     for indices in even_micro_batches(batch, args.micro_batch_tok, ranks):
         loss_N = sft_loss(row_logps(model, [predicted[i] for i in indices], with_entropy=False)[0])
-        learnt = [(token, answer) for i in indices for token, answer, p in zip(batch[i].ids, batch[i].mask, predicted[i].mask) if p]
-        weight_N = torch.tensor([weights.get(token, 1.0) if answer else 1.0 for token, answer in learnt], device=ranks.device)
+        learnt = [(token, following, answer) for i in indices for token, following, answer, p in
+                  zip(batch[i].ids, [*batch[i].ids[1:], -1], batch[i].mask, predicted[i].mask) if p]
+        weight_N = torch.tensor([max(weights.get(token, 1.0), weights.get(following, 1.0)) if answer else 1.0 for token, following, answer in learnt], device=ranks.device)
         loss = aggregate(loss_N * weight_N, total / ranks.world)
         check_finite(loss, f"experience model loss of step {step}, rows {indices}")
         loss.backward()
-        loss_sum += float(loss_N.detach().float() @ torch.tensor([float(answer) for _, answer in learnt], device=ranks.device)) / total
+        loss_sum += float(loss_N.detach().float() @ torch.tensor([float(answer) for *_, answer in learnt], device=ranks.device)) / total
     norm = step_all(model, optimizers)
     return {"loss": ranks.all_reduce_sum(loss_sum), "lr": optimizers[0].param_groups[0]["lr"], "grad_norm": norm, "tokens": total}
 

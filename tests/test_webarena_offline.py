@@ -101,7 +101,7 @@ def test_miniatures_are_judged_like_real_pages():
         if text.readable(row.task.text):
             assert not read_task(row.task.text).template.held_out and text.rule_success(row.task.text, step.state, step.action) == row.success
     compared = Counter(re.findall(r"\b(yes|no)\b", " ".join(row.steps[0].reasoning for row in rows)))
-    assert 0.3 < sum(row.success for row in rows) / len(rows) < 0.6 and compared["no"] > 0.15 * compared["yes"] and len({row.task.text for row in rows}) > 350
+    assert 0.25 < sum(row.success for row in rows) / len(rows) < 0.6 and compared["no"] > 0.15 * compared["yes"] and len({row.task.text for row in rows}) > 350
 
 
 def test_fulfilled_answers_are_true_in_the_database(rows):

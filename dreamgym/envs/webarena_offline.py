@@ -171,7 +171,7 @@ def _alike(one: str, other: str) -> bool:
 
 # ---- miniatures --------------------------------------------------------------------------------------------------------------------------------
 
-OFF = MappingProxyType({"value": 0.55, "line": 0.08, "page": 0.06, "answer": 0.45})     # how often a miniature's page says something else than its task, each on its own
+OFF = MappingProxyType({"value": 0.65, "line": 0.08, "page": 0.06, "answer": 0.45})     # how often a miniature's page says something else than its task, each on its own
 
 
 def miniatures(seed: int, count: int, rng: np.random.Generator) -> list[Episode]:
@@ -238,7 +238,7 @@ def _little_page(template: Template, values: dict[str, str], others: list[dict[s
 def _off_by_a_word(value: str, other: str, rng: np.random.Generator) -> str:
     """`other`, or `value` with one word of it."""
     words, others = re.split(r"([ /-])", value), re.split(r"([ /-])", other)
-    if len(words) != len(others) or rng.random() < 0.3:
+    if len(words) != len(others) or rng.random() < 0.4:
         return other
     at = 2 * int(rng.integers(len(words) // 2 + 1))
     return "".join([*words[:at], others[at], *words[at + 1:]])
