@@ -134,8 +134,9 @@ def main() -> None:
     tasks = read_tasks(data / "tasks_train.jsonl")
     offline = [e for e in episodes if e.source != "relabelled"]
     judged = [e for e in episodes if e.source == "relabelled"] if args.judged else []
-    if tiny and judged and rules.MINIATURES:
-        judged += make_offline(env_name).miniatures(data_meta["settings"]["env_seed"], rules.MINIATURES, run.rng(args.seed, "miniatures"))
+    little = []
+    if tiny and judged and rules.MINIATURES[0]:
+        little = make_offline(env_name).miniatures(data_meta["settings"]["env_seed"], rules.MINIATURES[0], run.rng(args.seed, "miniatures"))
 
     if resume:
         model, tokenizer = load_model(resume, quantize=args.quantize, device=str(ranks.device))
@@ -154,7 +155,7 @@ def main() -> None:
     buffer = ReplayBuffer(encoder.dim, capacity=200_000, exact_below=50_000, seed=args.seed)   # exact search is faster up to there (benchmarks/replay_search.py)
     fill_buffer(buffer, encoder, rules, offline)
     rows = build_rows(args, tokenizer, rules, settings, offline, buffer, encoder)
-    judged_rows = build_rows(args, tokenizer, rules, settings, judged, None, encoder)
+    judged_rows, little_rows = (build_rows(args, tokenizer, rules, settings, part, None, encoder) for part in (judged, little))
     vary_rows = variation_rows(tokenizer, rules, tasks, 2_000, run.rng(args.seed, "vary"), "" if tiny else VARY_SYSTEM[env_name])
     model = shard(model)
     optimizers = make_optimizers(model, args.lr, from_scratch=tiny)
@@ -166,7 +167,7 @@ def main() -> None:
     parameters = sum(p.numel() for p in model.parameters())
     mean_tok = np.mean([len(r.ids) for r in rows])
     log.say(f"experience model {args.model}: {parameters:,} parameters, vocabulary {len(tokenizer)}; {len(rows)} transitions of {mean_tok:.0f} tokens, "
-            f"{len(judged_rows)} relabelled judged steps, {len(vary_rows)} task variations; {args.rows} rows a step over {ranks.world} rank(s)")
+            f"{len(judged_rows)} relabelled judged steps, {len(little_rows)} miniatures, {len(vary_rows)} task variations; {args.rows} rows a step over {ranks.world} rank(s)")
 
     def save(finished: bool, report: dict | None = None) -> None:
         def write(path: Path) -> None:
@@ -191,7 +192,7 @@ def main() -> None:
                 log.say(f"step {step}: probes {'passed' if not failed else 'not passed: ' + '; '.join(failed)}")
                 if not failed or not args.judged:
                     break
-            values = train_step(args, model, optimizers, step, rows, judged_rows, vary_rows, ranks, verdicts)
+            values = train_step(args, model, optimizers, step, rows, judged_rows, little_rows, vary_rows, ranks, verdicts, rules.MINIATURES[1])
             step += 1
             bar.update(1)
             if step % 50 == 0:
@@ -228,12 +229,13 @@ def corpus(episodes, tasks):
             yield experience_answer(step.reasoning, step.state, step.next_state, step.reward, step.done)
 
 
-def train_step(args: Args, model, optimizers, step: int, rows, judged_rows, vary_rows, ranks, weights: dict[int, float]) -> dict:
-    """One optimizer step on --rows rows, drawn by step (so that a resumed run draws the same): half are relabelled purchases, 5 % task variations. `weights`: of
-    tokens in answers that weigh more than others; the token before weighs as much (else what a page shows is taken for what was asked, which it mostly is)."""
+def train_step(args: Args, model, optimizers, step: int, rows, judged_rows, little_rows, vary_rows, ranks, weights: dict[int, float], little_steps: int) -> dict:
+    """One optimizer step on --rows rows, drawn by step (so that a resumed run draws the same): half are relabelled purchases, or half of these miniatures where there
+    are any (the first `little_steps` have nothing else), 5 % task variations. `weights`: of tokens in answers that weigh more than others."""
     rng = run.rng(args.seed, "batch", step)
     kinds = rng.random(args.rows)
-    source = [judged_rows if judged_rows and x < 0.50 else vary_rows if vary_rows and x > 0.95 else rows for x in kinds]
+    source = [little_rows if little_rows and (x < 0.25 or step < little_steps) else judged_rows if judged_rows and x < 0.50 else vary_rows if vary_rows and x > 0.95 else rows
+              for x in kinds]
     batch = [pool[rng.integers(len(pool))] for pool in source]
     # A prompt token is predicted with probability --prompt-loss: the expected gradient of that weight on all of them, for two thirds of the time
     predicted = [Row(r.ids, [0, *(np.array(r.mask[1:], int) | (rng.random(len(r.ids) - 1) < args.prompt_loss)).tolist()]) for r in batch]
@@ -243,13 +245,12 @@ def train_step(args: Args, model, optimizers, step: int, rows, judged_rows, vary
     loss_sum = 0.0
     for indices in even_micro_batches(batch, args.micro_batch_tok, ranks):
         loss_N = sft_loss(row_logps(model, [predicted[i] for i in indices], with_entropy=False)[0])
-        learnt = [(token, following, answer) for i in indices for token, following, answer, p in
-                  zip(batch[i].ids, [*batch[i].ids[1:], -1], batch[i].mask, predicted[i].mask) if p]
-        weight_N = torch.tensor([max(weights.get(token, 1.0), weights.get(following, 1.0)) if answer else 1.0 for token, following, answer in learnt], device=ranks.device)
+        learnt = [(token, answer) for i in indices for token, answer, p in zip(batch[i].ids, batch[i].mask, predicted[i].mask) if p]
+        weight_N = torch.tensor([weights.get(token, 1.0) if answer else 1.0 for token, answer in learnt], device=ranks.device)
         loss = aggregate(loss_N * weight_N, total / ranks.world)
         check_finite(loss, f"experience model loss of step {step}, rows {indices}")
         loss.backward()
-        loss_sum += float(loss_N.detach().float() @ torch.tensor([float(answer) for *_, answer in learnt], device=ranks.device)) / total
+        loss_sum += float(loss_N.detach().float() @ torch.tensor([float(answer) for _, answer in learnt], device=ranks.device)) / total
     norm = step_all(model, optimizers)
     return {"loss": ranks.all_reduce_sum(loss_sum), "lr": optimizers[0].param_groups[0]["lr"], "grad_norm": norm, "tokens": total}
 

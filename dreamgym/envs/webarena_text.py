@@ -20,9 +20,9 @@ MAX_TASK_CHARS = 400
 # How the experience model is trained: with the tokenizer for pages; an answer may name lines of other pages and the rest of a page; half of the demonstrations
 # come from other tasks; some rows show none, because a page that the buffer does not know must be written whole
 TOKENS, BY_LINE, OTHER_TASKS, WITHOUT_DEMO, REFUSED_ROWS = "pages", True, 0.5, 0.1, 1
-MINIATURES = 10_000                              # judged steps on made-up pages of a few lines that a model from scratch learns to compare on (webarena_offline)
-VERDICT_WEIGHT = 8.0                             # of "yes", "no" and the word before in the loss: few are "no", and the reward hangs on them (README, lab notes)
-EXPERIENCE_STEPS = 1_600, 1_800                  # optimizer steps of the experience model before its probes are looked at, and at most
+MINIATURES = 10_000, 600                         # judged steps on made-up pages of a few lines, and the first optimizer steps, which see nothing else (webarena_offline)
+VERDICT_WEIGHT = 8.0                             # of "yes" and "no" in the loss: few tokens, of which few are "no", and the reward hangs on them (README, lab notes)
+EXPERIENCE_STEPS = 1_800, 2_200                  # optimizer steps of the experience model before its probes are looked at, and at most
 IMITATED, IMITATION_EPISODES, IMITATION_EPOCHS = ("imperfect",), 1_000, 8     # players whose episodes are imitated, how many, and passes over them
 ITERATIONS, UPDATES, LOSS_MEAN = 12, 4, "token"  # RL in the dream; optimizer steps an iteration; tokens weigh the same
 LOOKED_THROUGH = 64                              # transitions retrieved for each demonstration shown: all but those of the same action are left out (`similar`)

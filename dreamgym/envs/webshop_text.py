@@ -21,7 +21,7 @@ PLACED = "order placed"
 NOTHING = "nothing"
 # How the experience model is trained: no names of the form "drawer 3"; whole pages are named; demonstrations may be of the same task
 TOKENS, BY_LINE, OTHER_TASKS, WITHOUT_DEMO, REFUSED_ROWS = "words", False, 0.0, 0.0, 1
-MINIATURES, VERDICT_WEIGHT = 0, 1.0              # WebArena's: judged steps on made-up pages; weight of "yes" and "no" in the loss
+MINIATURES, VERDICT_WEIGHT = (0, 0), 1.0         # WebArena's: judged steps on made-up pages; weight of "yes" and "no" in the loss
 EXPERIENCE_STEPS = 1_400, 2_600                  # optimizer steps of the experience model before its probes are looked at, and at most
 IMITATED, IMITATION_EPISODES, IMITATION_EPOCHS = ("imperfect",), 600, 8     # players whose episodes are imitated, how many, and passes over them
 ITERATIONS, UPDATES, LOSS_MEAN = 15, 4, "token"  # RL in the dream; optimizer steps an iteration; tokens weigh the same
