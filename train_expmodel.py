@@ -157,6 +157,7 @@ def main() -> None:
     rows = build_rows(args, tokenizer, rules, settings, offline, buffer, encoder)
     judged_rows, little_rows = (build_rows(args, tokenizer, rules, settings, part, None, encoder) for part in (judged, little))
     vary_rows = variation_rows(tokenizer, rules, tasks, 2_000, run.rng(args.seed, "vary"), "" if tiny else VARY_SYSTEM[env_name])
+    pools = {"transitions": rows, "judged": judged_rows, "little": little_rows, "vary": vary_rows}
     model = shard(model)
     optimizers = make_optimizers(model, args.lr, from_scratch=tiny)
     verdicts = {encode_untrusted(tokenizer, f"so {word}")[-1]: rules.VERDICT_WEIGHT for word in ("yes", "no")}
@@ -192,7 +193,7 @@ def main() -> None:
                 log.say(f"step {step}: probes {'passed' if not failed else 'not passed: ' + '; '.join(failed)}")
                 if not failed or not args.judged:
                     break
-            values = train_step(args, model, optimizers, step, rows, judged_rows, little_rows, vary_rows, ranks, verdicts, rules.MINIATURES[1])
+            values = train_step(args, model, optimizers, step, pools, verdicts, rules.MINIATURES[1], ranks)
             step += 1
             bar.update(1)
             if step % 50 == 0:
@@ -229,14 +230,16 @@ def corpus(episodes, tasks):
             yield experience_answer(step.reasoning, step.state, step.next_state, step.reward, step.done)
 
 
-def train_step(args: Args, model, optimizers, step: int, rows, judged_rows, little_rows, vary_rows, ranks, weights: dict[int, float], little_steps: int) -> dict:
-    """One optimizer step on --rows rows, drawn by step (so that a resumed run draws the same): half are relabelled purchases, or half of these miniatures where there
-    are any (the first `little_steps` have nothing else), 5 % task variations. `weights`: of tokens in answers that weigh more than others."""
+def train_step(args: Args, model, optimizers, step: int, pools: dict[str, list[Row]], weights: dict[int, float], little_steps: int, ranks) -> dict:
+    """One optimizer step on --rows rows, drawn by step (so that a resumed run draws the same): half are judged steps (half of these miniatures, where there are any), 5 %
+    task variations, the rest transitions; the first `little_steps` have miniatures only. `weights`: of tokens in answers that weigh more than others."""
     rng = run.rng(args.seed, "batch", step)
-    kinds = rng.random(args.rows)
-    source = [little_rows if little_rows and (x < 0.25 or step < little_steps) else judged_rows if judged_rows and x < 0.50 else vary_rows if vary_rows and x > 0.95 else rows
-              for x in kinds]
-    batch = [pool[rng.integers(len(pool))] for pool in source]
+
+    def pool(x: float) -> list[Row]:
+        kind = "little" if pools["little"] and (x < 0.25 or step < little_steps) else "judged" if x < 0.50 else "vary" if x > 0.95 else "transitions"
+        return pools[kind] or pools["transitions"]
+    source = [pool(x) for x in rng.random(args.rows)]
+    batch = [rows[rng.integers(len(rows))] for rows in source]
     # A prompt token is predicted with probability --prompt-loss: the expected gradient of that weight on all of them, for two thirds of the time
     predicted = [Row(r.ids, [0, *(np.array(r.mask[1:], int) | (rng.random(len(r.ids) - 1) < args.prompt_loss)).tolist()]) for r in batch]
     batch, predicted = batch[ranks.rank::ranks.world], predicted[ranks.rank::ranks.world]
