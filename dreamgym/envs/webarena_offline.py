@@ -171,7 +171,7 @@ def _alike(one: str, other: str) -> bool:
 
 # ---- miniatures --------------------------------------------------------------------------------------------------------------------------------
 
-OFF = MappingProxyType({"value": 0.65, "line": 0.08, "page": 0.06, "answer": 0.45})     # how often a miniature's page says something else than its task, each on its own
+OFF = MappingProxyType({"value": 0.65, "line": 0.08, "page": 0.06, "answer": 0.55})     # how often a miniature's page says something else than its task, each on its own
 
 
 def miniatures(seed: int, count: int, rng: np.random.Generator) -> list[Episode]:
@@ -216,23 +216,23 @@ def _little_page(template: Template, values: dict[str, str], others: list[dict[s
     if template.missing and values.get("answer") == NOT_ACHIEVABLE:
         place, patterns = template.missing[0], [template.missing[1]]
     elif template.answer:
-        siblings = [t.answer for t in TEMPLATES if t.answer and t.page == template.page and set(fields(t.answer)) <= {"answer", *values}]
-        patterns += [str(siblings[i]) for i in rng.permutation(len(siblings))[:3] if siblings[i] != template.answer]
+        labels = sorted({t.answer for t in TEMPLATES if t.answer.startswith("text '") and fields(t.answer) == ["answer"]} - {template.answer})
+        patterns += [str(label) for label in rng.permutation(labels)[:2]]
         patterns.insert(int(rng.integers(len(patterns) + 1)), template.answer)
     if off["line"] and len(patterns) > 1:
         patterns.pop(int(rng.integers(len(patterns))))
     if off["page"]:
         place = str(rng.choice([t.page for t in TEMPLATES if set(fields(t.page)) <= set(values)]))
-    lines: list[str] = ["link 'Home'"]
+    lines, wrong = ["link 'Home'"], [str(other["answer"]) for other in others if "answer" in other]
     for pattern in patterns:
-        said = {**shown, **({} if pattern == template.answer else {"answer": others[len(lines) % len(others)].get("answer", "none")})}
+        said = {**shown, **({} if pattern == template.answer or not wrong else {"answer": wrong[len(lines) % len(wrong)]})}
         pattern = pattern.removeprefix("no ").replace("*{", "{").replace("}*", "}")
         part = filled(pattern, {name: quotable(value) for name, value in said.items()}).replace("*", str(rng.integers(1, 9))).split(" > ")
         lines += part[1:] if part[0] in lines else part
     address_ = filled(place.split(" |OR| ")[0], shown)
     title = next((value for value in shown.values() if len(value) > 2), "Home")
     state = "\n".join([f"page: {title}", f"url: {address_}{rng.integers(1, 99) if address_.endswith('/') else ''}", *(f"[{i}] {line}" for i, line in enumerate(lines, 1))])
-    return state, [*(other.get("answer", "none") for other in others), title]
+    return state, [value for value in wrong if f" {quotable(value)}" in state] or [*wrong, title]      # what another line says is the mistake to be found
 
 
 def _off_by_a_word(value: str, other: str, rng: np.random.Generator) -> str:
