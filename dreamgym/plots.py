@@ -74,7 +74,8 @@ def study_figures(out: Path, results: dict, seeds: int, real: str, s2r: str) -> 
     for axes in (left, right):
         axes.legend(frameon=False, fontsize=8), axes.grid(alpha=0.2)
     environment = results.get("environment", {})
-    figure.suptitle(f"{environment.get('env')}, {environment.get('catalogue') or environment.get('games') or environment.get('sites')}; mean of {seeds} seeds, thin lines: seeds", fontsize=9)
+    played = next((environment[key] for key in ("catalogue", "games", "sites") if environment.get(key)), "")
+    figure.suptitle(f"{environment.get('env')}, {played}; mean of {seeds} seeds, thin lines: seeds", fontsize=9)
     figure.tight_layout()
     figure.savefig(out / "success.png", dpi=130)
     paths.append(out / "success.png")
