@@ -1,14 +1,18 @@
 """The experience model as a world: one prompt for training and dreaming, retrieval, malformed answers, and a tiny model that reproduces what it saw."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
 
 import train_expmodel
+from dreamgym import run
 from dreamgym.envs import webshop_text as rules
 from dreamgym.episode import Episode, Step, Task, read_episodes, read_tasks
 from dreamgym.experience_model import DreamSettings, Encoder, ExperienceModel, Query, fill_buffer, retrieve, to_transitions, training_row
-from dreamgym.model import build_tokenizer, clip_grad_norm, create_tiny, encode_untrusted, row_logps
+from dreamgym.model import Row, build_tokenizer, clip_grad_norm, create_tiny, encode_untrusted, row_logps
+from dreamgym.optim import make_optimizers
 from dreamgym.replay import ReplayBuffer
 from dreamgym.report import step_queries
 from dreamgym.sample import Sample
@@ -314,3 +318,20 @@ def test_kept_caches_change_no_answer(overfitted):
     dream, episodes = overfitted
     kept, fresh = replay(dream, episodes, forget=False), replay(dream, episodes, forget=True)
     assert [[(r.state, r.info) for r in rows] for rows in kept] == [[(r.state, r.info) for r in rows] for rows in fresh]
+
+
+def test_a_batch_is_drawn_from_its_pools_and_verdicts_weigh_more():
+    """Stops a first phase that sees other rows than miniatures, a weight that is not applied or changes the reported loss, and prompt tokens that are all predicted."""
+    tokenizer = build_tokenizer(["so yes no page one two three"])
+    ids = encode_untrusted(tokenizer, "page one so yes")
+    rows = {name: [Row(ids + [number], [0, 0, 0, 1, 1])] for number, name in enumerate(("transitions", "judged", "little", "vary"), 300)}
+    args, ranks = train_expmodel.Args(rows=40, prompt_loss=0.0, steps=100), run.start(0)
+    seen, norms = {}, {}
+    for name, pools, little_steps, weight in (("first", rows, 5, 1.0), ("later", rows, 0, 1.0), ("none", {**rows, "little": []}, 5, 1.0), ("weighed", rows, 5, 3.0)):
+        model, batches = create_tiny(tokenizer, "tiny", 0), []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(train_expmodel, "row_logps", lambda model, rows, **flags: batches.extend(rows) or row_logps(model, rows, **flags))
+            values = train_expmodel.train_step(args, model, make_optimizers(model, 1e-3, True), 0, pools, {token: weight for token in [*ids, 302]}, little_steps, ranks)
+        seen[name], norms[name] = Counter(row.ids[-1] for row in batches), values
+    assert set(seen["first"]) == {302} and set(seen["later"]) == {300, 301, 302, 303} and 302 not in seen["none"] and sum(seen["none"].values()) == 40
+    assert norms["weighed"]["loss"] == pytest.approx(norms["first"]["loss"]) and norms["weighed"]["grad_norm"] == pytest.approx(3 * norms["first"]["grad_norm"], rel=1e-3)
