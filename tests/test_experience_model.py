@@ -330,7 +330,7 @@ def test_a_batch_is_drawn_from_its_pools_and_verdicts_weigh_more():
     for name, pools, little_steps, weight in (("first", rows, 5, 1.0), ("later", rows, 0, 1.0), ("none", {**rows, "little": []}, 5, 1.0), ("weighed", rows, 5, 3.0)):
         model, batches = create_tiny(tokenizer, "tiny", 0), []
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(train_expmodel, "row_logps", lambda model, rows, **flags: batches.extend(rows) or row_logps(model, rows, **flags))
+            patch.setattr(train_expmodel, "row_logps", lambda model, rows, batches=batches, **flags: batches.extend(rows) or row_logps(model, rows, **flags))
             values = train_expmodel.train_step(args, model, make_optimizers(model, 1e-3, True), 0, pools, {token: weight for token in [*ids, 302]}, little_steps, ranks)
         seen[name], norms[name] = Counter(row.ids[-1] for row in batches), values
     assert set(seen["first"]) == {302} and set(seen["later"]) == {300, 301, 302, 303} and 302 not in seen["none"] and sum(seen["none"].values()) == 40
