@@ -48,7 +48,7 @@ def test_refusals_are_foreseen(episodes):
     """Stops rules that call an action refused which does something; what only the browser knows (a form that it does not send) may be refused besides."""
     steps = [s for e in episodes for s in e.steps]
     refused = [s for s in steps if text.action_type(s.state, s.action) == "refused"]
-    assert len(refused) > 20 and all(text.unnumbered(s.state) == text.unnumbered(s.next_state) for s in refused)
+    assert len(refused) > 10 and all(text.unnumbered(s.state) == text.unnumbered(s.next_state) for s in refused)
     accepted = [s for s in steps if text.action_type(s.state, s.action) != "refused"]
     assert sum(not s.valid for s in accepted) <= 0.05 * len(accepted)
 
