@@ -12,6 +12,7 @@ from __future__ import annotations
 import shutil
 from collections import defaultdict
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +21,7 @@ import torch
 
 from dreamgym import run
 from dreamgym.envs import make_offline, make_rules
-from dreamgym.episode import Step, read_episodes, read_tasks
+from dreamgym.episode import Step, read_episodes, read_tasks, renamed_step
 from dreamgym.experience_model import DreamSettings, ExperienceModel, Query, fill_buffer, load_encoder, retrieve, settings_for, training_row
 from dreamgym.losses import aggregate, check_finite, sft_loss
 from dreamgym.model import SIZES, Row, build_tokenizer, chat_format, create_tiny, encode_untrusted, gathered, load_model, row_logps, save_model, shard
@@ -98,8 +99,7 @@ def renamed(change, rules, settings: DreamSettings, query: Query, demos: list[De
     if change is None:
         return query, demos, step
     history = [(change(s), change(a)) for s, a in rules.recall(query.history, query.state, query.grounded, settings.history or 1)]
-    texts = {name: change(getattr(step, name)) for name in ("state", "action", "next_state", "grounded", "reasoning")}
-    return replace(query, task_text=change(query.task_text), history=history), [Demo(change(d.action), change(d.next_state)) for d in demos], replace(step, **texts)
+    return replace(query, task_text=change(query.task_text), history=history), [Demo(change(d.action), change(d.next_state)) for d in demos], renamed_step(step, change)
 
 
 def main() -> None:
@@ -135,13 +135,13 @@ def main() -> None:
     offline = [e for e in episodes if e.source != "relabelled"]
     judged = [e for e in episodes if e.source == "relabelled"] if args.judged else []
     little = []
-    if tiny and judged and rules.MINIATURES[0]:
-        little = make_offline(env_name).miniatures(data_meta["settings"]["env_seed"], rules.MINIATURES[0], run.rng(args.seed, "miniatures"))
+    if tiny and judged and rules.MINIATURES:
+        little = make_offline(env_name).miniatures(data_meta["settings"]["env_seed"], rules.MINIATURES, run.rng(args.seed, "miniatures"))
 
     if resume:
         model, tokenizer = load_model(resume, quantize=args.quantize, device=str(ranks.device))
     elif tiny:
-        tokenizer = build_tokenizer([*corpus(episodes, tasks), rules.more_words()], rules.TOKENS)
+        tokenizer = build_tokenizer(chain(corpus(episodes, tasks), [rules.MORE_WORDS]), rules.TOKENS)
         model = create_tiny(tokenizer, args.model, args.seed)
     else:
         model, tokenizer = load_model(args.model, "auto" if args.lora_rank else "float32", args.quantize, args.lora_rank, device=str(ranks.device), seed=args.seed)
@@ -193,7 +193,7 @@ def main() -> None:
                 log.say(f"step {step}: probes {'passed' if not failed else 'not passed: ' + '; '.join(failed)}")
                 if not failed or not args.judged:
                     break
-            values = train_step(args, model, optimizers, step, pools, verdicts, rules.MINIATURES[1], ranks)
+            values = train_step(args, model, optimizers, step, pools, verdicts, rules.MINIATURE_STEPS, ranks)
             step += 1
             bar.update(1)
             if step % 50 == 0:

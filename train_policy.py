@@ -29,7 +29,7 @@ import torch
 from dreamgym import losses, plots, run
 from dreamgym.curriculum import Curriculum, cluster
 from dreamgym.envs import env_of, make_rules
-from dreamgym.episode import Episode, Stream, Task, episode_from_json, read_episodes, read_tasks, to_json
+from dreamgym.episode import Episode, Stream, Task, episode_from_json, read_episodes, read_tasks, renamed, to_json
 from dreamgym.experience_model import fill_buffer, load_dream
 from dreamgym.model import (SIZES, Row, check_tokenizer, clip_grad_norm, create_tiny, gathered, load_model, load_weights, make_reference, reference_logps, row_logps,
                             save_model, shard, trainable_parameters)
@@ -153,12 +153,8 @@ def imitation_rows(args: Args, policy: Policy, demos: list[Episode], epoch: int)
     homes learns to look for things, not where they were."""
     rules, rng = make_rules(args.env), run.rng(args.seed, "imitation names", epoch)
 
-    def renamed(episode: Episode) -> Episode:
-        if (change := rules.renaming(rng, "", True, episode.task.start)) is None:
-            return episode
-        steps = [replace(s, state=change(s.state), action=change(s.action), next_state=change(s.next_state)) for s in episode.steps]
-        return replace(episode, task=replace(episode.task, text=change(episode.task.text), start=change(episode.task.start)), steps=steps)
-    return [Row(s.ids, s.mask) for e in demos for s in imitation_streams(policy, renamed(e))]
+    changes = ((e, rules.renaming(rng, "", True, e.task.start)) for e in demos)
+    return [Row(s.ids, s.mask) for e, change in changes for s in imitation_streams(policy, renamed(e, change) if change else e)]
 
 
 def imitate(args: Args, policy: Policy, episodes: list[Episode], ranks, log) -> None:

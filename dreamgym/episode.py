@@ -7,6 +7,7 @@ Left out on purpose: tensors, tokenizers, anything about one benchmark (that liv
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -67,6 +68,17 @@ class Episode:
     @property
     def success(self) -> bool:
         return self.reward == 1.0
+
+
+def renamed_step(step: Step, change: Callable[[str], str]) -> Step:
+    """The step with `change` made in every text of it."""
+    return replace(step, **{name: change(getattr(step, name)) for name in ("state", "action", "next_state", "grounded", "reasoning")})
+
+
+def renamed(episode: Episode, change: Callable[[str], str]) -> Episode:
+    """The episode with `change` made in every text of it."""
+    task = replace(episode.task, text=change(episode.task.text), start=change(episode.task.start))
+    return replace(episode, task=task, steps=[renamed_step(step, change) for step in episode.steps])
 
 
 def to_json(episode: Episode) -> dict:

@@ -6,7 +6,7 @@ import pytest
 from dreamgym.envs import make_offline
 from dreamgym.envs import webarena_text as text
 from dreamgym.envs.webarena_env import WebArena
-from dreamgym.envs.webarena_names import kinds
+from dreamgym.envs.webarena_names import KINDS
 from dreamgym.prompts import Demo, experience_answer, known_pages, parse_experience
 from dreamgym.report import step_queries
 
@@ -17,7 +17,7 @@ PAGE = "page: Cart\nurl: shopping/cart\n[1] link 'Home'\n[2] textbox 'Quantity' 
 def episodes():
     env, offline = WebArena(), make_offline("webarena")
     rng, tasks = np.random.default_rng(0), env.tasks("train")
-    return [offline.play(env, tasks[rng.integers(len(tasks))], kind, rng, f"{kind}-{i}") for i in range(8) for kind in offline.MIX]
+    return [offline.play(env, tasks[rng.integers(len(tasks))], kind, rng, f"{kind}-{i}") for i in range(12) for kind in offline.MIX]
 
 
 def test_numbers_and_notes_come_back(episodes):
@@ -48,7 +48,7 @@ def test_refusals_are_foreseen(episodes):
     """Stops rules that call an action refused which does something; what only the browser knows (a form that it does not send) may be refused besides."""
     steps = [s for e in episodes for s in e.steps]
     refused = [s for s in steps if text.action_type(s.state, s.action) == "refused"]
-    assert len(refused) > 10 and all(text.unnumbered(s.state) == text.unnumbered(s.next_state) for s in refused)
+    assert len(refused) > 20 and all(text.unnumbered(s.state) == text.unnumbered(s.next_state) for s in refused)
     accepted = [s for s in steps if text.action_type(s.state, s.action) != "refused"]
     assert sum(not s.valid for s in accepted) <= 0.05 * len(accepted)
 
@@ -118,5 +118,5 @@ def test_other_names_change_nothing_else(episodes):
 
 def test_words_of_names_are_of_one_kind():
     """Stops a word that becomes two others: a bijection needs every word in one kind."""
-    words = [word for kind in kinds() for word in kind]
+    words = [word for kind in KINDS for word in kind]
     assert len(words) == len(set(words)) > 300 and not {"map", "star", "radio"} & set(words)

@@ -25,7 +25,8 @@ MAX_TASK_CHARS = 200
 TOKENS, BY_LINE, OTHER_TASKS = "numbered", True, 0.5
 WITHOUT_DEMO = 0.15                                  # of the training rows show no demonstration: a place that the buffer does not know must be invented whole
 LOOKED_THROUGH = 64                                  # transitions retrieved for each demonstration shown: all but those of the same action are left out (`similar`)
-MINIATURES, VERDICT_WEIGHT = (0, 0), 1.0         # WebArena's: judged steps on made-up pages; weight of "yes" and "no" in the loss
+# WebArena's: judged steps on made-up pages, optimizer steps that see nothing else; weight of "yes" and "no" in the loss; words that only `renaming` brings in
+MINIATURES, MINIATURE_STEPS, VERDICT_WEIGHT, MORE_WORDS = 0, 0, 1.0, ""
 EXPERIENCE_STEPS = 1_600, 2_000                      # optimizer steps of the experience model before its probes are looked at, and at most
 IMITATED, IMITATION_EPISODES, IMITATION_EPOCHS = ("imperfect",), 600, 20    # players whose episodes are imitated, how many, and passes over them (after 8: spoons for pots)
 ITERATIONS, UPDATES, LOSS_MEAN = 10, 8, "episode"    # RL in the dream; optimizer steps an iteration; episodes weigh the same, for one that fails is several times as long
@@ -357,11 +358,6 @@ def renaming(rng, action: str, taken: bool, start: str = "") -> Callable[[str], 
             text = _ROOM_LINE.sub(lambda match: match[1] + ", ".join(by_name(match[2].split(", "))), text)
         return text
     return change
-
-
-def more_words() -> str:
-    """Text with words that only `renaming` brings in: none."""
-    return ""
 
 
 # ---- reading tasks -----------------------------------------------------------------------------------------------------------------------------

@@ -14,20 +14,21 @@ import numpy as np
 
 from dreamgym.envs import play_explained, webarena_import, webarena_text as text
 from dreamgym.envs.webarena_evaluators import NOT_ACHIEVABLE, read_records
-from dreamgym.envs.webarena_names import drawn as other_names
+from dreamgym.envs.webarena_names import other_names
 from dreamgym.envs.webarena_page import quotable
 from dreamgym.envs.webarena_players import make_player, other_fact
 from dreamgym.envs.webarena_sites import World
 from dreamgym.envs.webarena_tasks import Wanted, address, drawn, fact, fields, filled, find, kinds_of_checks, read_task
 from dreamgym.envs.webarena_teacher import check_trace, explain
 from dreamgym.envs.webarena_templates import TEMPLATES, Template
-from dreamgym.episode import Episode, Step, Task
+from dreamgym.episode import Episode, Step, Task, renamed
 
 MIX = MappingProxyType({"oracle": 0.05, "searcher": 0.15, "imperfect": 0.45, "random": 0.15, "prober": 0.20})      # shares of episodes
 # Of the relabelled steps: fulfilled, or missed by the answer, the page, who or what it is about (often by one word of its name), what was to be done; by another
 # kind of task about the same thing; or by nearly everything. Where few of the words compared differ, a small model says "yes" to all and never learns to compare
 SHARES = MappingProxyType({"none": 0.30, "answer": 0.15, "page": 0.05, "entity": 0.28, "done": 0.08, "kind": 0.06, "many": 0.08})
 PER_PAGE = 6                                     # sentences tried on a page
+_SEAM = re.compile(r"([ /-])")                   # between the words of a name: 'Blue Lamp', 'carl/smart-bot'
 
 
 def play(env, task: Task, kind: str, rng: np.random.Generator, name: str) -> Episode:
@@ -112,7 +113,7 @@ def _by_word(rows: set[tuple[str, ...]]) -> dict[tuple[int, str], list[str]]:
     found: dict[tuple[int, str], set[str]] = {}
     for row in rows:
         for i, value in enumerate(row):
-            for word in re.split(r"[ /-]", value):
+            for word in _SEAM.split(value)[::2]:
                 found.setdefault((i, word), set()).add(value)
     return {key: sorted(values) for key, values in found.items() if len(values) > 1}
 
@@ -128,7 +129,7 @@ def _wishes(state: str, asked: dict[Template, list[Wanted]], alike: dict, rng: n
         other = dict(others[rng.integers(len(others))].values)
         own = {**other, **_captured(template, state)}
         changed = str(rng.choice(list(other))) if other else ""
-        namesakes = [{**own, name: near} for i, name in enumerate(other) for word in re.split(r"[ /-]", own[name]) for near in alike[template].get((i, word), [])
+        namesakes = [{**own, name: near} for i, name in enumerate(other) for word in _SEAM.split(own[name])[::2] for near in alike[template].get((i, word), [])
                      if near != own[name]]
         near = [namesakes[rng.integers(len(namesakes))]] if namesakes else []
         for values in (own, *near, {**own, changed: other[changed]} if changed and rng.random() < 0.5 else other):
@@ -172,11 +173,12 @@ def _alike(one: str, other: str) -> bool:
 # ---- miniatures --------------------------------------------------------------------------------------------------------------------------------
 
 OFF = MappingProxyType({"value": 0.65, "line": 0.08, "page": 0.06, "answer": 0.55})     # how often a miniature's page says something else than its task, each on its own
+LABELS = sorted({template.answer for template in TEMPLATES if template.answer.startswith("text '") and fields(template.answer) == ["answer"]})
 
 
 def miniatures(seed: int, count: int, rng: np.random.Generator) -> list[Episode]:
     """`count` one-step episodes like `relabelled` ones on pages of a few lines that no site has, made from the templates, with random names: they teach a small model
-    to copy and compare names in a third of the tokens of a real page, and every second comparison fails. For training only."""
+    to copy and compare names in a third of the tokens of a real page, and a quarter of the comparisons fails. For training only."""
     world = World(seed)
     drawn_rows = {template: rows for template in TEMPLATES if not template.held_out and fields(template.intents[0]) and (rows := drawn(template, world))}
     templates, results = list(drawn_rows), []
@@ -188,21 +190,13 @@ def miniatures(seed: int, count: int, rng: np.random.Generator) -> list[Episode]
         state, answers = _little_page(template, values, others, rng)
         if not text.readable(sentence) or text.read_page(state) is None:
             continue
-        wanted = read_task(sentence)
-        said = fact(wanted, state)
+        said = fact(read_task(sentence), state)
         if template.answer and (not said or rng.random() < OFF["answer"]):
             said = str(rng.choice(answers))
-        state, action, sentence, reasoning, success = _judged_little(state, f"stop [{said}]", sentence, rng)
-        step = Step(state, action, text.STOPPED, float(success), True, action, reasoning, True, {"broken": "none" if success else "many"})
-        task = Task(f"miniature-{len(results)}", sentence, "webarena", state)
-        results.append(Episode(task.id, task, [step], source="relabelled", stop="success" if success else "failure", score=float(success)))
+        action = f"stop [{said}]"
+        broken = "none" if text.rule_success(sentence, state, action) else "many"
+        results.append(renamed(_relabelled(state, sentence, action, broken, f"miniature-{len(results)}"), other_names(rng)))
     return results
-
-
-def _judged_little(state: str, action: str, sentence: str, rng: np.random.Generator) -> tuple[str, str, str, str, bool]:
-    success = bool(text.rule_success(sentence, state, action))
-    change = other_names(rng)
-    return change(state), change(action), change(sentence), change(explain(sentence, [], state, action, text.STOPPED, float(success))), success
 
 
 def _little_page(template: Template, values: dict[str, str], others: list[dict[str, str]], rng: np.random.Generator) -> tuple[str, list[str]]:
@@ -216,8 +210,7 @@ def _little_page(template: Template, values: dict[str, str], others: list[dict[s
     if template.missing and values.get("answer") == NOT_ACHIEVABLE:
         place, patterns = template.missing[0], [template.missing[1]]
     elif template.answer:
-        labels = sorted({t.answer for t in TEMPLATES if t.answer.startswith("text '") and fields(t.answer) == ["answer"]} - {template.answer})
-        patterns += [str(label) for label in rng.permutation(labels)[:2]]
+        patterns += [str(label) for label in rng.permutation([label for label in LABELS if label != template.answer])[:2]]
         patterns.insert(int(rng.integers(len(patterns) + 1)), template.answer)
     if off["line"] and len(patterns) > 1:
         patterns.pop(int(rng.integers(len(patterns))))
@@ -237,7 +230,7 @@ def _little_page(template: Template, values: dict[str, str], others: list[dict[s
 
 def _off_by_a_word(value: str, other: str, rng: np.random.Generator) -> str:
     """`other`, or `value` with one word of it."""
-    words, others = re.split(r"([ /-])", value), re.split(r"([ /-])", other)
+    words, others = _SEAM.split(value), _SEAM.split(other)
     if len(words) != len(others) or rng.random() < 0.4:
         return other
     at = 2 * int(rng.integers(len(words) // 2 + 1))

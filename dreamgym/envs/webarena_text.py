@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from dreamgym.envs.webarena_actions import parse
-from dreamgym.envs.webarena_names import drawn, vocabulary
+from dreamgym.envs.webarena_names import VOCABULARY, other_names
 from dreamgym.envs.webarena_page import LINES, STOPPED, Node, Page, ground_text, read_screen
 from dreamgym.envs.webarena_tasks import checks, read_task
 from dreamgym.prompts import accepted, clean
@@ -20,8 +20,9 @@ MAX_TASK_CHARS = 400
 # How the experience model is trained: with the tokenizer for pages; an answer may name lines of other pages and the rest of a page; half of the demonstrations
 # come from other tasks; some rows show none, because a page that the buffer does not know must be written whole
 TOKENS, BY_LINE, OTHER_TASKS, WITHOUT_DEMO, REFUSED_ROWS = "pages", True, 0.5, 0.1, 1
-MINIATURES = 10_000, 600                         # judged steps on made-up pages of a few lines, and the first optimizer steps, which see nothing else (webarena_offline)
+MINIATURES, MINIATURE_STEPS = 10_000, 600        # judged steps on made-up pages of a few lines, and the first optimizer steps, which see nothing else (webarena_offline)
 VERDICT_WEIGHT = 8.0                             # of "yes" and "no" in the loss: few tokens, of which few are "no", and the reward hangs on them (README, lab notes)
+MORE_WORDS = VOCABULARY                          # text with the words that `renaming` brings in, for the tokenizer
 EXPERIENCE_STEPS = 1_800, 1_800                  # optimizer steps of the experience model before its probes are looked at, and at most
 IMITATED, IMITATION_EPISODES, IMITATION_EPOCHS = ("imperfect",), 1_000, 8     # players whose episodes are imitated, how many, and passes over them
 ITERATIONS, UPDATES, LOSS_MEAN = 12, 4, "token"  # RL in the dream; optimizer steps an iteration; tokens weigh the same
@@ -203,12 +204,7 @@ def contradictions(steps: list[tuple[str, str, str]]) -> tuple[int, int]:
 
 def renaming(rng, action: str, taken: bool, start: str = "") -> Callable[[str], str] | None:
     """Other names for things, the same in every text of one training row, for half of the rows: see webarena_names."""
-    return None if rng.random() < 0.5 else drawn(rng)
-
-
-def more_words() -> str:
-    """Text with every word that `renaming` may bring in, for the tokenizer."""
-    return vocabulary()
+    return None if rng.random() < 0.5 else other_names(rng)
 
 
 # ---- reading tasks -----------------------------------------------------------------------------------------------------------------------------

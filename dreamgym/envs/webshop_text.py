@@ -21,7 +21,8 @@ PLACED = "order placed"
 NOTHING = "nothing"
 # How the experience model is trained: no names of the form "drawer 3"; whole pages are named; demonstrations may be of the same task
 TOKENS, BY_LINE, OTHER_TASKS, WITHOUT_DEMO, REFUSED_ROWS = "words", False, 0.0, 0.0, 1
-MINIATURES, VERDICT_WEIGHT = (0, 0), 1.0         # WebArena's: judged steps on made-up pages; weight of "yes" and "no" in the loss
+# WebArena's: judged steps on made-up pages, optimizer steps that see nothing else; weight of "yes" and "no" in the loss; words that only `renaming` brings in
+MINIATURES, MINIATURE_STEPS, VERDICT_WEIGHT, MORE_WORDS = 0, 0, 1.0, ""
 EXPERIENCE_STEPS = 1_400, 2_600                  # optimizer steps of the experience model before its probes are looked at, and at most
 IMITATED, IMITATION_EPISODES, IMITATION_EPOCHS = ("imperfect",), 600, 8     # players whose episodes are imitated, how many, and passes over them
 ITERATIONS, UPDATES, LOSS_MEAN = 15, 4, "token"  # RL in the dream; optimizer steps an iteration; tokens weigh the same
@@ -227,11 +228,6 @@ def recall(history: list[tuple[str, str]], state: str, action: str, pages: int) 
 
 def renaming(rng, action: str, taken: bool, start: str = "") -> None:
     """No two products may swap their words: what a word means decides the reward."""
-
-
-def more_words() -> str:
-    """Text with words that only `renaming` brings in: none."""
-    return ""
 
 
 def determined(history: list[str], state: str, action: str) -> bool:
