@@ -35,10 +35,11 @@ class DreamSettings:
     attempts: int = 3             # a malformed or impossible answer is drawn again, at temperature 1, before the episode ends by it (ours)
     system: str = ""              # system prompt (chat models)
     by_line: bool = False         # an answer may name single lines of the page before and of the similar page (ours)
+    edits: bool = False           # ... and write a page as a known one with a few lines taken out and put in (ours)
 
 
 def settings_for(env: str, tiny: bool, **overrides) -> DreamSettings:
-    return DreamSettings(**({"system": "" if tiny else EXPERIENCE_SYSTEM[env], "by_line": make_rules(env).BY_LINE} | overrides))
+    return DreamSettings(**({"system": "" if tiny else EXPERIENCE_SYSTEM[env], "by_line": make_rules(env).BY_LINE, "edits": make_rules(env).EDITS} | overrides))
 
 
 class Encoder:
@@ -129,7 +130,7 @@ def training_row(fmt, tokenizer, rules: ModuleType, settings: DreamSettings, tas
     """One transition as ids and mask. The loss covers reasoning, next state AND reward; Eq. 5 as printed leaves the reward out, which nothing could then teach."""
     prompt, pages = prompt_ids(fmt, tokenizer, rules, settings, task_text, history, demos, step.state, step.grounded)
     state, following = rules.unnumbered(step.state), rules.unnumbered(step.next_state, True)
-    text = experience_answer(step.reasoning, state, following, step.reward, step.done, settings.reasoning, pages, settings.by_line)
+    text = experience_answer(step.reasoning, state, following, step.reward, step.done, settings.reasoning, pages, settings.by_line, settings.edits)
     answer = encode_untrusted(tokenizer, text) + fmt.end_ids[:1]
     return Row(prompt + answer, [0] * len(prompt) + [1] * len(answer))
 

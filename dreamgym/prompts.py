@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from difflib import SequenceMatcher
+from itertools import zip_longest
 
 MAX_REASONING_CHARS, MAX_STATE_CHARS, MAX_ACTION_CHARS = 4000, 8000, 200
 TAGS = re.compile(r"^(think|next|reward|task|state|action|similar|vary)\b\s*:", re.MULTILINE | re.IGNORECASE)
@@ -38,8 +40,10 @@ EXPERIENCE_SYSTEM = {
                 "The reward is 1 only when the action fulfils the whole task.",
     "webarena": "You are a set of web sites in a browser. Given a task, what was seen so far, similar past transitions, and an action, think about whether the page has that "
                 "control and what it leads to, then answer in this form and no other:\nthink: REASONING\nnext:\nNEXT PAGE\nreward: 0 or 1 done: yes or no\n"
-                "Write the next page without numbers. A line may be '=' (as on this page), '<' (as on the page before), '~' (as on the similar page); 'same page', 'page before', "
-                "'similar page' stand for the rest of that page. After stop the next page is 'stopped'. The reward is 1 only when stop fulfils the whole task.",
+                "Write the next page without numbers. A page that differs little from one you know begins with 'same page', 'page before' or 'similar page'; then '- LINE' takes a "
+                "line out (a field by its name), '+ LINE' puts one in there, and any other line stands at the end. On other pages a line may be '=' (as on this page), '<' (as on "
+                "the page before), '~' (as on the similar page), and a page's name stands for the rest of it. After stop the next page is 'stopped'. The reward is 1 only when "
+                "stop fulfils the whole task.",
 }
 VARY_SYSTEM = {
     "webshop": "You write shopping tasks. Given a task, write a different and harder one in the same form: "
@@ -53,6 +57,7 @@ VARY_SYSTEM = {
 SAME, DITTO = "same page", "="
 NAMES = (SAME, "page before", "similar page")
 REST = 3                                         # lines of a page that its name may stand for, at least
+MOST_EDITS = 10                                  # lines written under a page's name
 MARKS = dict(zip((DITTO, "<", "~"), NAMES))      # an answer's line that is the same line of that page; all but '=' only where `by_line` says so
 
 
@@ -168,13 +173,15 @@ def _edited(old: str, edit: str) -> str | None:
 
 
 def experience_answer(reasoning: str, state: str, next_state: str, reward: float, done: bool, use_reasoning: bool = True, pages: dict[str, str] | None = None,
-                      by_line: bool = False) -> str:
+                      by_line: bool = False, edits: bool = False) -> str:
     """What the experience model is to write. A page of the prompt is named (`known_pages`), and a line equal to the same line of `state` is '='. With
     `by_line` a name stands for the rest of that page, at least REST lines of it or all of the current page, from the line where it is written; the lines of
-    the page before and of the similar page are '<' and '~', and a list of the current page without a thing, or with one more, is '- thing', '+ thing'."""
-    pages = pages or {SAME: state}
+    the page before and of the similar page are '<' and '~', and a list of the current page without a thing, or with one more, is '- thing', '+ thing'. With
+    `edits` a page that differs from a known one by at most MOST_EDITS lines is its name and these lines, each named by what it says (`_edits`)."""
+    pages, lines = pages or {SAME: state}, next_state.split("\n")
     names = [name for name, page in pages.items() if page == next_state and not done and (name == SAME or not by_line)]
-    page = names[0] if names else "\n".join(_marks(state, next_state.split("\n"), pages, done) if by_line else _dittos(state, next_state.split("\n")))
+    edited = _edits(pages, lines) if edits and not names and not done else []
+    page = names[0] if names else "\n".join(edited or (_marks(state, lines, pages, done) if by_line else _dittos(state, lines)))
     think = f"think: {reasoning}\n" if use_reasoning else ""
     return f"{think}next:\n{page}\nreward: {int(reward)} done: {'yes' if done else 'no'}"
 
@@ -200,9 +207,55 @@ def _marks(state: str, lines: list[str], pages: dict[str, str], done: bool) -> l
     return written
 
 
+def _edits(pages: dict[str, str], lines: list[str]) -> list[str]:
+    """A page as the one of `pages` that it differs least from: its name, '- line' for a line to be taken out (of a field only role and name), '+ line' for what is
+    put in there, and the lines added at its end as they are. A small model can name a line that it reads, and hardly count which one it is. [] where that takes
+    more than MOST_EDITS lines, or leaves fewer than REST."""
+    best: list[str] = []
+    for name, page in pages.items():
+        known, written = page.split("\n"), [name]
+        for what, a, b, c, d in SequenceMatcher(None, known, lines, autojunk=False).get_opcodes():
+            if what == "insert" and a == len(known):
+                written += lines[c:d]
+            elif what != "equal":
+                a, c = (a - 1, c - 1) if what == "insert" else (a, c)     # after the line before it
+                pairs = zip_longest(known[max(0, a):b], lines[max(0, c):d])
+                written += [line for old, new in pairs for line in (old and f"- {_FIELD.match(old)[0]}", new and f"+ {new}") if line]
+        kept = len(known) - sum(line.startswith("- ") for line in written)
+        if (kept >= REST or len(written) == 1) and len(written) <= MOST_EDITS + 1 and (not best or len(written) < len(best)) and _edited_page(known, written[1:]) == lines:
+            best = written
+    return best
+
+
+_FIELD = re.compile(r".*?(?= (?:value|options) '|$)")     # of a line: all but what a field holds and offers
+
+
+def _edited_page(known: list[str], edits: list[str]) -> list[str]:
+    """What `_edits` stands for, without the name of the page. Raises ValueError for a line that is not there."""
+    lines, at = list(known), 0
+    for edit in edits:
+        if edit[:2] == "- ":
+            at = next((i for i, line in enumerate(lines) if i >= at and (line == edit[2:] or line.startswith(edit[2:] + " "))), -1)
+            if at < 0:
+                raise ValueError(f"{edit!r}: the page has no such line after the one before")
+            del lines[at]
+        elif edit[:2] == "+ ":
+            lines.insert(at, edit[2:])
+            at += 1
+        elif edit in MARKS or edit in NAMES:
+            raise ValueError(f"line {edit!r} after the end of a page")
+        else:
+            lines.append(edit)
+    return lines
+
+
 def _unmarked(state: str, written: list[str], pages: dict[str, str] | None) -> list[str] | None:
-    """What `_marks` stands for. Raises ValueError for a mark or a name beyond the lines of its page; None where an edit takes away what is not there."""
+    """What `_marks` and `_edits` stand for. Raises ValueError for a mark or a name beyond the lines of its page; None where an edit takes away what is not there."""
     marked, lines = _marked(state, pages), []
+    if written[0] in NAMES:
+        if written[0] not in (pages or {SAME: state}):
+            raise ValueError(f"{written[0]!r}: the prompt has no such page")
+        return _edited_page((pages or {SAME: state})[written[0]].split("\n"), written[1:])
     for line in written:
         i, name = len(lines), line.casefold().rstrip(" .")
         mark = next((mark for mark, known in MARKS.items() if name == known), line)

@@ -439,6 +439,28 @@ def test_lines_of_other_pages():
     assert parse_experience(form.format("<\n="), state, pages, False).next_state == "<\nholding: cup 1"  # no mark here: the rules refuse such a page
 
 
+def test_edits_of_a_page():
+    # Stops an edit put at another line, an answer that stands for another page, one that takes away what is not there, and edits where the model was not trained on them.
+    state = "page: New\nurl: a/new\nlink 'Home'\ntextbox 'Title'\ntextbox 'Body' value 'old'\nlink 'Home'\nbutton 'Save'"
+    before = "page: List\nurl: a\nlink 'Home'\ntext 'one'\ntext 'two'\ntext 'three'"
+    pages = {"same page": state, "page before": before}
+    answer = lambda page, edits=True: experience_answer("", state, page, 0, False, False, pages, True, edits)
+    for page, lines in ((state.replace("'Title'", "'Title' value 'x'"), "same page\n- textbox 'Title'\n+ textbox 'Title' value 'x'"),
+                        (state.replace("'old'", "'new'"), "same page\n- textbox 'Body'\n+ textbox 'Body' value 'new'"),
+                        (state + "\ntext 'Saved.'", "same page\ntext 'Saved.'"),
+                        (state.replace("\nlink 'Home'\nbutton", "\nbutton"), "=\n=\n=\n=\n=\nbutton 'Save'"),     # '- link' would be the first of the two
+                        (before.replace("'two'", "'zwei'\ntext 'half'") + "\ntext 'four'", "page before\n- text 'two'\n+ text 'zwei'\n+ text 'half'\ntext 'four'"),
+                        (before.replace("text 'one'", "text 'one'\ntext 'new'"), "page before\n- text 'one'\n+ text 'one'\n+ text 'new'"),
+                        (before, "page before"), (state, "same page")):
+        assert answer(page) == f"next:\n{lines}\nreward: 0 done: no"
+        assert parse_experience(answer(page), state, pages, True).next_state == page
+        assert parse_experience(answer(page, False), state, pages, True).next_state == page
+    assert answer("page: Far\nurl: b\n" + "\n".join(f"text '{i}'" for i in range(12))).startswith("next:\npage: Far\n")      # too many edits
+    form = "next:\n{}\nreward: 0 done: no"
+    for wrong in ("same page\n- textbox 'Name'", "same page\n- button 'Save'\n- link 'Home'", "similar page\n+ text 'x'", "same page\n=", "same page\npage before"):
+        assert parse_experience(form.format(wrong), state, pages, True) is None
+
+
 def test_edits_of_a_list():
     # Stops an edit that stands for another list, one that takes away what is not there, and edits where the model was not trained on them.
     state = "at desk 1: pen 1, hot mug 2, cup 1\nholding: nothing"

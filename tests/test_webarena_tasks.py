@@ -6,7 +6,7 @@ import pytest
 from dreamgym.envs.webarena_direct import Direct
 from dreamgym.envs.webarena_evaluators import as_task, evaluate, located
 from dreamgym.envs.webarena_sites import World
-from dreamgym.envs.webarena_tasks import ENTITIES, checks, drawn, fact, fields, filled, find, make_tasks, read_task, task_record
+from dreamgym.envs.webarena_tasks import ENTITIES, checks, drawn, fact, fields, filled, find, kinds_of_checks, make_tasks, read_task, task_record
 from dreamgym.envs.webarena_templates import TEMPLATES
 
 
@@ -106,3 +106,19 @@ def test_patterns_and_checks_on_a_page():
     assert fact(read_task("What is the price of Red Lamp?"), missing) == "N/A" and fact(wanted, missing) == ""
     with pytest.raises(ValueError, match="of none of the"):
         read_task("Win the lottery.")
+
+
+def test_what_stands_before_what_is_found():
+    """Stops a constraint that is compared with something else than what the page shows there, and one met where nothing is shown."""
+    before = lambda task, state, action="stop [done]": [(kind, label, row) for kind, label, row in kinds_of_checks(read_task(task), state, action) if kind != "page"][-1]
+    assert before("What is the price of Blue Lamp?", STATE, "stop [$2.00]") == ("answer", "price", ("answer $2.00", "$25.00", False))
+    review = STATE + "\n[5] link 'Write Review'\n[6] text 'Ann Lee, stars 4'"
+    assert before("Who wrote the last review of Blue Lamp?", review, "stop [Ann Lee]") == ("answer", "Write Review", ("answer Ann Lee", "Ann Lee", True))
+    order = "page: Order 7\nurl: shopping_admin/orders/7\n[1] heading 'Order 7'\n[2] text 'status Pending'"
+    assert before("Cancel order 7.", order) == ("done", "status", ("Canceled", "Pending", False))
+    assert before("Cancel order 7.", order.replace("Pending", "Canceled")) == ("done", "status", ("Canceled", "Canceled", True))
+    assert before("Cancel order 7.", order.replace("status", "state")) == ("done", "status", ("Canceled", "none", False))
+    stock = STATE.replace("shopping/", "shopping_admin/products/")
+    assert before("Set the stock of Blue Lamp to 3.", stock) == ("done", "stock", ("3", "3", True))
+    assert before("Set the stock of Blue Lamp to 5.", stock) == ("done", "stock", ("5", "3", False))
+    assert before("Subscribe to the forum tech.", "page: tech\nurl: reddit/f/tech\n[1] heading 'tech'\n[2] button 'Subscribe'") == ("done", "", ("Unsubscribe", "none", False))

@@ -22,7 +22,7 @@ LAMPS = ("desklamp", "floorlamp")                     # all that can be switched
 MAX_TASK_CHARS = 200
 # How the experience model is trained: names such as "drawer 3" are one token for a model made from scratch; an answer may name single lines of other pages; half of the
 # demonstrations come from other tasks, hence from other homes, as they will for a new task
-TOKENS, BY_LINE, OTHER_TASKS = "numbered", True, 0.5
+TOKENS, BY_LINE, EDITS, OTHER_TASKS = "numbered", True, False, 0.5
 WITHOUT_DEMO = 0.15                                  # of the training rows show no demonstration: a place that the buffer does not know must be invented whole
 LOOKED_THROUGH = 64                                  # transitions retrieved for each demonstration shown: all but those of the same action are left out (`similar`)
 # WebArena's: judged steps on made-up pages, optimizer steps that see nothing else; weight of "yes" and "no" in the loss; words that only `renaming` brings in

@@ -155,13 +155,13 @@ def _captured(template: Template, state: str) -> dict[str, str]:
 def _broken(wanted: Wanted, state: str, action: str) -> str:
     """The kind of constraint that is missed: one of SHARES."""
     rows = kinds_of_checks(wanted, state, action)
-    missed = {kind for kind, (_, _, met) in rows if not met}
-    near = _alike(address(state), rows[0][1][0])
+    missed = {kind for kind, _, (_, _, met) in rows if not met}
+    near = _alike(address(state), rows[0][2][0])
     if len(missed) < 2 and (near or "page" not in missed):
         return next(iter(missed), "none")
     if missed == {"page", "entity"} and near:
         return "entity"
-    return "kind" if any(met and asked in state and kind in ("entity", "done") for kind, (asked, _, met) in rows) else "many"
+    return "kind" if any(met and asked in state and kind in ("entity", "done") for kind, _, (asked, _, met) in rows) else "many"
 
 
 def _alike(one: str, other: str) -> bool:

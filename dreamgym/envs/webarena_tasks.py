@@ -126,22 +126,30 @@ def fact(wanted: Wanted, state: str) -> str:
 
 def checks(wanted: Wanted, state: str, action: str) -> Rows:
     """Each constraint of a task against the page on which `stop [answer]` is said: (what is wanted, what is found, met)."""
-    return [row for _, row in kinds_of_checks(wanted, state, action)]
+    return [row for _, _, row in kinds_of_checks(wanted, state, action)]
 
 
-def kinds_of_checks(wanted: Wanted, state: str, action: str) -> list[tuple[str, tuple[str, str, bool]]]:
-    """`checks`, each with its kind: page, entity (who or what the page is about), done (what was to be done), answer."""
+def kinds_of_checks(wanted: Wanted, state: str, action: str) -> list[tuple[str, str, tuple[str, str, bool]]]:
+    """`checks`, each with its kind (page, entity: who or what the page is about, done: what was to be done, answer) and with the words that stand before what is found
+    on the page, "" where it stands alone: ("answer", "price", ("answer $20.00", "$25.00", False))."""
     template, values = wanted.template, wanted.values
     missing = is_missing(wanted, state)
     place, lines = template.missing if missing else (template.page, None)
     wanted_place = filled(place, dict(values))
-    rows = [("page", (wanted_place.split(" |OR| ")[0], address(state), _on(place, wanted, state)))]
-    rows += [(_kind(pattern), _line_row(pattern, values, state)) for pattern in ((lines,) if missing else template.shows)]
+    rows = [("page", "", (wanted_place.split(" |OR| ")[0], address(state), _on(place, wanted, state)))]
+    rows += [(_kind(pattern), *_line_row(pattern, values, state)) for pattern in ((lines,) if missing else template.shows)]
     if template.answer:
         said, found = parse(action).text, fact(wanted, state)
         met = bool(found) and {"exact_match": exact_match, "must_include": must_include}["exact_match" if missing else template.match](found, said)
-        rows.append(("answer", (f"answer {said or 'none'}", found or "none", met)))
+        rows.append(("answer", "" if missing else _before(template.answer, "answer"), (f"answer {said or 'none'}", found or "none", met)))
     return rows
+
+
+def _before(pattern: str, name: str) -> str:
+    """The words before a parameter of a pattern: in its own line, else in the line before."""
+    before = pattern.partition(f"{{{name}")[0]
+    own = before.rpartition("'")[2].strip(" *$")
+    return own if own or "' > " not in before else _FIELD.sub("", _literal(before)).strip()
 
 
 def _on(place: str, wanted: Wanted, state: str) -> bool:
@@ -156,17 +164,22 @@ def _kind(pattern: str) -> str:
     return "entity" if ENTITIES & set(fields(pattern)) else "done" if fields(pattern) else "page"
 
 
-def _line_row(pattern: str, values: tuple[tuple[str, str], ...], state: str) -> tuple[str, str, bool]:
-    """What stands in the place of the parameters is what was found; a pattern without any is named itself."""
+def _line_row(pattern: str, values: tuple[tuple[str, str], ...], state: str) -> tuple[str, tuple[str, str, bool]]:
+    """What stands in the place of the parameters is what was found; of a pattern without any ('status Canceled'), in the place of its last word."""
     if pattern.startswith("no "):
         there = find(pattern[3:], state, values) is not None
-        return f"no {_literal(pattern)}", _literal(pattern) if there else "none", not there
+        return "", (f"no {_literal(pattern)}", _literal(pattern) if there else "none", not there)
     names = [name for name in fields(pattern) if name in dict(values)]
-    words = " ".join(dict(values)[name] for name in names) or _literal(pattern)
+    before, _, last = _literal(pattern).rpartition(" ")
+    if not names and before:
+        other = find(pattern.replace(f" {last}'", " {found}'"), state) or {}
+        return before, (last, other.get("found", "none"), other.get("found") == last)
+    words = " ".join(dict(values)[name] for name in names) or last
+    label = _before(pattern, names[0]) if len(names) == 1 and "' > " not in pattern else ""
     if find(pattern, state, values) is not None:
-        return words, words, True
+        return label, (words, words, True)
     other = find(pattern, state)
-    return words, " ".join(filter(None, (other.get(name) for name in names))) if other and names else "none", False
+    return label, (words, " ".join(filter(None, (other.get(name) for name in names))) if other and names else "none", False)
 
 
 def _literal(pattern: str) -> str:

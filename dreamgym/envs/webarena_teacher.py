@@ -48,19 +48,22 @@ def _verdicts(wanted: Wanted | None, state: str, action: str, success: bool) -> 
     """The task's constraints, each with what the page shows; where the evaluators knew more than the page, that too."""
     rows = kinds_of_checks(wanted, state, action) if wanted else []
     facts = []
-    for i, (kind, (asked, found, met)) in enumerate(rows):
+    for i, (kind, label, (asked, found, met)) in enumerate(rows):
+        asked = asked.removeprefix("answer ")
         if i == 0:
-            others = all(met for _, (_, _, met) in rows[1:])
+            others = all(met for _, _, (_, _, met) in rows[1:])
             facts.append(f"page {_place(wanted, state, met, others)}")
+        elif label:
+            facts.append(f"{kind} {label} {_compared(found, asked, met)}")
         else:
-            asked = asked.removeprefix("answer ")
             facts.append(f"{kind} {_compared(f'without {asked[3:]}' if asked.startswith('no ') else asked, found, met)}")
-    return facts if not rows or success == all(met for _, (_, _, met) in rows) else [*facts, f"{ELSEWHERE} {_yes(success)}"]
+    return facts if not rows or success == all(met for _, _, (_, _, met) in rows) else [*facts, f"{ELSEWHERE} {_yes(success)}"]
 
 
 def _compared(asked: str, found: str, met: bool) -> str:
     """Names are compared word by word, each word just before what stands in its place: that a token is the one before it again is what a small model sees most easily
-    (it needs no more than the heads that copy), while it hardly learns to compare names as a whole."""
+    (it needs no more than the heads that copy), while it hardly learns to compare names as a whole. Where the page says what it shows ('price $12.99'), these words
+    and what follows them come first, and what was asked for or said second: written the other way, the model repeats what was said instead of reading the page."""
     words, others = _WORDS.findall(asked), _WORDS.findall(found)
     if len(words) == len(others) and (words == others) == met:
         return " ".join(f"{word} {other} {_yes(word == other)}" for word, other in zip(words, others))

@@ -19,7 +19,7 @@ from dreamgym.prompts import accepted, clean
 MAX_TASK_CHARS = 400
 # How the experience model is trained: with the tokenizer for pages; an answer may name lines of other pages and the rest of a page; half of the demonstrations
 # come from other tasks; some rows show none, because a page that the buffer does not know must be written whole
-TOKENS, BY_LINE, OTHER_TASKS, WITHOUT_DEMO, REFUSED_ROWS = "pages", True, 0.5, 0.1, 1
+TOKENS, BY_LINE, EDITS, OTHER_TASKS, WITHOUT_DEMO, REFUSED_ROWS = "pages", True, True, 0.5, 0.1, 1
 MINIATURES, MINIATURE_STEPS = 10_000, 600        # judged steps on made-up pages of a few lines, and the first optimizer steps, which see nothing else (webarena_offline)
 VERDICT_WEIGHT = 8.0                             # of "yes" and "no" in the loss: few tokens, of which few are "no", and the reward hangs on them (README, lab notes)
 MORE_WORDS = VOCABULARY                          # text with the words that `renaming` brings in, for the tokenizer

@@ -20,7 +20,7 @@ START = "search page"
 PLACED = "order placed"
 NOTHING = "nothing"
 # How the experience model is trained: no names of the form "drawer 3"; whole pages are named; demonstrations may be of the same task
-TOKENS, BY_LINE, OTHER_TASKS, WITHOUT_DEMO, REFUSED_ROWS = "words", False, 0.0, 0.0, 1
+TOKENS, BY_LINE, EDITS, OTHER_TASKS, WITHOUT_DEMO, REFUSED_ROWS = "words", False, False, 0.0, 0.0, 1
 # WebArena's: judged steps on made-up pages, optimizer steps that see nothing else; weight of "yes" and "no" in the loss; words that only `renaming` brings in
 MINIATURES, MINIATURE_STEPS, VERDICT_WEIGHT, MORE_WORDS = 0, 0, 1.0, ""
 EXPERIENCE_STEPS = 1_400, 2_600                  # optimizer steps of the experience model before its probes are looked at, and at most
