@@ -43,7 +43,8 @@ def build_tokenizer(texts: Iterable[str], form: str = "words", max_words: int = 
     normalizer = normalizers.Sequence([normalizers.Replace(" ", "▁"), normalizers.Replace(Regex(OPENED + r"(?=[^\n])"), "▁")])
     letter = r"[^▁\n\[\],:'?=&+]"
     word = rf"▁?{letter}(?:(?!{SEAM}){letter})*" if form == "pages" else rf"▁?{letter}+"
-    pieces = pre_tokenizers.Split(Regex(PIECES[form] + rf"▁\[▁\d+\]|\n|▁?[\[\],:'?=&+]|{word}|▁"), "isolated")  # a line's number, " [3]", is one token
+    numbered = r"(?<!stop|\])" if form == "pages" else ""    # a line's number, " [3]", is one token; a number that is said or typed has that of the page that shows it
+    pieces = pre_tokenizers.Split(Regex(PIECES[form] + rf"{numbered}▁\[▁\d+\]|\n|▁?[\[\],:'?=&+]|{word}|▁"), "isolated")
     counts, begins = Counter(), "▁/%-." if form == "pages" else "▁"
     for text in texts:
         counts.update(piece for piece, _ in pieces.pre_tokenize_str(normalizer.normalize_str(text)) if piece[0] in begins and piece.isprintable())

@@ -75,7 +75,7 @@ def test_a_trace_needs_no_task_and_no_page():
     assert explain("Win the lottery.", [], state, "stop [done]", text.STOPPED, 1.0) == "check so success"
     assert explain("Win the lottery.", [], "no page", "click [1]", state, 0.0) == ""
     item = "page: Blue Lamp\nurl: shopping/product/blue-lamp\n[1] heading 'Blue Lamp'\n[2] text 'price $25.00'"          # what the page says before what was said
-    assert explain("What is the price of Blue Lamp?", [], item, "stop [$5.00]", text.STOPPED, 0.0).endswith("; answer price $25 $5 no 00 00 yes so not done")
+    assert explain("What is the price of Blue Lamp?", [], item, "stop [$5.00]", text.STOPPED, 0.0).endswith("; answer price $25.00 stop [$5.00] $25 $5 no 00 00 yes so not done")
 
 
 def test_relabelled_rows_are_as_labelled(env, episodes, rows):

@@ -26,7 +26,7 @@ from dreamgym.episode import Episode, Step, Task, renamed
 MIX = MappingProxyType({"oracle": 0.05, "searcher": 0.15, "imperfect": 0.45, "random": 0.15, "prober": 0.20})      # shares of episodes
 # Of the relabelled steps: fulfilled, or missed by the answer, the page, who or what it is about (often by one word of its name), what was to be done; by another
 # kind of task about the same thing; or by nearly everything. Where few of the words compared differ, a small model says "yes" to all and never learns to compare
-SHARES = MappingProxyType({"none": 0.30, "answer": 0.15, "page": 0.05, "entity": 0.28, "done": 0.08, "kind": 0.06, "many": 0.08})
+SHARES = MappingProxyType({"none": 0.28, "answer": 0.20, "page": 0.04, "entity": 0.20, "done": 0.10, "kind": 0.05, "many": 0.13})
 PER_PAGE = 6                                     # sentences tried on a page
 _SEAM = re.compile(r"([ /-])")                   # between the words of a name: 'Blue Lamp', 'carl/smart-bot'
 

@@ -137,7 +137,7 @@ def kinds_of_checks(wanted: Wanted, state: str, action: str) -> list[tuple[str, 
     place, lines = template.missing if missing else (template.page, None)
     wanted_place = filled(place, dict(values))
     rows = [("page", "", (wanted_place.split(" |OR| ")[0], address(state), _on(place, wanted, state)))]
-    rows += [(_kind(pattern), *_line_row(pattern, values, state)) for pattern in ((lines,) if missing else template.shows)]
+    rows += [_line_row(pattern, values, state) for pattern in ((lines,) if missing else template.shows)]
     if template.answer:
         said, found = parse(action).text, fact(wanted, state)
         met = bool(found) and {"exact_match": exact_match, "must_include": must_include}["exact_match" if missing else template.match](found, said)
@@ -164,22 +164,28 @@ def _kind(pattern: str) -> str:
     return "entity" if ENTITIES & set(fields(pattern)) else "done" if fields(pattern) else "page"
 
 
-def _line_row(pattern: str, values: tuple[tuple[str, str], ...], state: str) -> tuple[str, tuple[str, str, bool]]:
-    """What stands in the place of the parameters is what was found; of a pattern without any ('status Canceled'), in the place of its last word."""
+def _line_row(pattern: str, values: tuple[tuple[str, str], ...], state: str) -> tuple[str, str, tuple[str, str, bool]]:
+    """What stands in the place of the parameters is what was found; of a pattern without any ('status Canceled'), in the place of its last word; of a button, the one
+    whose name is a part of it ('Star' for 'Unstar')."""
+    kind = _kind(pattern)
     if pattern.startswith("no "):
         there = find(pattern[3:], state, values) is not None
-        return "", (f"no {_literal(pattern)}", _literal(pattern) if there else "none", not there)
+        return kind, "", (f"no {_literal(pattern)}", _literal(pattern) if there else "none", not there)
     names = [name for name in fields(pattern) if name in dict(values)]
-    before, _, last = _literal(pattern).rpartition(" ")
-    if not names and before:
-        other = find(pattern.replace(f" {last}'", " {found}'"), state) or {}
-        return before, (last, other.get("found", "none"), other.get("found") == last)
-    words = " ".join(dict(values)[name] for name in names) or last
-    label = _before(pattern, names[0]) if len(names) == 1 and "' > " not in pattern else ""
-    if find(pattern, state, values) is not None:
-        return label, (words, words, True)
-    other = find(pattern, state)
-    return label, (words, " ".join(filter(None, (other.get(name) for name in names))) if other and names else "none", False)
+    met, role, literal = find(pattern, state, values) is not None, pattern.split(" ")[0], _literal(pattern)
+    before, _, last = literal.rpartition(" ")
+    if not names and kind == "done" and (before or role == "button"):
+        other = (find(pattern.replace(f" {last}'", " {found}'"), state) or {}).get("found", "none") if before else _likest_button(literal, state)
+        return kind, before or role, (last, last if met else other, met)
+    words = " ".join(dict(values)[name] for name in names) or literal
+    other = {} if met else find(pattern, state) or {}
+    label = _before(pattern, names[0]) if len(names) == 1 and kind == "done" and "' > " not in pattern else ""
+    return kind, label, (words, words if met else " ".join(filter(None, map(other.get, names))) or "none", met)
+
+
+def _likest_button(name: str, state: str) -> str:
+    buttons = re.findall(r"^button '(.*)'$", shown_lines(state), re.MULTILINE)
+    return next((button for button in buttons if button.lower() in name.lower()), "none")
 
 
 def _literal(pattern: str) -> str:

@@ -16,7 +16,7 @@ SAME, SUCCESS, NOT_DONE = "so the same page", "so success", "so not done"
 ELSEWHERE = "elsewhere"                          # of a constraint that the page does not show
 NOWHERE = "nothing"                              # the address of an empty tab
 MOST_FIELDS = 4                                  # of a form, in a trace
-_WORDS = re.compile(r"[\w$]+")                   # of 'Blue Lamp', 'carl/smart-bot' and '$12.99'
+_WORDS = re.compile(r"[\w$]+(?:-\d{4})?")        # of 'Blue Lamp', 'carl/smart-bot', '$12.99' and '555-1234'
 _LEADS = re.compile(r" so (\S+) is (new|known|changed)\b")
 _HOLDS = re.compile(r" so (.+?) holds (.+?)$")
 
@@ -53,21 +53,28 @@ def _verdicts(wanted: Wanted | None, state: str, action: str, success: bool) -> 
         if i == 0:
             others = all(met for _, _, (_, _, met) in rows[1:])
             facts.append(f"page {_place(wanted, state, met, others)}")
-        elif label:
-            facts.append(f"{kind} {label} {_compared(found, asked, met)}")
+        elif label or kind == "answer":
+            second = f"stop [{asked}]" if kind == "answer" else f"for {asked}"
+            facts.append(f"{f'{kind} {label}'.strip()} {found} {second} {_by_word(found, asked, met) or _yes(met)}")
         else:
             facts.append(f"{kind} {_compared(f'without {asked[3:]}' if asked.startswith('no ') else asked, found, met)}")
     return facts if not rows or success == all(met for _, _, (_, _, met) in rows) else [*facts, f"{ELSEWHERE} {_yes(success)}"]
 
 
 def _compared(asked: str, found: str, met: bool) -> str:
-    """Names are compared word by word, each word just before what stands in its place: that a token is the one before it again is what a small model sees most easily
-    (it needs no more than the heads that copy), while it hardly learns to compare names as a whole. Where the page says what it shows ('price $12.99'), these words
-    and what follows them come first, and what was asked for or said second: written the other way, the model repeats what was said instead of reading the page."""
-    words, others = _WORDS.findall(asked), _WORDS.findall(found)
-    if len(words) == len(others) and (words == others) == met:
-        return " ".join(f"{word} {other} {_yes(word == other)}" for word, other in zip(words, others))
-    return f"{asked} : {found} {_yes(met)}"
+    return _by_word(asked, found, met) or f"{asked} : {found} {_yes(met)}"
+
+
+def _by_word(one: str, other: str, met: bool) -> str:
+    """Names compared word by word, each word just before what stands in its place: that a token is the one before it again is what a small model sees most easily (it
+    needs no more than the heads that copy), while it hardly learns to compare names as a whole. '' where they have no words to be paired.
+
+    Where the page says what it shows ('price $12.99'), both are written out before, each after the words that stand before it on the page and in the action. Left to
+    find the second word while it compares, a model repeats the first, for mostly they are the same."""
+    words, others = _WORDS.findall(one), _WORDS.findall(other)
+    if len(words) != len(others) or (words == others) != met:
+        return ""
+    return " ".join(f"{word} {found} {_yes(word == found)}" for word, found in zip(words, others))
 
 
 def _place(wanted: Wanted, state: str, met: bool, others: bool) -> str:

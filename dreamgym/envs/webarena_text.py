@@ -155,7 +155,7 @@ def possible(state: str, action: str, next_state: str, reward: float) -> bool:
 
 def determined(history: list[str], state: str, action: str) -> bool:
     """True when the next page follows from this page and those before it in the episode; False where a page is seen for the first time, or was changed."""
-    return action_type(state, action) in ("refused", "fill", "tick", "hover", "back", "stop")
+    return action_type(state, action) in ("refused", "fill", "choose", "tick", "hover", "back", "stop")
 
 
 def recall(history: list[tuple[str, str]], state: str, action: str, views: int) -> list[tuple[str, str]]:
@@ -164,7 +164,7 @@ def recall(history: list[tuple[str, str]], state: str, action: str, views: int) 
     kind = action_type(state, action)
     if kind in ("back", "tab"):
         return history[-views:]
-    if kind not in ("link", "button", "search", "choose", "goto"):
+    if kind not in ("link", "button", "search", "goto"):
         return []
     led = [history[i + 1] for i, (page, done) in enumerate(history[:-1]) if done == action]
     told = [pair for pair in history if message(pair[0])]
