@@ -121,4 +121,5 @@ def test_what_stands_before_what_is_found():
     stock = STATE.replace("shopping/", "shopping_admin/products/")
     assert before("Set the stock of Blue Lamp to 3.", stock) == ("done", "stock", ("3", "3", True))
     assert before("Set the stock of Blue Lamp to 5.", stock) == ("done", "stock", ("5", "3", False))
-    assert before("Subscribe to the forum tech.", "page: tech\nurl: reddit/f/tech\n[1] heading 'tech'\n[2] button 'Subscribe'") == ("done", "button", ("Unsubscribe", "Subscribe", False))
+    forum = "page: tech\nurl: reddit/f/tech\n[1] heading 'tech'\n[2] button 'Subscribe'"
+    assert before("Subscribe to the forum tech.", forum) == ("done", "button", ("Unsubscribe", "Subscribe", False))

@@ -26,6 +26,7 @@ MORE_WORDS = VOCABULARY                          # text with the words that `ren
 EXPERIENCE_STEPS = 1_800, 1_800                  # optimizer steps of the experience model before its probes are looked at, and at most
 IMITATED, IMITATION_EPISODES, IMITATION_EPOCHS = ("imperfect",), 1_000, 8     # players whose episodes are imitated, how many, and passes over them
 ITERATIONS, UPDATES, LOSS_MEAN = 12, 4, "token"  # RL in the dream; optimizer steps an iteration; tokens weigh the same
+TEMPERATURE = 0.6                                # of a tiny policy: an answer is copied over some 40 tokens, and at 1 one of them goes wrong (README, lab notes)
 LOOKED_THROUGH = 64                              # transitions retrieved for each demonstration shown: all but those of the same action are left out (`similar`)
 
 _NUMBER = re.compile(r"^\[\d+\] ", re.MULTILINE)
