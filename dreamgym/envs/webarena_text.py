@@ -204,8 +204,9 @@ def contradictions(steps: list[tuple[str, str, str]]) -> tuple[int, int]:
 
 
 def renaming(rng, action: str, taken: bool, start: str = "") -> Callable[[str], str] | None:
-    """Other names for things, the same in every text of one training row, for half of the rows: see webarena_names."""
-    return None if rng.random() < 0.5 else other_names(rng)
+    """Other names for things, the same in every text of one training row (see webarena_names): for half of the experience model's rows, and with `start`, for every
+    demonstration that a policy imitates, which else learns the few things that are sold by heart."""
+    return None if not start and rng.random() < 0.5 else other_names(rng)
 
 
 # ---- reading tasks -----------------------------------------------------------------------------------------------------------------------------
