@@ -35,6 +35,7 @@ class Args:
     world: Literal["real", "dream"] = "real"   # where to play
     temperature: float = -1.0          # 0: greedy (-1: what the policy was trained at)
     tasks: int = 500                   # so many of them (0: only --play)
+    repeats: int = 1                   # episodes of each task
     play: int = 0                      # print this many episodes
     out: str = ""                      # write the episodes and the report here (JSONL, JSON)
     judge: str = ""                    # URL of an OpenAI-compatible endpoint: judges dreamt episodes by four rubrics, and WebArena's fuzzy answers
@@ -65,6 +66,8 @@ def main() -> None:
     args = run.parse(Args)
     rules = make_rules(args.env)
     args.policy = args.policy or ("" if args.expmodel else f"out/{args.env}/policy")
+    if args.repeats < 1:
+        raise ValueError(f"--repeats {args.repeats}: expected at least 1 episode of each task")
     ranks = run.start(args.seed)
     if ranks.world > 1:
         raise ValueError(f"found {ranks.world} ranks; evaluate.py plays in one process: start it without torchrun")
@@ -89,14 +92,14 @@ def main() -> None:
         from dreamgym.envs.webarena_evaluators import Judge
         env.judge = Judge(args.judge, args.judge_model, args.judge_key_env)
     try:
-        with run.progress(len(tasks), "episodes") as bar:
-            episodes = rollout(policy, world, tasks, env.max_steps, args.temperature, "eval", args.world, bar.update)
+        with run.progress(args.repeats * len(tasks), "episodes") as bar:
+            episodes = rollout(policy, world, args.repeats * tasks, env.max_steps, args.temperature, "eval", args.world, bar.update)
     finally:
         getattr(env, "close", lambda: None)()    # WebArena: browsers and servers
     print("\n\n".join(readable(e) for e in episodes[:args.play]))
     report = {"environment": env.describe(), "world": args.world, "temperature": args.temperature, **policy_report(episodes, rules)}
     print(f"\n{env.label}, {args.world} world, temperature {args.temperature:g}: success {report['success']:.3f} "
-          f"[{report['low']:.3f}, {report['high']:.3f}] (95 % Wilson) on {report['n']} tasks of {args.split}, score {report['score']:.3f}, stops {report['stops']}; "
+          f"[{report['low']:.3f}, {report['high']:.3f}] (95 % Wilson) in {report['n']} episodes on tasks of {args.split}, score {report['score']:.3f}, stops {report['stops']}; "
           f"pages that contradict earlier ones {report['contradictions']:.3f}")
     if "groups" in report:
         print(run.summary_table([{"group": name, "n": g["n"], "success": g["share"], "low": g["low"], "high": g["high"]} for name, g in report["groups"].items()]))

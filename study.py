@@ -34,6 +34,7 @@ class Args:
     real_transitions: int = 30_000     # budget of the large real run
     s2r_transitions: int = 5_000       # budget of S2R and of the small real run
     naive_seeds: int = 3               # seeds of the naive-reward lesson
+    repeats: int = 0                   # the policies play every held-out and every training task again, so many times
     only: str = ""                     # run only jobs whose name holds this text
     official: str = ""                 # ALFWorld: folder of official games; the policies play their valid_seen games, too
     skip: str = ""                     # leave out jobs whose name holds one of these texts, separated by commas
@@ -53,6 +54,11 @@ def names(args: Args) -> tuple[str, str, str]:
     if small == large:
         raise ValueError(f"--s2r-transitions {args.s2r_transitions} and --real-transitions {args.real_transitions}: their runs would share a folder; expected other thousands")
     return f"grpo-real-{small}", f"grpo-real-{large}", f"grpo-s2r-{small}"
+
+
+def played(args: Args) -> list[str]:
+    """The policies that are played once more when all are trained."""
+    return ["imitation", "grpo-dream", *names(args)[1:]]
 
 
 def jobs(args: Args, seed: int) -> list[tuple[str, list[str], list[str], str]]:
@@ -80,10 +86,15 @@ def jobs(args: Args, seed: int) -> list[tuple[str, list[str], list[str], str]]:
         rows.append((f"expmodel {name}", script("train_expmodel.py", "--out", model, *train, "--max-steps", args.max_steps, *flags, "--no-report-variants"), ["data"], ""))
         flags = [*policy, "--expmodel", model, "--imitation", base / "imitation", *(["--no-enrich"] if name == "no replay" else [])]
         rows.append((name, script("train_policy.py", "--out", base / name, *flags), ["imitation", f"expmodel {name}"], ""))
-    for name in ("imitation", "grpo-dream", real_large, s2r) if args.official else ():
+    for name in played(args) if args.official else ():
         folder = base / "imitation" / "model" if name == "imitation" else base / name / "policy"
         flags = ["--env", args.env, "--policy", folder, "--data", data, "--data-dir", args.official, "--split", "valid_seen", "--seed", seed]
         rows.append((f"official {name}", script("evaluate.py", *flags, "--out", base / f"official {name}"), [name], ""))
+    for name in played(args) if args.repeats else ():
+        for split in ("test", "train"):
+            folder = base / "imitation" / "model" if name == "imitation" else base / name / "policy"
+            flags = ["--env", args.env, "--policy", folder, "--data", data, "--split", split, "--repeats", args.repeats, "--seed", seed]
+            rows.append((f"again {split} {name}", script("evaluate.py", *flags, "--out", base / f"again {split} {name}"), [name], ""))
     if seed < args.naive_seeds:
         model = base / "expmodel naive"
         rows.append(("expmodel naive", script("train_expmodel.py", "--out", model, *train, "--max-steps", args.max_steps, "--no-judged", "--no-report-variants"), ["data"], ""))
@@ -96,7 +107,7 @@ def finished(out: Path, seed: int, name: str) -> bool:
     base = out / f"seed{seed}"
     if name == "data":
         return (base / "data" / "meta.json").exists()
-    if name.startswith(("expmodel", "official")):
+    if name.startswith(("expmodel", "official", "again")):
         return (base / name / "report.json").exists()
     folder = base if name == "imitation" else base / name
     if not (folder / "result.json").exists():
@@ -159,11 +170,11 @@ def summarize(args: Args) -> dict:
         if "groups" in last[0]["real_sampled"]:      # ALFWorld: by split and by task type
             entry["groups"] = {group: [e["real_sampled"]["groups"][group]["share"] for e in last] for group in last[0]["real_sampled"]["groups"]}
         results["runs"][name] = entry
-    for name in ["imitation", "grpo-dream", *names(args)[1:]]:
-        played = [run.read_json(out / f"seed{s}" / f"official {name}" / "report.json") for s in range(args.seeds) if finished(out, s, f"official {name}")]
-        if played:
-            results.setdefault("official", {})[name] = {"n": played[0]["n"], **{key: [value(r) for r in played] for key, value in [
-                ("success", lambda r: r["success"]), *((k, lambda r, k=k: r["groups"][k]["share"]) for k in played[0]["groups"] if k.startswith("type"))]}}
+    for name, what in [(name, what) for name in played(args) for what in ("official", "again test", "again train")]:
+        reports = [run.read_json(out / f"seed{s}" / f"{what} {name}" / "report.json") for s in range(args.seeds) if finished(out, s, f"{what} {name}")]
+        if reports:
+            shown = {k: [r["groups"][k]["share"] for r in reports] for k in reports[0].get("groups", {}) if k.startswith("type") or what == "again test"}
+            results.setdefault(what, {})[name] = {"n": reports[0]["n"], "success": [r["success"] for r in reports], **shown}
     for name in ["expmodel", *(f"expmodel {a}" for a in ABLATIONS), "expmodel naive"]:
         found = [run.read_json(out / f"seed{s}" / name / "report.json") for s in range(args.seeds) if (out / f"seed{s}" / name / "report.json").exists()]
         if found:
@@ -184,8 +195,9 @@ def tables(results: dict) -> str:
     rows = [{"policy": name, "RL transitions dream / real (mean)": f"{mean(e, 'dream_transitions')} / {mean(e, 'real_transitions')}", "real sampled": cell(e["real_sampled"]),
              "real greedy": cell(e["real_greedy"]), "dream sampled": cell(e["dream_sampled"])} for name, e in results["runs"].items()]
     groups = [{"policy, real sampled": name, **{group.split(" ", 1)[1]: short(v) for group, v in e["groups"].items()}} for name, e in results["runs"].items() if "groups" in e]
-    official = [{"policy, official valid_seen games, sampled": name, **{key.removeprefix("type "): short(v) for key, v in e.items() if key != "n"}, "games": e["n"]}
-                for name, e in results.get("official", {}).items()]
+    again = [[{f"policy, {title}, sampled": name, **{key.split(" ", 1)[-1]: short(v) for key, v in e.items() if key != "n"}, "episodes": e["n"]}
+              for name, e in results.get(what, {}).items()]
+             for what, title in (("official", "official valid_seen games"), ("again test", "held-out tasks"), ("again train", "training tasks"))]
     models = []
     for name, reports in results["expmodels"].items():
         for variant in ("full", "without history", "without retrieval", "without reasoning"):
@@ -198,7 +210,7 @@ def tables(results: dict) -> str:
                                    **{k: [r["by_knowledge"][k]["share"] for r in part] for k in part[0]["by_knowledge"]},
                                    **({"pages that contradict": [r["contradictions"]["share"] for r in part]} if all("contradictions" in r for r in part) else {}),
                                    "worst near miss paid": near, "refusals accepted": [r["refusals_accepted"]["share"] for r in part]}.items()}})
-    return "\n\n".join("\n".join(markdown(rows)) for rows in (rows, groups, official, models) if rows)
+    return "\n\n".join("\n".join(markdown(rows)) for rows in (rows, groups, *again, models) if rows)
 
 
 def markdown(rows: list[dict]) -> list[str]:

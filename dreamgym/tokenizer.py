@@ -45,9 +45,9 @@ def build_tokenizer(texts: Iterable[str], form: str = "words", max_words: int = 
     word = rf"▁?{letter}(?:(?!{SEAM}){letter})*" if form == "pages" else rf"▁?{letter}+"
     numbered = r"(?<!stop|\])" if form == "pages" else ""    # a line's number, " [3]", is one token; a number that is said or typed has that of the page that shows it
     pieces = pre_tokenizers.Split(Regex(PIECES[form] + rf"{numbered}▁\[▁\d+\]|\n|▁?[\[\],:'?=&+]|{word}|▁"), "isolated")
-    counts, begins = Counter(), "▁/%-." if form == "pages" else "▁"
+    counts, begins = Counter(), "▁/%-.0123456789" if form == "pages" else "▁"
     for text in texts:
-        counts.update(piece for piece, _ in pieces.pre_tokenize_str(normalizer.normalize_str(text)) if (piece[0] in begins or form == "pages" and piece.isdigit()) and piece.isprintable())
+        counts.update(piece for piece, _ in pieces.pre_tokenize_str(normalizer.normalize_str(text)) if piece[0] in begins and piece.isprintable())
     for name, count in list(counts.items()) if form == "numbered" else ():
         counts.update({f"▁{word}": count for word in name[1:].split("▁")} if "▁" in name[1:] else {})          # a name not seen here is a word and a number
     characters = ["\n", "▁", *["'\n"] * (form == "pages")] + [chr(code) for code in range(33, 127)] + ["▁" + mark for mark in GLUED]
