@@ -26,10 +26,10 @@ CHAT_TEMPLATE = (
 
 
 # What is one token besides a word, by kind of text. numbered: a word and the number after it ("drawer 3", ALFWorld's names), so that two names are compared by comparing
-# two tokens. pages: a role and the quote that opens its name, the quote and the line's end, and the parts of addresses, dates, prices and long numbers ("shopping
-# /product /blue -lamp", "$12 .99", "25 2", "555 -12 34"), so that an address or a number never seen before is still made of tokens that are
+# two tokens. pages: a role and the quote that opens its name, the quote and the line's end, and the parts of addresses, dates and prices ("shopping /product /blue
+# -lamp", "$12 .99"), so that an address never seen before is still made of words
 PIECES = {"words": "", "numbered": r"▁[a-z]+▁\d{1,2}(?![^▁\n\[\],:;])|", "pages": r"▁[a-z]+▁'|'\n|"}
-SEAM = r"/|%|-|\.\d\d(?!\d)|\.(?!\w)|(?<=\D\d\d)\d(?!\d)|(?<=-\d\d)\d\d(?!\d)"       # where the words of "pages" end
+SEAM = r"/|%|-|\.\d\d(?!\d)|\.(?!\w)"              # where the words of "pages" end
 
 
 def build_tokenizer(texts: Iterable[str], form: str = "words", max_words: int = 4000) -> PreTrainedTokenizerFast:
@@ -45,7 +45,7 @@ def build_tokenizer(texts: Iterable[str], form: str = "words", max_words: int = 
     word = rf"▁?{letter}(?:(?!{SEAM}){letter})*" if form == "pages" else rf"▁?{letter}+"
     numbered = r"(?<!stop|\])" if form == "pages" else ""    # a line's number, " [3]", is one token; a number that is said or typed has that of the page that shows it
     pieces = pre_tokenizers.Split(Regex(PIECES[form] + rf"{numbered}▁\[▁\d+\]|\n|▁?[\[\],:'?=&+]|{word}|▁"), "isolated")
-    counts, begins = Counter(), "▁/%-.0123456789" if form == "pages" else "▁"
+    counts, begins = Counter(), "▁/%-." if form == "pages" else "▁"
     for text in texts:
         counts.update(piece for piece, _ in pieces.pre_tokenize_str(normalizer.normalize_str(text)) if piece[0] in begins and piece.isprintable())
     for name, count in list(counts.items()) if form == "numbered" else ():

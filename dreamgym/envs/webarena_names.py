@@ -12,8 +12,8 @@ from dreamgym.envs.webarena_sites import code, data, forum, map as maps
 
 # Words that the sites also use for something else ('map', the button 'Star', the role radio, going by bike) stay
 FIXED = frozenset("map shop site open star notes garden table watch chat page set phone screen bike card library radio".split())
-# Of numbers with three digits the first two, as the tokenizer divides them. Not the numbers of lines ("\n[12] link", "click [12]"), nor a letter of "%2F"
-_PIECE = re.compile(r"%[0-9A-F]{2}|[A-Za-z]+|(?<=555-)(?P<phone>\d{4})|(?<!\n\[)(?<!(?:lick|type|over) \[)(?:(?<![\d:.-])[1-9]\d(?=\d?(?![\d:-]))|(?<![\d.,])1[01]\d\d(?!\d))")
+# Not the numbers of lines ("\n[12] link", "click [12]"), nor a letter of "%2F"
+_PIECE = re.compile(r"%[0-9A-F]{2}|[A-Za-z]+|(?<!\n\[)(?<!(?:lick|type|over) \[)(?:(?<![\d:.-])[1-9]\d(?![\d:-])|(?<![\d.,])1[01]\d\d(?!\d))")
 
 
 def _kinds() -> tuple[tuple[str, ...], ...]:
@@ -32,19 +32,14 @@ def _kinds() -> tuple[tuple[str, ...], ...]:
 KINDS = _kinds()
 # Every word in every form that a page may show it in: in a sentence, as a name, in an address
 VOCABULARY = "\n".join(f"${word} {word} a/{word}" if word.isdigit() else f"{word} {word.capitalize()} a/{word}-{word}" for words in KINDS for word in words)
-PAIRS = tuple(f"{pair:02}" for pair in range(100))            # of digits in a phone number
-VOCABULARY += "".join(f"\n555-{pair}{pair}" for pair in PAIRS)
 
 
 def other_names(rng) -> Callable[[str], str]:
     """A change of texts: every word of a name becomes another one of its kind, one to one, the same in all texts, in lower case where it was; numbers, too."""
     others = {old: str(new) for words in KINDS for old, new in zip(words, rng.permutation(words))}
-    pairs = dict(zip(PAIRS, map(str, rng.permutation(PAIRS))))
 
     def renamed(match: re.Match) -> str:
         word = match[0]
-        if match["phone"]:
-            return pairs[word[:2]] + pairs[word[2:]]
         new = others.get(word.lower(), word)
         return new.capitalize() if word[0].isupper() and new != word else new
     return lambda text: _PIECE.sub(renamed, text)

@@ -79,25 +79,19 @@ def _by_word(one: str, other: str, met: bool) -> str:
 
 def _place(wanted: Wanted, state: str, met: bool, others: bool) -> str:
     """The page wanted, the page this is, and whether they agree. What other constraints compare is `*` here (an address spells it in its own way), unless the
-    address alone tells that it is another one, and in nothing else."""
-    compared = set() if is_missing(wanted, state) else {name for line in wanted.template.shows for name in fields(line)}
-    asked, shown = _places(wanted, state, compared)
-    if asked == shown and others and not met:
-        asked, shown = _places(wanted, state, set())
-    return f"{asked} : {shown} {_yes(shown == asked or met)}"
-
-
-def _places(wanted: Wanted, state: str, compared: set[str]) -> tuple[str, str]:
-    """The address wanted and the part of the page's that it speaks of, both with `*` for the parameters `compared`."""
+    address alone tells that it is another one."""
     template, here = wanted.template, address(state)
     pattern = (template.missing[0] if is_missing(wanted, state) else template.page).split(" |OR| ")[0]
-    asked = filled(re.sub(r"\{(\w+)[.\w]*\}", lambda m: "*" if m[1] in compared else m[0], pattern), dict(wanted.values))
+    values = dict(wanted.values)
+    compared = {name for line in template.shows for name in fields(line)} if not is_missing(wanted, state) and (met or not others) else set()
+    asked = filled(re.sub(r"\{(\w+)[.\w]*\}", lambda m: "*" if m[1] in compared else m[0], pattern), values)
     path, _, query = asked.partition("?")
     there, _, given = here.partition("?")
     keys = dict(pair.partition("=")[::2] for pair in given.split("&"))
     same = re.match(re.escape(path).replace(r"\*", ".+"), there) is not None
     found = [f"{key}={value if value == '*' and key in keys else keys.get(key, 'none')}" for key, _, value in (pair.partition("=") for pair in query.split("&"))] if query else []
-    return asked, "?".join([path if same else there, *(["&".join(found)] if found and same else [])])
+    shown = "?".join([path if same else there, *(["&".join(found)] if found and same else [])])
+    return f"{asked} : {shown} {_yes(shown == asked or met)}"
 
 
 # ---- the facts of each action ------------------------------------------------------------------------------------------------------------------
