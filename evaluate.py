@@ -85,7 +85,7 @@ def main() -> None:
     model, tokenizer = load_model(str(args.policy), quantize=made["quantize"], device=str(ranks.device))
     policy = Policy(model, tokenizer, context=1024, system="" if made["model"] in SIZES else POLICY_SYSTEM[args.env], seed=args.seed)
     if args.temperature < 0:
-        args.temperature = made.get("temperature") or (rules.TEMPERATURE if made["model"] in SIZES else 1.0)
+        args.temperature = made.get("temperature", 1.0)
     world = env if args.world == "real" else load_dream(expmodel, rules, ranks.device, seed=args.seed)
     tasks = [everything[i] for i in run.rng(0, "evaluation").permutation(len(everything))[:max(args.tasks, args.play)]]
     if args.env == "webarena" and args.judge:

@@ -59,7 +59,7 @@ class Args:
     tasks: int = 16                    # tasks per iteration
     rollouts: int = 8                  # episodes per task (PPO: tasks x rollouts different tasks)
     updates: int = 0                   # optimizer steps per iteration (0: the environment's, 4 for WebShop)
-    temperature: float = 0.0           # of the policy, sampled and trained (0: 1; tiny: the environment's, 1 for WebShop)
+    temperature: float = 1.0           # of the policy, sampled and trained
     lr: float = 0.0                    # RL learning rate (0: 3e-4 tiny, 1e-6 full fine-tuning as verl-agent, 1e-5 LoRA); imitation takes ten times as much
     kl_coef: float = 0.03              # weight of KL to the imitation policy (verl-agent: 0.01)
     kl: Literal["k1", "k2", "k3"] = "k3"           # its estimator
@@ -83,6 +83,8 @@ class Args:
         self.out = self.out or f"out/{self.env}"
         if self.world == "real" and self.algo != "sft" and not self.real_transitions:
             raise ValueError("--world real needs --real-transitions N (how many real RL transitions it may use)")
+        if self.temperature <= 0:
+            raise ValueError(f"--temperature {self.temperature:g}: a policy that never varies has nothing to learn from; expected more than 0")
         if self.quantize != "none" and not self.lora_rank:
             raise ValueError(f"--quantize {self.quantize}: 4-bit weights cannot be trained themselves; expected --lora-rank, too")
         if self.model in SIZES and self.lora_rank:
@@ -92,7 +94,6 @@ class Args:
         if min(self.tasks, self.rollouts, self.updates, self.eval_every, self.eval_tasks) < 1 or min(self.imitation_episodes + 1, self.iterations, self.real_transitions) < 0:
             raise ValueError("--tasks, --rollouts, --updates, --eval-every and --eval-tasks are at least 1, "
                              "--iterations and --real-transitions at least 0, --imitation-episodes at least -1")
-        self.temperature = self.temperature or (rules.TEMPERATURE if self.model in SIZES else 1.0)
         if self.imitation_episodes < 0:
             self.imitation_episodes = rules.IMITATION_EPISODES
 

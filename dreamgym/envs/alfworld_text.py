@@ -30,7 +30,6 @@ MINIATURES, MINIATURE_STEPS, VERDICT_WEIGHT, MORE_WORDS = 0, 0, 1.0, ""
 EXPERIENCE_STEPS = 1_600, 2_000                      # optimizer steps of the experience model before its probes are looked at, and at most
 IMITATED, IMITATION_EPISODES, IMITATION_EPOCHS = ("imperfect",), 600, 20    # players whose episodes are imitated, how many, and passes over them (after 8: spoons for pots)
 ITERATIONS, UPDATES, LOSS_MEAN = 10, 8, "episode"    # RL in the dream; optimizer steps an iteration; episodes weigh the same, for one that fails is several times as long
-TEMPERATURE = 1.0                                # of a tiny policy
 REFUSED_ROWS = 3                                     # a refused step is so many training rows (with other names): they are few, and the model would allow anything
 THINGS = (
     "alarmclock apple baseballbat basketball book bowl box bread candle cd cellphone cloth creditcard cup dishsponge egg fork glassbottle "

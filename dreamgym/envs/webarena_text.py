@@ -23,10 +23,9 @@ TOKENS, BY_LINE, EDITS, OTHER_TASKS, WITHOUT_DEMO, REFUSED_ROWS = "pages", True,
 MINIATURES, MINIATURE_STEPS = 10_000, 600        # judged steps on made-up pages of a few lines, and the first optimizer steps, which see nothing else (webarena_offline)
 VERDICT_WEIGHT = 8.0                             # of "yes" and "no" in the loss: few tokens, of which few are "no", and the reward hangs on them (README, lab notes)
 MORE_WORDS = VOCABULARY                          # text with the words that `renaming` brings in, for the tokenizer
-EXPERIENCE_STEPS = 1_800, 1_800                  # optimizer steps of the experience model before its probes are looked at, and at most
+EXPERIENCE_STEPS = 2_000, 2_000                  # optimizer steps of the experience model before its probes are looked at, and at most
 IMITATED, IMITATION_EPISODES, IMITATION_EPOCHS = ("imperfect",), 1_000, 8     # players whose episodes are imitated, how many, and passes over them
-ITERATIONS, UPDATES, LOSS_MEAN = 12, 4, "token"  # RL in the dream; optimizer steps an iteration; tokens weigh the same
-TEMPERATURE = 0.6                                # of a tiny policy: an answer is copied over some 40 tokens, and at 1 one of them goes wrong (README, lab notes)
+ITERATIONS, UPDATES, LOSS_MEAN = 12, 8, "token"  # RL in the dream; optimizer steps an iteration; tokens weigh the same
 LOOKED_THROUGH = 64                              # transitions retrieved for each demonstration shown: all but those of the same action are left out (`similar`)
 
 _NUMBER = re.compile(r"^\[\d+\] ", re.MULTILINE)
