@@ -34,7 +34,7 @@ class Args:
     real_transitions: int = 30_000     # budget of the large real run
     s2r_transitions: int = 5_000       # budget of S2R and of the small real run
     naive_seeds: int = 3               # seeds of the naive-reward lesson
-    repeats: int = 0                   # the policies play every held-out and every training task again, so many times
+    repeats: int = 0                   # the policies play every held-out task again, so many times, and every training task once
     only: str = ""                     # run only jobs whose name holds this text
     official: str = ""                 # ALFWorld: folder of official games; the policies play their valid_seen games, too
     skip: str = ""                     # leave out jobs whose name holds one of these texts, separated by commas
@@ -93,7 +93,7 @@ def jobs(args: Args, seed: int) -> list[tuple[str, list[str], list[str], str]]:
     for name in played(args) if args.repeats else ():
         for split in ("test", "train"):
             folder = base / "imitation" / "model" if name == "imitation" else base / name / "policy"
-            flags = ["--env", args.env, "--policy", folder, "--data", data, "--split", split, "--repeats", args.repeats, "--seed", seed]
+            flags = ["--env", args.env, "--policy", folder, "--data", data, "--split", split, "--repeats", args.repeats if split == "test" else 1, "--seed", seed]
             rows.append((f"again {split} {name}", script("evaluate.py", *flags, "--out", base / f"again {split} {name}"), [name], ""))
     if seed < args.naive_seeds:
         model = base / "expmodel naive"
