@@ -252,10 +252,11 @@ def _edited_page(known: list[str], edits: list[str]) -> list[str]:
 def _unmarked(state: str, written: list[str], pages: dict[str, str] | None) -> list[str] | None:
     """What `_marks` and `_edits` stand for. Raises ValueError for a mark or a name beyond the lines of its page; None where an edit takes away what is not there."""
     marked, lines = _marked(state, pages), []
-    if written[0] in NAMES:
-        if written[0] not in (pages or {SAME: state}):
-            raise ValueError(f"{written[0]!r}: the prompt has no such page")
-        return _edited_page((pages or {SAME: state})[written[0]].split("\n"), written[1:])
+    first = written[0].casefold().rstrip(" .")
+    if first in NAMES:
+        if first not in (pages or {SAME: state}):
+            raise ValueError(f"{first!r}: the prompt has no such page")
+        return _edited_page((pages or {SAME: state})[first].split("\n"), written[1:])
     for line in written:
         i, name = len(lines), line.casefold().rstrip(" .")
         mark = next((mark for mark, known in MARKS.items() if name == known), line)

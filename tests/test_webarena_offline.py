@@ -10,7 +10,7 @@ from dreamgym.envs.webarena_env import WebArena
 from dreamgym.envs.webarena_evaluators import exact_match
 from dreamgym.envs.webarena_offline import MIX, SHARES, explain_recorded, miniatures, play, relabelled
 from dreamgym.envs.webarena_sites import World
-from dreamgym.envs.webarena_tasks import drawn, read_task
+from dreamgym.envs.webarena_tasks import drawn, kinds_of_checks, read_task
 from dreamgym.envs.webarena_teacher import check_trace, explain
 
 
@@ -87,10 +87,10 @@ def test_relabelled_rows_are_as_labelled(env, episodes, rows):
     assert len({(row.steps[0].state, row.task.text) for row in rows}) == len(rows)
     for row in rows:
         (step,) = row.steps
-        missed = [what for what, _, met in text.checks(read_task(row.task.text), step.state, step.action) if not met]
+        missed = [kind for kind, _, (_, _, met) in kinds_of_checks(read_task(row.task.text), step.state, step.action) if not met]
         assert bool(missed) == (step.info["broken"] != "none") and row.success == (not missed) and step.next_state == text.STOPPED
         assert check_trace(step.reasoning, step.state, step.action, step.next_state, step.reward)
-        assert step.info["broken"] not in ("answer", "page", "done") or {"answer": missed[0].startswith("answer"), "page": True, "done": True}[step.info["broken"]]
+        assert step.info["broken"] not in ("answer", "page", "done") or missed == [step.info["broken"]]
 
 
 def test_miniatures_are_judged_like_real_pages():

@@ -131,7 +131,7 @@ def checks(wanted: Wanted, state: str, action: str) -> Rows:
 
 def kinds_of_checks(wanted: Wanted, state: str, action: str) -> list[tuple[str, str, tuple[str, str, bool]]]:
     """`checks`, each with its kind (page, entity: who or what the page is about, done: what was to be done, answer) and with the words that stand before what is found
-    on the page, "" where it stands alone: ("answer", "price", ("answer $20.00", "$25.00", False))."""
+    on the page, "" where it stands alone: ("answer", "price", ("$20.00", "$25.00", False))."""
     template, values = wanted.template, wanted.values
     missing = is_missing(wanted, state)
     place, lines = template.missing if missing else (template.page, None)
@@ -141,7 +141,7 @@ def kinds_of_checks(wanted: Wanted, state: str, action: str) -> list[tuple[str, 
     if template.answer:
         said, found = parse(action).text, fact(wanted, state)
         met = bool(found) and {"exact_match": exact_match, "must_include": must_include}["exact_match" if missing else template.match](found, said)
-        rows.append(("answer", "" if missing else _before(template.answer, "answer"), (f"answer {said or 'none'}", found or "none", met)))
+        rows.append(("answer", "" if missing else _before(template.answer, "answer"), (said or "none", found or "none", met)))
     return rows
 
 

@@ -49,7 +49,6 @@ def _verdicts(wanted: Wanted | None, state: str, action: str, success: bool) -> 
     rows = kinds_of_checks(wanted, state, action) if wanted else []
     facts = []
     for i, (kind, label, (asked, found, met)) in enumerate(rows):
-        asked = asked.removeprefix("answer ")
         if i == 0:
             others = all(met for _, _, (_, _, met) in rows[1:])
             facts.append(f"page {_place(wanted, state, met, others)}")
