@@ -25,7 +25,7 @@ VERDICT_WEIGHT = 8.0                             # of "yes" and "no" in the loss
 MORE_WORDS = VOCABULARY                          # text with the words that `renaming` brings in, for the tokenizer
 EXPERIENCE_STEPS = 2_000, 2_000                  # optimizer steps of the experience model before its probes are looked at, and at most
 IMITATED, IMITATION_EPISODES, IMITATION_EPOCHS = ("imperfect",), 1_000, 8     # players whose episodes are imitated, how many, and passes over them
-ITERATIONS, UPDATES, LOSS_MEAN = 12, 8, "token"  # RL in the dream; optimizer steps an iteration; tokens weigh the same
+ITERATIONS, UPDATES, LOSS_MEAN = 10, 8, "token"  # RL in the dream; optimizer steps an iteration; tokens weigh the same
 LOOKED_THROUGH = 64                              # transitions retrieved for each demonstration shown: all but those of the same action are left out (`similar`)
 
 _NUMBER = re.compile(r"^\[\d+\] ", re.MULTILINE)
