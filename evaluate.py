@@ -33,7 +33,7 @@ class Args:
     split: str = "test"                # tasks: test (held out), train; ALFWorld also valid_seen, valid_unseen; official WebShop also eval
     backend: Literal["direct", "chromium"] = "direct"      # WebArena: without a browser, or in a real one
     world: Literal["real", "dream"] = "real"   # where to play
-    temperature: float = -1.0          # 0: greedy (-1: what the policy was trained at)
+    temperature: float = 1.0           # 0: greedy
     tasks: int = 500                   # so many of them (0: only --play)
     repeats: int = 1                   # episodes of each task
     play: int = 0                      # print this many episodes
@@ -84,8 +84,6 @@ def main() -> None:
     made = meta.get("settings") or meta.get("imitation") or {"model": "", "quantize": "none"}
     model, tokenizer = load_model(str(args.policy), quantize=made["quantize"], device=str(ranks.device))
     policy = Policy(model, tokenizer, context=1024, system="" if made["model"] in SIZES else POLICY_SYSTEM[args.env], seed=args.seed)
-    if args.temperature < 0:
-        args.temperature = made.get("temperature", 1.0)
     world = env if args.world == "real" else load_dream(expmodel, rules, ranks.device, seed=args.seed)
     tasks = [everything[i] for i in run.rng(0, "evaluation").permutation(len(everything))[:max(args.tasks, args.play)]]
     if args.env == "webarena" and args.judge:

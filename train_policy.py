@@ -59,7 +59,6 @@ class Args:
     tasks: int = 16                    # tasks per iteration
     rollouts: int = 8                  # episodes per task (PPO: tasks x rollouts different tasks)
     updates: int = 0                   # optimizer steps per iteration (0: the environment's, 4 for WebShop)
-    temperature: float = 1.0           # of the policy, sampled and trained
     lr: float = 0.0                    # RL learning rate (0: 3e-4 tiny, 1e-6 full fine-tuning as verl-agent, 1e-5 LoRA); imitation takes ten times as much
     kl_coef: float = 0.03              # weight of KL to the imitation policy (verl-agent: 0.01)
     kl: Literal["k1", "k2", "k3"] = "k3"           # its estimator
@@ -83,8 +82,6 @@ class Args:
         self.out = self.out or f"out/{self.env}"
         if self.world == "real" and self.algo != "sft" and not self.real_transitions:
             raise ValueError("--world real needs --real-transitions N (how many real RL transitions it may use)")
-        if self.temperature <= 0:
-            raise ValueError(f"--temperature {self.temperature:g}: a policy that never varies has nothing to learn from; expected more than 0")
         if self.quantize != "none" and not self.lora_rank:
             raise ValueError(f"--quantize {self.quantize}: 4-bit weights cannot be trained themselves; expected --lora-rank, too")
         if self.model in SIZES and self.lora_rank:
@@ -98,7 +95,7 @@ class Args:
             self.imitation_episodes = rules.IMITATION_EPISODES
 
 
-GAMMA, LAM, DUAL_CLIP, VALUE_CLIP, VALUE_COEF, POLICY_CONTEXT = 1.0, 1.0, 3.0, 0.2, 0.5, 1024
+GAMMA, LAM, DUAL_CLIP, VALUE_CLIP, VALUE_COEF, TEMPERATURE, POLICY_CONTEXT = 1.0, 1.0, 3.0, 0.2, 0.5, 1.0, 1024
 IMITATION_LR_FACTOR, VALUE_LR_FACTOR, GENERATE_EVERY, SAVE_EVERY, EVAL_TASKS_ON_THE_WAY = 10.0, 10.0, 5, 5, 150
 
 
@@ -260,7 +257,7 @@ def make_batch(args: Args, policy: Policy, head, episodes: list[Episode], groups
     return Batch(rows, advantage, returns, first)
 
 
-def old_and_reference(policy: Policy, reference, rows: list[Row], temperature: float, micro_batch_tok: int, ranks) -> tuple[list, list]:
+def old_and_reference(policy: Policy, reference, rows: list[Row], micro_batch_tok: int, ranks) -> tuple[list, list]:
     """Log-probs of the sampled tokens by the trainer (not the sampler: their difference is rounding, and is logged) and by the reference."""
     old: list = [None] * len(rows)
     ref: list = [None] * len(rows)
@@ -268,7 +265,7 @@ def old_and_reference(policy: Policy, reference, rows: list[Row], temperature: f
         for indices in even_micro_batches(rows, micro_batch_tok, ranks):
             part = [rows[i] for i in indices]
             sizes = [sum(r.mask) for r in part]
-            for kept, logp_N in ((old, row_logps(policy.model, part, temperature, with_entropy=False)[0]), (ref, reference_logps(policy.model, reference, part, temperature))):
+            for kept, logp_N in ((old, row_logps(policy.model, part, TEMPERATURE, with_entropy=False)[0]), (ref, reference_logps(policy.model, reference, part, TEMPERATURE))):
                 for i, piece in zip(indices, logp_N.split(sizes)):
                     kept[i] = piece
     return old, ref
@@ -277,7 +274,7 @@ def old_and_reference(policy: Policy, reference, rows: list[Row], temperature: f
 def update(args: Args, policy: Policy, head, reference, optimizer, batch: Batch, sampled: list[list[float]], iteration: int, ranks) -> dict:
     """--updates optimizer steps over the rows. The divisor of each loss is the global count of its trained tokens."""
     device = ranks.device
-    old, ref = old_and_reference(policy, reference, batch.rows, args.temperature, args.micro_batch_tok, ranks)
+    old, ref = old_and_reference(policy, reference, batch.rows, args.micro_batch_tok, ranks)
     sums = ["loss", "kl_ref_sum", "entropy_sum", "clipped_sum", "tokens"] + ["value_loss"] * (head is not None)
     stats: dict[str, float] = defaultdict(float, {"grad_norm": 0.0} | dict.fromkeys(sums, 0.0))
     stats["sampler_gap"] = max((float((o.cpu() - torch.tensor(s)).abs().max()) for o, s in zip(old, sampled) if len(s)), default=0.0)
@@ -290,7 +287,7 @@ def update(args: Args, policy: Policy, head, reference, optimizer, batch: Batch,
             continue
         for local in even_micro_batches([batch.rows[i] for i in mb], args.micro_batch_tok, ranks):
             chosen = [mb[i] for i in local]
-            logp_N, entropy_N, hidden_NH = row_logps(policy.model, [batch.rows[i] for i in chosen], args.temperature, with_hidden=head is not None)
+            logp_N, entropy_N, hidden_NH = row_logps(policy.model, [batch.rows[i] for i in chosen], TEMPERATURE, with_hidden=head is not None)
             adv_N = flat([batch.advantage[i] for i in chosen], device)
             old_N, ref_N = flat([old[i] for i in chosen], device), flat([ref[i] for i in chosen], device)
             loss_N, seen = losses.policy_loss(logp_N, old_N, adv_N, args.clip_low, args.clip_high, DUAL_CLIP)
@@ -341,11 +338,11 @@ def everyones(episodes: list[Episode], ranks) -> list[Episode]:
     return [episode_from_json(record) for record in ranks.gather([to_json(e) for e in episodes])] if ranks.world > 1 else episodes
 
 
-def both_worlds(policy: Policy, env, dream, tasks: list[Task], temperature: float, rules, ranks, name: str) -> tuple[dict, dict]:
+def both_worlds(policy: Policy, env, dream, tasks: list[Task], rules, ranks, name: str) -> tuple[dict, dict]:
     """Success on held-out tasks: real greedy, real sampled, dream sampled; the reports and the episodes by these names."""
     found, episodes = {}, {}
-    for key, world, heat in (("real_greedy", env, 0.0), ("real_sampled", env, temperature), ("dream_sampled", dream, temperature)):
-        found[key], episodes[key] = evaluate(policy, world, key.split("_")[0], tasks, env.max_steps, heat, rules, ranks, f"{name}-{key}")
+    for key, world, temperature in (("real_greedy", env, 0.0), ("real_sampled", env, TEMPERATURE), ("dream_sampled", dream, TEMPERATURE)):
+        found[key], episodes[key] = evaluate(policy, world, key.split("_")[0], tasks, env.max_steps, temperature, rules, ranks, f"{name}-{key}")
     return found, episodes
 
 
@@ -469,10 +466,10 @@ def main() -> None:
         if not state.evaluations and not args.imitation:         # on the tasks RL will use: a dream that is easier than the world teaches the wrong thing
             order = run.rng(0, "calibration").permutation(len(train_tasks))[:min(EVAL_TASKS_ON_THE_WAY, args.eval_tasks)]
             known = [train_tasks[i] for i in order]
-            same = [evaluate(policy, w, n, known, env.max_steps, args.temperature, rules, ranks, f"calibration-{n}")[0] for n, w in (("real", env), ("dream", dream))]
+            same = [evaluate(policy, w, n, known, env.max_steps, TEMPERATURE, rules, ranks, f"calibration-{n}")[0] for n, w in (("real", env), ("dream", dream))]
             log.step("calibration", state.iteration, {f"{n}/{k}": r[k] for n, r in zip(("real", "dream"), same) for k in ("n", "success", "low", "high")}, show=[])
             log.say(f"calibration: the same policy on {same[0]['n']} training tasks, sampled: real {same[0]['success']:.3f}, dream {same[1]['success']:.3f}")
-        found, episodes = both_worlds(policy, env, dream, tasks, args.temperature, rules, ranks, f"eval-{state.iteration}")
+        found, episodes = both_worlds(policy, env, dream, tasks, rules, ranks, f"eval-{state.iteration}")
         errors = experience_report(dream, heldout) if ranks.is_main else {}
         searches = {k: search_report(episodes[k], rules) for k in ("real_sampled", "dream_sampled")}
         state.evaluations.append({"iteration": state.iteration, "dream_transitions": state.dream_transitions, "real_transitions": state.real_transitions, **found})
@@ -532,7 +529,7 @@ def iterate(args: Args, state: State, world: str, ranks, policy: Policy, head, r
     mine = repeated[ranks.rank * per_rank:(ranks.rank + 1) * per_rank]     # whole groups stay on one rank
     before = policy.sampler.decode_tok, policy.sampler.prefill_tok, dream.sampler.decode_tok
     with timer("rollout"), gathered(policy.model):
-        episodes = rollout(policy, env if world == "real" else dream, mine, env.max_steps, args.temperature, f"{world}-{state.iteration}-r{ranks.rank}", world)
+        episodes = rollout(policy, env if world == "real" else dream, mine, env.max_steps, TEMPERATURE, f"{world}-{state.iteration}-r{ranks.rank}", world)
     with timer("update"):
         policy.model.train()
         batch = make_batch(args, policy, head, episodes, [e.task.id for e in episodes], ranks)
