@@ -582,5 +582,10 @@ def test_pages_are_made_of_words():
     assert tokens("url: map/product/red-lamp\n") == ["▁url", ":", "▁map", "/product", "/red", "-lamp", "\n"]
     assert tokens("[1] link 'Blue Lamp'\n[2] text '$3.99'") == ["▁[▁1]", "▁link▁'", "▁Blue", "▁Lamp", "'\n", "▁[▁2]", "▁text▁'", "▁$3", ".99", "'"]
     assert tokens("sold 2024-05-29") == ["▁sold", "▁2024", "-05", "-29"]
+    # A number that is said or typed has the token that it has on a page, not that of a line's number: else a policy cannot copy it
+    numbers = build_tokenizer(["stop [33]\n[33] link 'x'\ntext 'sold 33'\nclick [33]\ntype [4] [33] [0]\n33"], "pages")
+    said = lambda text: numbers.convert_ids_to_tokens(numbers(text, add_special_tokens=False)["input_ids"])
+    assert said("stop [33]") == ["▁stop", "▁[", "▁33", "]"] and said("type [4] [33] [0]")[1:5] == ["▁[▁4]", "▁[", "▁33", "]"]
+    assert said("click [33]") == ["▁click", "▁[▁33]"] and said("text 'sold 33'")[2] == "▁33"
     for text in (*seen, "a / b - c", "//", "-x", "1.234.56", "it's 'q'\n'x", "/", "https://a.b-c/d.99?q=a+b", "'\n'\n"):
         assert tokenizer.decode(tokenizer(text, add_special_tokens=False)["input_ids"]) == text
