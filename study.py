@@ -16,6 +16,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 from dreamgym import plots, run
@@ -86,15 +87,12 @@ def jobs(args: Args, seed: int) -> list[tuple[str, list[str], list[str], str]]:
         rows.append((f"expmodel {name}", script("train_expmodel.py", "--out", model, *train, "--max-steps", args.max_steps, *flags, "--no-report-variants"), ["data"], ""))
         flags = [*policy, "--expmodel", model, "--imitation", base / "imitation", *(["--no-enrich"] if name == "no replay" else [])]
         rows.append((name, script("train_policy.py", "--out", base / name, *flags), ["imitation", f"expmodel {name}"], ""))
-    for name in played(args) if args.official else ():
+    again = [("official", ["--data-dir", args.official, "--split", "valid_seen"])] if args.official else []
+    again += [("again test", ["--split", "test", "--repeats", args.repeats]), ("again train", ["--split", "train"])] if args.repeats else []
+    for name, (what, flags) in product(played(args), again):
         folder = base / "imitation" / "model" if name == "imitation" else base / name / "policy"
-        flags = ["--env", args.env, "--policy", folder, "--data", data, "--data-dir", args.official, "--split", "valid_seen", "--seed", seed]
-        rows.append((f"official {name}", script("evaluate.py", *flags, "--out", base / f"official {name}"), [name], ""))
-    for name in played(args) if args.repeats else ():
-        for split in ("test", "train"):
-            folder = base / "imitation" / "model" if name == "imitation" else base / name / "policy"
-            flags = ["--env", args.env, "--policy", folder, "--data", data, "--split", split, "--repeats", args.repeats if split == "test" else 1, "--seed", seed]
-            rows.append((f"again {split} {name}", script("evaluate.py", *flags, "--out", base / f"again {split} {name}"), [name], ""))
+        flags = ["--env", args.env, "--policy", folder, "--data", data, *flags, "--seed", seed, "--out", base / f"{what} {name}"]
+        rows.append((f"{what} {name}", script("evaluate.py", *flags), [name], ""))
     if seed < args.naive_seeds:
         model = base / "expmodel naive"
         rows.append(("expmodel naive", script("train_expmodel.py", "--out", model, *train, "--max-steps", args.max_steps, "--no-judged", "--no-report-variants"), ["data"], ""))

@@ -207,6 +207,9 @@ def _marks(state: str, lines: list[str], pages: dict[str, str], done: bool) -> l
     return written
 
 
+_FIELD = re.compile(r".*?(?= (?:value|options) '|$)")     # of a line: all but what a field holds and offers
+
+
 def _edits(pages: dict[str, str], lines: list[str]) -> list[str]:
     """A page as the one of `pages` that it differs least from: its name, '- line' for a line to be taken out (of a field only role and name), '+ line' for what is
     put in there, and the lines added at its end as they are. A small model can name a line that it reads, and hardly count which one it is. [] where that takes
@@ -225,9 +228,6 @@ def _edits(pages: dict[str, str], lines: list[str]) -> list[str]:
         if (kept >= REST or len(written) == 1) and len(written) <= MOST_EDITS + 1 and (not best or len(written) < len(best)) and _edited_page(known, written[1:]) == lines:
             best = written
     return best
-
-
-_FIELD = re.compile(r".*?(?= (?:value|options) '|$)")     # of a line: all but what a field holds and offers
 
 
 def _edited_page(known: list[str], edits: list[str]) -> list[str]:
@@ -251,12 +251,12 @@ def _edited_page(known: list[str], edits: list[str]) -> list[str]:
 
 def _unmarked(state: str, written: list[str], pages: dict[str, str] | None) -> list[str] | None:
     """What `_marks` and `_edits` stand for. Raises ValueError for a mark or a name beyond the lines of its page; None where an edit takes away what is not there."""
-    marked, lines = _marked(state, pages), []
-    first = written[0].casefold().rstrip(" .")
+    marked, lines, first = _marked(state, pages), [], written[0].casefold().rstrip(" .")
     if first in NAMES:
-        if first not in (pages or {SAME: state}):
+        known = (pages or {SAME: state}).get(first)
+        if known is None:
             raise ValueError(f"{first!r}: the prompt has no such page")
-        return _edited_page((pages or {SAME: state})[first].split("\n"), written[1:])
+        return _edited_page(known.split("\n"), written[1:])
     for line in written:
         i, name = len(lines), line.casefold().rstrip(" .")
         mark = next((mark for mark, known in MARKS.items() if name == known), line)

@@ -155,13 +155,13 @@ def _captured(template: Template, state: str) -> dict[str, str]:
 def _broken(wanted: Wanted, state: str, action: str) -> str:
     """The kind of constraint that is missed: one of SHARES."""
     rows = kinds_of_checks(wanted, state, action)
-    missed = {kind for kind, _, (_, _, met) in rows if not met}
-    near = _alike(address(state), rows[0][2][0])
+    missed = {check.kind for check in rows if not check.row.met}
+    near = _alike(address(state), rows[0].row.asked)
     if len(missed) < 2 and (near or "page" not in missed):
         return next(iter(missed), "none")
     if missed == {"page", "entity"} and near:
         return "entity"
-    return "kind" if any(met and asked in state and kind in ("entity", "done") for kind, _, (asked, _, met) in rows) else "many"
+    return "kind" if any(check.row.met and check.row.asked in state and check.kind in ("entity", "done") for check in rows) else "many"
 
 
 def _alike(one: str, other: str) -> bool:
@@ -178,7 +178,7 @@ LABELS = sorted({template.answer for template in TEMPLATES if template.answer.st
 
 def miniatures(seed: int, count: int, rng: np.random.Generator) -> list[Episode]:
     """`count` one-step episodes like `relabelled` ones on pages of a few lines that no site has, made from the templates, with random names: they teach a small model
-    to copy and compare names in a third of the tokens of a real page, and a quarter of the comparisons fails. For training only."""
+    to copy and compare names in a third of the tokens of a real page, and a quarter of the comparisons fail. For training only."""
     world = World(seed)
     drawn_rows = {template: rows for template in TEMPLATES if not template.held_out and fields(template.intents[0]) and (rows := drawn(template, world))}
     templates, results = list(drawn_rows), []

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from random import Random
+from typing import NamedTuple
 from urllib.parse import quote_plus
 
 from dreamgym.envs.webarena_actions import parse
@@ -25,7 +26,20 @@ MISSING = 1 / 3                                  # share of what does not exist,
 DONE = "done"                                    # what `stop` says when no answer was asked for
 ENTITIES = frozenset("product noun category order customer review month forum post member project issue place goal".split())
 
-Rows = list[tuple[str, str, bool]]
+
+class Row(NamedTuple):
+    """A constraint of a task against a page."""
+    asked: str
+    found: str
+    met: bool
+
+
+class Check(NamedTuple):
+    """A constraint with its kind (page, entity: who or what the page is about, done: what was to be done, answer), and with the words that stand before what is found on
+    the page, "" where it stands alone: ("answer", "price", ("$20.00", "$25.00", False))."""
+    kind: str
+    before: str
+    row: Row
 
 
 @dataclass(frozen=True)
@@ -124,24 +138,23 @@ def fact(wanted: Wanted, state: str) -> str:
     return (find(wanted.template.answer, state, wanted.values) or {}).get("answer", "")
 
 
-def checks(wanted: Wanted, state: str, action: str) -> Rows:
-    """Each constraint of a task against the page on which `stop [answer]` is said: (what is wanted, what is found, met)."""
-    return [row for _, _, row in kinds_of_checks(wanted, state, action)]
+def checks(wanted: Wanted, state: str, action: str) -> list[Row]:
+    """Each constraint of a task against the page on which `stop [answer]` is said."""
+    return [check.row for check in kinds_of_checks(wanted, state, action)]
 
 
-def kinds_of_checks(wanted: Wanted, state: str, action: str) -> list[tuple[str, str, tuple[str, str, bool]]]:
-    """`checks`, each with its kind (page, entity: who or what the page is about, done: what was to be done, answer) and with the words that stand before what is found
-    on the page, "" where it stands alone: ("answer", "price", ("$20.00", "$25.00", False))."""
+def kinds_of_checks(wanted: Wanted, state: str, action: str) -> list[Check]:
+    """`checks`, each with its kind; the first is that of the address."""
     template, values = wanted.template, wanted.values
     missing = is_missing(wanted, state)
     place, lines = template.missing if missing else (template.page, None)
     wanted_place = filled(place, dict(values))
-    rows = [("page", "", (wanted_place.split(" |OR| ")[0], address(state), _on(place, wanted, state)))]
+    rows = [Check("page", "", Row(wanted_place.split(" |OR| ")[0], address(state), _on(place, wanted, state)))]
     rows += [_line_row(pattern, values, state) for pattern in ((lines,) if missing else template.shows)]
     if template.answer:
         said, found = parse(action).text, fact(wanted, state)
         met = bool(found) and {"exact_match": exact_match, "must_include": must_include}["exact_match" if missing else template.match](found, said)
-        rows.append(("answer", "" if missing else _before(template.answer, "answer"), (said or "none", found or "none", met)))
+        rows.append(Check("answer", "" if missing else _before(template.answer, "answer"), Row(said or "none", found or "none", met)))
     return rows
 
 
@@ -164,23 +177,23 @@ def _kind(pattern: str) -> str:
     return "entity" if ENTITIES & set(fields(pattern)) else "done" if fields(pattern) else "page"
 
 
-def _line_row(pattern: str, values: tuple[tuple[str, str], ...], state: str) -> tuple[str, str, tuple[str, str, bool]]:
+def _line_row(pattern: str, values: tuple[tuple[str, str], ...], state: str) -> Check:
     """What stands in the place of the parameters is what was found; of a pattern without any ('status Canceled'), in the place of its last word; of a button, the one
     whose name is a part of it ('Star' for 'Unstar')."""
     kind = _kind(pattern)
     if pattern.startswith("no "):
         there = find(pattern[3:], state, values) is not None
-        return kind, "", (f"no {_literal(pattern)}", _literal(pattern) if there else "none", not there)
+        return Check(kind, "", Row(f"no {_literal(pattern)}", _literal(pattern) if there else "none", not there))
     names = [name for name in fields(pattern) if name in dict(values)]
     met, role, literal = find(pattern, state, values) is not None, pattern.split(" ")[0], _literal(pattern)
     before, _, last = literal.rpartition(" ")
     if not names and kind == "done" and (before or role == "button"):
         other = (find(pattern.replace(f" {last}'", " {found}'"), state) or {}).get("found", "none") if before else _likest_button(literal, state)
-        return kind, before or role, (last, last if met else other, met)
+        return Check(kind, before or role, Row(last, last if met else other, met))
     words = " ".join(dict(values)[name] for name in names) or literal
     other = {} if met else find(pattern, state) or {}
     label = _before(pattern, names[0]) if len(names) == 1 and kind == "done" and "' > " not in pattern else ""
-    return kind, label, (words, words if met else " ".join(filter(None, map(other.get, names))) or "none", met)
+    return Check(kind, label, Row(words, words if met else " ".join(filter(None, map(other.get, names))) or "none", met))
 
 
 def _likest_button(name: str, state: str) -> str:

@@ -50,14 +50,14 @@ def _verdicts(wanted: Wanted | None, state: str, action: str, success: bool) -> 
     facts = []
     for i, (kind, label, (asked, found, met)) in enumerate(rows):
         if i == 0:
-            others = all(met for _, _, (_, _, met) in rows[1:])
+            others = all(check.row.met for check in rows[1:])
             facts.append(f"page {_place(wanted, state, met, others)}")
         elif label or kind == "answer":
             second = f"stop [{asked}]" if kind == "answer" else f"for {asked}"
             facts.append(f"{f'{kind} {label}'.strip()} {found} {second} {_by_word(found, asked, met) or _yes(met)}")
         else:
             facts.append(f"{kind} {_compared(f'without {asked[3:]}' if asked.startswith('no ') else asked, found, met)}")
-    return facts if not rows or success == all(met for _, _, (_, _, met) in rows) else [*facts, f"{ELSEWHERE} {_yes(success)}"]
+    return facts if not rows or success == all(check.row.met for check in rows) else [*facts, f"{ELSEWHERE} {_yes(success)}"]
 
 
 def _compared(asked: str, found: str, met: bool) -> str:
