@@ -154,7 +154,7 @@ def imitation_rows(args: Args, policy: Policy, demos: list[Episode], epoch: int)
     rules, rng = make_rules(args.env), run.rng(args.seed, "imitation names", epoch)
 
     changes = ((e, rules.renaming(rng, "", True, e.task.start)) for e in demos)
-    return [Row(s.ids, s.mask) for e, change in changes for s in imitation_streams(policy, renamed(e, change) if change else e)]
+    return [Row(s.ids, s.mask) for e, change in changes for s in imitation_streams(policy, renamed(e, change) if change else e, rules.said)]
 
 
 def imitate(args: Args, policy: Policy, episodes: list[Episode], ranks, log) -> None:
@@ -350,7 +350,7 @@ def both_worlds(policy: Policy, env, dream, tasks: list[Task], rules, ranks, nam
 
 def starting_policy(args: Args, ranks, out: Path, expmodel: Path, episodes: list[Episode], log) -> Policy:
     """The imitation policy: from --imitation or OUT/imitation, where it is made first if it is missing. Loaded in either case, not sharded yet."""
-    form = {"context": POLICY_CONTEXT, "system": "" if args.model in SIZES else POLICY_SYSTEM[args.env], "seed": run.derive_seed(args.seed, "policy", ranks.rank)}
+    form = {"context": POLICY_CONTEXT, "max_action_tok": make_rules(args.env).ACTION_TOK, "system": "" if args.model in SIZES else POLICY_SYSTEM[args.env], "seed": run.derive_seed(args.seed, "policy", ranks.rank)}
     folder = Path(args.imitation or out / "imitation")
     kept = {k: v for k, v in asdict(args).items() if k in ("env", "model", "quantize", "lora_rank", "init", "imitation_episodes", "seed")}
     found = run.latest_checkpoint(folder, "model", ranks)

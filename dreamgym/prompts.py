@@ -23,7 +23,8 @@ POLICY_SYSTEM = {
     "alfworld": "You act in a home. Each turn shows where you are, what is there and what you hold; answer with exactly one action and nothing else. Actions: go to PLACE, "
                 "open PLACE, close PLACE, take THING from PLACE, move THING to PLACE, clean THING with sinkbasin N, heat THING with microwave N, cool THING with fridge N, "
                 "use desklamp N, examine THING, look, inventory. Things have numbers (mug 1). You hold one thing at a time; closed places must be opened to see what is in them.",
-    "webarena": "You work in a web browser. Each turn shows the page as numbered lines; answer with exactly one action and nothing else. Actions: click [N], type [N] [words] [1] "
+    "webarena": "You work in a web browser. Each turn shows the page as numbered lines; answer with the line that your action is about, without its number (for stop, the one "
+                "that shows the answer; none where no line is meant), then, in a new line, with exactly one action, and nothing else. Actions: click [N], type [N] [words] [1] "
                 "(1: then press Enter, 0: not; on a combobox, words is the option), hover [N], press [key], scroll [down], scroll [up], new_tab, tab_focus [N], close_tab, "
                 "goto [address], go_back, go_forward, stop [answer]. Say stop [answer] on the page that shows the answer or that the work is done; stop [done] where no answer is "
                 "asked for, stop [N/A] where the task cannot be done.",
@@ -69,6 +70,11 @@ def clean(text: str) -> str:
 def as_it_is(state: str, noted: bool = False) -> str:
     """`unnumbered` and `numbered` of an environment whose states the experience model reads and writes as the policy sees them (WebArena's differ)."""
     return state
+
+
+def as_done(state: str, action: str) -> str:
+    """`said` of an environment whose policies write the action and nothing else (WebArena's name first what it is about)."""
+    return action
 
 
 def accepted(read, text: str) -> bool:

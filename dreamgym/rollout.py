@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from dreamgym.envs import Session, StepResult
 from dreamgym.episode import Episode, Step, Stream, Task
 from dreamgym.model import chat_format, encode, encode_untrusted
-from dreamgym.prompts import parse_action, policy_first, policy_next, policy_recap
+from dreamgym.prompts import as_done, parse_action, policy_first, policy_next, policy_recap
 from dreamgym.sample import Sampler
 
 
@@ -118,13 +118,13 @@ def rollout(policy: Policy, world, tasks: list[Task], max_steps: int, temperatur
     return [finished[i] for i in range(len(tasks))]
 
 
-def imitation_streams(policy: Policy, episode: Episode) -> list[Stream]:
+def imitation_streams(policy: Policy, episode: Episode, said: Callable[[str, str], str] = as_done) -> list[Stream]:
     """The same streams for somebody else's episode, with its actions as the trained tokens (log-probabilities 0): behaviour cloning. What the world refused is
-    shown and not imitated."""
+    shown and not imitated. said(state, action): what a policy writes to do it."""
     run = _Running(Session(episode.id, episode.task, episode.task.start), Episode(episode.id, episode.task, streams=[Stream()]),
                    policy.first_ids(policy_first(episode.task.text, episode.steps[0].state)))
     for step in episode.steps:
-        action = encode_untrusted(policy.tokenizer, step.action) + policy.fmt.end_ids[:1]
+        action = encode_untrusted(policy.tokenizer, said(step.state, step.action)) + policy.fmt.end_ids[:1]
         if step.valid:
             extend(run.episode.streams[-1], run.prompt, action, [0.0] * len(action), policy.fmt.end_ids)
         else:

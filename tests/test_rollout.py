@@ -246,6 +246,15 @@ def test_imitation_reads_what_a_rollout_reads(trained, context, system):
             assert sum(sum(s.mask) for s in episode.streams) - sum(sum(s.mask) for s in refused) == episode.streams[0].turn_ends[0]
 
 
+def test_imitation_of_what_is_thought_before(trained):
+    """Stops an environment's form of answers (the line an action is about comes first) from being left out of what is imitated."""
+    policy = policy_of(trained)
+    episode = Episode("log", tasks(1)[0], [Step("page 0 of 1", "click[1]", "page 1 of 1", done=True)])
+    (stream,) = imitation_streams(policy, episode, lambda state, action: f"{state[:6]}\n{action}")
+    written = policy.tokenizer.decode([i for i, m in zip(stream.ids, stream.mask) if m][:-1])
+    assert written == "page 0\nclick[1]" and parse_action(written) == "click[1]"
+
+
 def test_imitation_of_a_foreign_log(trained):
     """Stops special tokens in a logged action from ending its turn: they are spelled out."""
     policy = policy_of(trained)

@@ -7,7 +7,7 @@ from dreamgym.envs import make_offline
 from dreamgym.envs import webarena_text as text
 from dreamgym.envs.webarena_env import WebArena
 from dreamgym.envs.webarena_names import KINDS
-from dreamgym.prompts import Demo, experience_answer, known_pages, parse_experience
+from dreamgym.prompts import Demo, experience_answer, known_pages, parse_action, parse_experience
 from dreamgym.report import step_queries
 
 PAGE = "page: Cart\nurl: shopping/cart\n[1] link 'Home'\n[2] textbox 'Quantity' value '1'\n[3] combobox 'Sort' value 'Name' options 'Name' | 'Stars'\n[4] text 'Cart is empty.'"
@@ -61,6 +61,15 @@ def test_refusals_are_foreseen(episodes):
 def test_action_types(action, kind):
     """Stops the raw and the grounded form of an action from being read differently."""
     assert text.action_type(PAGE, action) == kind == text.action_type(PAGE, text.ground(PAGE, action))
+
+
+@pytest.mark.parametrize("action, written", [
+    ("click [1]", "link 'Home'\nclick [1]"), ("type [2] [3] [0]", "textbox 'Quantity'\ntype [2] [3] [0]"), ("click [9]", "click [9]"), ("go_back", "go_back"),
+    ("stop [empty]", "text 'Cart is empty.'\nstop [empty]"), ("stop [art]", "stop [art]"), ("stop [done]", "stop [done]"), ("stop []", "stop []"), ("nonsense", "nonsense"),
+])
+def test_what_a_policy_writes(action, written):
+    """Stops a thought that names another line than the action's, or that the action cannot be read from."""
+    assert text.said(PAGE, action) == written and parse_action(written) == action
 
 
 def test_stop_alone_is_judged_and_paid():

@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from dreamgym.prompts import accepted, as_it_is, clean
+from dreamgym.prompts import accepted, as_done, as_it_is, clean
 
 NOTHING = "nothing"
 TAGS = ("clean", "hot", "cool", "sliced", "lit")      # what has been done to an object, in the order they are written
@@ -29,6 +29,7 @@ LOOKED_THROUGH = 64                                  # transitions retrieved for
 MINIATURES, MINIATURE_STEPS, VERDICT_WEIGHT, MORE_WORDS = 0, 0, 1.0, ""
 EXPERIENCE_STEPS = 1_600, 2_000                      # optimizer steps of the experience model before its probes are looked at, and at most
 IMITATED, IMITATION_EPISODES, IMITATION_EPOCHS = ("imperfect",), 600, 20    # players whose episodes are imitated, how many, and passes over them (after 8: spoons for pots)
+ACTION_TOK = 24                                  # tokens that a policy may write a turn
 ITERATIONS, UPDATES, LOSS_MEAN = 10, 8, "episode"    # RL in the dream; optimizer steps an iteration; episodes weigh the same, for one that fails is several times as long
 REFUSED_ROWS = 3                                     # a refused step is so many training rows (with other names): they are few, and the model would allow anything
 THINGS = (
@@ -204,6 +205,7 @@ def ground(state: str, action: str) -> str:
 
 
 unnumbered = numbered = as_it_is
+said = as_done
 
 
 def retrieval_text(task_text: str, state: str, action: str) -> str:

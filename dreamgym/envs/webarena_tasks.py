@@ -71,6 +71,11 @@ def filled(text: str, values: Mapping[str, str]) -> str:
     return text.format(**{name: Word(value) for name, value in values.items()})
 
 
+def as_they_are(pattern: str) -> list[str]:
+    """The names of the parameters that a pattern shows as the task says them: those that can be read off a page."""
+    return list(dict.fromkeys(match[1] for match in _FIELD.finditer(pattern) if match[1] and not match[2]))
+
+
 def fields(text: str) -> list[str]:
     """The names of a text's parameters, each once, in order."""
     return list(dict.fromkeys(match[1] for match in _FIELD.finditer(text) if match[1]))
@@ -184,15 +189,17 @@ def _line_row(pattern: str, values: tuple[tuple[str, str], ...], state: str) -> 
     if pattern.startswith("no "):
         there = find(pattern[3:], state, values) is not None
         return Check(kind, "", Row(f"no {_literal(pattern)}", _literal(pattern) if there else "none", not there))
-    names = [name for name in fields(pattern) if name in dict(values)]
+    names = [name for name in as_they_are(pattern) if name in dict(values)]
     met, role, literal = find(pattern, state, values) is not None, pattern.split(" ")[0], _literal(pattern)
     before, _, last = literal.rpartition(" ")
     if not names and kind == "done" and (before or role == "button"):
         other = (find(pattern.replace(f" {last}'", " {found}'"), state) or {}).get("found", "none") if before else _likest_button(literal, state)
         return Check(kind, before or role, Row(last, last if met else other, met))
+    label = ""
+    if kind == "done" and names and (len(names) == 1 or "' > " not in pattern):      # one value, and what stands before it
+        label, names = filled(_before(pattern, names[-1]), dict(values)), names[-1:]
     words = " ".join(dict(values)[name] for name in names) or literal
-    other = {} if met else find(pattern, state) or {}
-    label = _before(pattern, names[0]) if len(names) == 1 and kind == "done" and "' > " not in pattern else ""
+    other = {} if met else find(pattern, state, tuple((name, value) for name, value in values if label and name not in names)) or {}
     return Check(kind, label, Row(words, words if met else " ".join(filter(None, map(other.get, names))) or "none", met))
 
 

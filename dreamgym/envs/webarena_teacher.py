@@ -7,10 +7,11 @@ and whether that page was seen in this episode. `check_trace` holds a trace agai
 from __future__ import annotations
 
 import re
+from itertools import zip_longest
 
 from dreamgym.envs import webarena_text as text
 from dreamgym.envs.webarena_page import Page
-from dreamgym.envs.webarena_tasks import Wanted, address, fields, filled, is_missing, kinds_of_checks, read_task
+from dreamgym.envs.webarena_tasks import Wanted, address, as_they_are, filled, is_missing, kinds_of_checks, read_task
 
 SAME, SUCCESS, NOT_DONE = "so the same page", "so success", "so not done"
 ELSEWHERE = "elsewhere"                          # of a constraint that the page does not show
@@ -66,31 +67,37 @@ def _compared(asked: str, found: str, met: bool) -> str:
 
 def _by_word(one: str, other: str, met: bool) -> str:
     """Names compared word by word, each word just before what stands in its place: that a token is the one before it again is what a small model sees most easily (it
-    needs no more than the heads that copy), while it hardly learns to compare names as a whole. '' where they have no words to be paired.
+    needs no more than the heads that copy), while it hardly learns to compare names as a whole. '' where the words do not decide.
 
     Where the page says what it shows ('price $12.99'), both are written out before, each after the words that stand before it on the page and in the action. Left to
     find the second word while it compares, a model repeats the first, for mostly they are the same."""
     words, others = _WORDS.findall(one), _WORDS.findall(other)
-    if len(words) != len(others) or (words == others) != met:
+    if (words == others) != met:
         return ""
-    return " ".join(f"{word} {found} {_yes(word == found)}" for word, found in zip(words, others))
+    return " ".join(f"{word} {found} {_yes(word == found)}" for word, found in zip_longest(words, others, fillvalue="none"))
 
 
 def _place(wanted: Wanted, state: str, met: bool, others: bool) -> str:
     """The page wanted, the page this is, and whether they agree. What other constraints compare is `*` here (an address spells it in its own way), unless the
-    address alone tells that it is another one."""
+    address alone tells that it is another one, and in nothing else."""
+    compared = set() if is_missing(wanted, state) else {name for line in wanted.template.shows for name in as_they_are(line)}
+    asked, shown = _places(wanted, state, compared)
+    if asked == shown and others and not met:
+        asked, shown = _places(wanted, state, set())
+    return f"{asked} : {shown} {_yes(shown == asked or met)}"
+
+
+def _places(wanted: Wanted, state: str, compared: set[str]) -> tuple[str, str]:
+    """The address wanted and the part of the page's that it speaks of, both with `*` for the parameters `compared`."""
     template, here = wanted.template, address(state)
     pattern = (template.missing[0] if is_missing(wanted, state) else template.page).split(" |OR| ")[0]
-    values = dict(wanted.values)
-    compared = {name for line in template.shows for name in fields(line)} if not is_missing(wanted, state) and (met or not others) else set()
-    asked = filled(re.sub(r"\{(\w+)[.\w]*\}", lambda m: "*" if m[1] in compared else m[0], pattern), values)
+    asked = filled(re.sub(r"\{(\w+)[.\w]*\}", lambda m: "*" if m[1] in compared else m[0], pattern), dict(wanted.values))
     path, _, query = asked.partition("?")
     there, _, given = here.partition("?")
     keys = dict(pair.partition("=")[::2] for pair in given.split("&"))
     same = re.match(re.escape(path).replace(r"\*", ".+"), there) is not None
     found = [f"{key}={value if value == '*' and key in keys else keys.get(key, 'none')}" for key, _, value in (pair.partition("=") for pair in query.split("&"))] if query else []
-    shown = "?".join([path if same else there, *(["&".join(found)] if found and same else [])])
-    return f"{asked} : {shown} {_yes(shown == asked or met)}"
+    return asked, "?".join([path if same else there, *(["&".join(found)] if found and same else [])])
 
 
 # ---- the facts of each action ------------------------------------------------------------------------------------------------------------------

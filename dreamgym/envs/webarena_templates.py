@@ -62,7 +62,8 @@ _OPEN_PLACE = ("type searchbox 'Search' [{place}] [1]", "click link '{place}'")
 _PRODUCT, _ADMIN = "shopping/product/{product.slug}", "shopping_admin/products/{product.slug}"
 _POST = "reddit/f/{forum}/{id}"
 _SUBSCRIBED = (("reddit/account", "document.querySelector('a[href=\"/f/{forum}\"]').outerText", "{forum}"),)
-_NOT_SUBSCRIBED = "SELECT name AS forum FROM forum_forums WHERE name NOT IN (SELECT forum FROM forum_subscriptions WHERE user = 'MarvelsGrantMan136')"
+_ME = "MarvelsGrantMan136"                       # the forum's account
+_NOT_SUBSCRIBED = f"SELECT name AS forum FROM forum_forums WHERE name NOT IN (SELECT forum FROM forum_subscriptions WHERE user = '{_ME}')"
 _EMMA = "(SELECT id FROM users WHERE name = 'emma.lopez@gmail.com')"
 _NEW_ORDERS = "(SELECT * FROM shop_orders ORDER BY id DESC LIMIT 24)"
 _OWN = "(SELECT * FROM code_projects WHERE owner = 'byteblaze')"
@@ -123,7 +124,7 @@ SHOP = (
              "('street', '12 Park Road')) "
              f"WHERE value NOT IN (SELECT city FROM shop_addresses WHERE user_id = {_EMMA})",
              ("click link 'Account'", "click link 'Address'", "type textbox '{field.cap}' [{value}] [0]", "click button 'Save Address'"), "shopping/address",
-             ("heading 'Address' > text '*{value}*'",),
+             ("heading 'Address'", "text '{field} {value}'"),
              html=(("shopping/address", "document.querySelector('[name=\"{field}\"]').value", "{value}"),)),
     Template(114, ("shopping",), ("Subscribe me to the newsletter.",), "SELECT 1", ("click link 'Newsletter'", "click checkbox 'Subscribed'", "click button 'Save'"),
              "shopping/newsletter", ("text 'subscribed yes'",), html=(("shopping/newsletter", "document.querySelector('[name=\"subscribed\"]').checked", "true"),)),
@@ -178,7 +179,7 @@ ADMIN = (
              ("click link 'Reports'", "type combobox 'Year' [{year}]", "click button 'Show'"), "shopping_admin/reports?report=Sales&year={year}", (),
              "text '{year}-{month}: orders *, sales {answer}'", reference="-", held_out=True),
     Template(211, ("shopping_admin",), ("Disable {product}.", "Take {product} off the shop."), "SELECT name AS product FROM shop_products",
-             (*_ADMIN_PRODUCT, "click checkbox 'Enabled'", "click button 'Save'"), _ADMIN, ("heading '{product}'", "text 'disabled'"),
+             (*_ADMIN_PRODUCT, "click checkbox 'Enabled'", "click button 'Save'"), _ADMIN, ("heading '{product}'", "text 'status disabled'"),
              html=((_ADMIN, "document.querySelector('[name=\"enabled\"]').checked", "false"),)),
 )
 
@@ -195,7 +196,7 @@ FORUM = (
              html=((_POST, "document.querySelector('.badge').outerText", "score {new}"),)),
     Template(305, ("reddit",), ('Comment "{text}" on the post {post}.',),
              f"SELECT title AS post, forum, id, text FROM forum_posts, {_values('text', 'Well done', 'Tell me more', 'So true', 'No way', 'See you there')}",
-             (*_OPEN_POST, "type textbox 'Comment' [{text}] [0]", "click button 'Post comment'"), "reddit/f/", ("heading '{post}'", "text '{text}'"), reference=_POST,
+             (*_OPEN_POST, "type textbox 'Comment' [{text}] [0]", "click button 'Post comment'"), "reddit/f/", ("heading '{post}'", f"text '{_ME}, score *' > text '{{text}}'"), reference=_POST,
              html=((_POST, "main", "{text}"),)),
     Template(306, ("reddit",), ('Make a post "{title}" in the forum {forum}.',),
              f"SELECT name AS forum, title FROM forum_forums, {_values('title', 'Hello all', 'What a day', 'Good news', 'Any plans', 'Big sale', 'One question')}",
@@ -209,7 +210,7 @@ FORUM = (
              "button 'Sort' > link '{answer}'"),
     Template(308, ("reddit",), ('Write "{text}" in my bio.', 'Let my bio say "{text}".'),
              f"SELECT text FROM {_values('text', 'I plant trees', 'Away for now', 'Tea, not coffee', 'Ask me tomorrow', 'I like maps')}",
-             ("click link 'Account'", "click link 'Edit bio'", "type textbox 'Bio' [{text}] [0]", "click button 'Save bio'"), "reddit/account", ("text '{text}'",),
+             ("click link 'Account'", "click link 'Edit bio'", "type textbox 'Bio' [{text}] [0]", "click button 'Save bio'"), "reddit/account", ("text 'bio {text}'",),
              html=(("reddit/account", "main", "{text}"),)),
     Template(309, ("reddit",), ('Make a forum {name} about "{text}".',),
              f"SELECT name, text FROM {_values('name', 'boats', 'chess', 'trains', 'cheese')}, {_values('text', 'All about it', 'News and tips', 'For beginners')}",
@@ -238,7 +239,7 @@ CODE = (
     Template(405, ("gitlab",), ("Close the issue {issue} of {project}.",),
              f"SELECT path AS project, title AS issue, number FROM code_items JOIN {_OWN} p ON p.id = project WHERE kind = 'issues' AND state = 'open'",
              ("click link 'Issues'", "click link '{issue}'", "click button 'Close'"), "gitlab/{project}/issues/",
-             ("link '{project}' > heading '{issue}'", "text 'closed'"),
+             ("link '{project}' > heading '{issue}'", "text 'state closed'"),
              reference="gitlab/{project}/issues/{number}", html=(("gitlab/{project}/issues/{number}", "main", "closed"),), start="gitlab/{project}"),
     Template(406, ("gitlab",), ("Assign the issue {issue} of {project} to {person}.",),
              f"SELECT path AS project, title AS issue, number, user AS person FROM code_items i JOIN {_OWN} p ON p.id = i.project JOIN code_members m "

@@ -20,11 +20,12 @@ MAX_TASK_CHARS = 400
 # How the experience model is trained: with the tokenizer for pages; an answer may name lines of other pages and the rest of a page; half of the demonstrations
 # come from other tasks; some rows show none, because a page that the buffer does not know must be written whole
 TOKENS, BY_LINE, EDITS, OTHER_TASKS, WITHOUT_DEMO, REFUSED_ROWS = "pages", True, True, 0.5, 0.1, 1
-MINIATURES, MINIATURE_STEPS = 10_000, 600        # judged steps on made-up pages of a few lines, and the first optimizer steps, which see nothing else (webarena_offline)
+MINIATURES, MINIATURE_STEPS = 10_000, 1_000        # judged steps on made-up pages of a few lines, and the first optimizer steps, which see nothing else (webarena_offline)
 VERDICT_WEIGHT = 8.0                             # of "yes" and "no" in the loss: few tokens, of which few are "no", and the reward hangs on them (README, lab notes)
 MORE_WORDS = VOCABULARY                          # text with the words that `renaming` brings in, for the tokenizer
-EXPERIENCE_STEPS = 2_000, 2_000                  # optimizer steps of the experience model before its probes are looked at, and at most
+EXPERIENCE_STEPS = 2_400, 2_400                  # optimizer steps of the experience model before its probes are looked at, and at most
 IMITATED, IMITATION_EPISODES, IMITATION_EPOCHS = ("imperfect",), 1_000, 8     # players whose episodes are imitated, how many, and passes over them
+ACTION_TOK = 64                                  # tokens that a policy may write a turn
 ITERATIONS, UPDATES, LOSS_MEAN = 10, 8, "token"  # RL in the dream; optimizer steps an iteration; tokens weigh the same
 LOOKED_THROUGH = 64                              # transitions retrieved for each demonstration shown: all but those of the same action are left out (`similar`)
 
@@ -93,6 +94,17 @@ def ground(state: str, action: str) -> str:
         return ground_text(state, str(parse(action)))
     except ValueError:
         return clean(action)
+
+
+def said(state: str, action: str) -> str:
+    """What a policy writes to do an action: the line it is about, in words, and then the action. Which line is meant follows from the task, and its number from
+    the page: a small model learns the two one by one. For `stop` it is the first line that shows the answer."""
+    command, page = read_action(state, action), read_page(state)
+    node = command.node
+    if command.kind == "stop" and page:
+        shown = re.compile(rf"(?<!\w){re.escape(command.text)}(?!\w)")
+        node = next((line for line in page.lines.values() if command.text and shown.search(line.name)), None)
+    return f"{node.role} '{node.name}'\n{action}" if node else action
 
 
 def page_kind(state: str) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from dreamgym.prompts import DITTO, TAGS, accepted, as_it_is, clean
+from dreamgym.prompts import DITTO, TAGS, accepted, as_done, as_it_is, clean
 
 START = "search page"
 PLACED = "order placed"
@@ -25,6 +25,7 @@ TOKENS, BY_LINE, EDITS, OTHER_TASKS, WITHOUT_DEMO, REFUSED_ROWS = "words", False
 MINIATURES, MINIATURE_STEPS, VERDICT_WEIGHT, MORE_WORDS = 0, 0, 1.0, ""
 EXPERIENCE_STEPS = 1_400, 2_600                  # optimizer steps of the experience model before its probes are looked at, and at most
 IMITATED, IMITATION_EPISODES, IMITATION_EPOCHS = ("imperfect",), 600, 8     # players whose episodes are imitated, how many, and passes over them
+ACTION_TOK = 24                                  # tokens that a policy may write a turn
 ITERATIONS, UPDATES, LOSS_MEAN = 15, 4, "token"  # RL in the dream; optimizer steps an iteration; tokens weigh the same
 LOOKED_THROUGH = 1                               # transitions retrieved for each demonstration shown
 BUTTONS = ("back to search", "< prev", "next >", "description", "features", "reviews", "buy now")
@@ -161,6 +162,7 @@ def ground(state: str, action: str) -> str:
 
 
 unnumbered = numbered = as_it_is
+said = as_done
 
 
 def retrieval_text(task_text: str, state: str, action: str) -> str:
