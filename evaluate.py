@@ -17,9 +17,8 @@ from dreamgym.envs import env_of, make_rules
 from dreamgym.episode import Episode, read_episodes, to_json
 from dreamgym.experience_model import load_dream
 from dreamgym.model import SIZES, load_model
-from dreamgym.prompts import POLICY_SYSTEM
 from dreamgym.report import experience_report, policy_report, probes_passed, theorem_1
-from dreamgym.rollout import Policy, rollout
+from dreamgym.rollout import policy_for, rollout
 
 
 @dataclass
@@ -83,7 +82,7 @@ def main() -> None:
     meta = run.load_meta(policy_folder) if (policy_folder / "meta.json").exists() else {}
     made = meta.get("settings") or meta.get("imitation") or {"model": "", "quantize": "none"}
     model, tokenizer = load_model(str(args.policy), quantize=made["quantize"], device=str(ranks.device))
-    policy = Policy(model, tokenizer, context=1024, max_action_tok=rules.ACTION_TOK, system="" if made["model"] in SIZES else POLICY_SYSTEM[args.env], seed=args.seed)
+    policy = policy_for(model, tokenizer, args.env, made["model"] in SIZES, args.seed)
     world = env if args.world == "real" else load_dream(expmodel, rules, ranks.device, seed=args.seed)
     tasks = [everything[i] for i in run.rng(0, "evaluation").permutation(len(everything))[:max(args.tasks, args.play)]]
     if args.env == "webarena" and args.judge:

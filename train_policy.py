@@ -34,9 +34,8 @@ from dreamgym.experience_model import fill_buffer, load_dream
 from dreamgym.model import (SIZES, Row, check_tokenizer, clip_grad_norm, create_tiny, gathered, load_model, load_weights, make_reference, reference_logps, row_logps,
                             save_model, shard, trainable_parameters)
 from dreamgym.optim import even_micro_batches, make_optimizers, set_rate, step_all
-from dreamgym.prompts import POLICY_SYSTEM
 from dreamgym.report import experience_report, gap_alarm, policy_report, search_report
-from dreamgym.rollout import Policy, imitation_streams, rollout
+from dreamgym.rollout import Policy, imitation_streams, policy_for, rollout
 from dreamgym.task_generation import TaskCheck, write_tasks
 
 
@@ -95,7 +94,7 @@ class Args:
             self.imitation_episodes = rules.IMITATION_EPISODES
 
 
-GAMMA, LAM, DUAL_CLIP, VALUE_CLIP, VALUE_COEF, TEMPERATURE, POLICY_CONTEXT = 1.0, 1.0, 3.0, 0.2, 0.5, 1.0, 1024
+GAMMA, LAM, DUAL_CLIP, VALUE_CLIP, VALUE_COEF, TEMPERATURE = 1.0, 1.0, 3.0, 0.2, 0.5, 1.0
 IMITATION_LR_FACTOR, VALUE_LR_FACTOR, GENERATE_EVERY, SAVE_EVERY, EVAL_TASKS_ON_THE_WAY = 10.0, 10.0, 5, 5, 150
 
 
@@ -350,7 +349,7 @@ def both_worlds(policy: Policy, env, dream, tasks: list[Task], rules, ranks, nam
 
 def starting_policy(args: Args, ranks, out: Path, expmodel: Path, episodes: list[Episode], log) -> Policy:
     """The imitation policy: from --imitation or OUT/imitation, where it is made first if it is missing. Loaded in either case, not sharded yet."""
-    form = {"context": POLICY_CONTEXT, "max_action_tok": make_rules(args.env).ACTION_TOK, "system": "" if args.model in SIZES else POLICY_SYSTEM[args.env], "seed": run.derive_seed(args.seed, "policy", ranks.rank)}
+    form = args.env, args.model in SIZES, run.derive_seed(args.seed, "policy", ranks.rank)
     folder = Path(args.imitation or out / "imitation")
     kept = {k: v for k, v in asdict(args).items() if k in ("env", "model", "quantize", "lora_rank", "init", "imitation_episodes", "seed")}
     found = run.latest_checkpoint(folder, "model", ranks)
@@ -360,12 +359,12 @@ def starting_policy(args: Args, ranks, out: Path, expmodel: Path, episodes: list
         run.check_meta(run.load_meta(found).get("imitation", {}), {k: v for k, v in kept.items() if k != "seed" or not args.imitation}, found)
     else:
         model, tokenizer = first_weights(args, expmodel, ranks)
-        policy = Policy(shard(model), tokenizer, **form)
+        policy = policy_for(shard(model), tokenizer, *form)
         if args.imitation_episodes:
             imitate(args, policy, episodes, ranks, log)
         found = run.save_checkpoint(folder, "model", lambda path: save_model(policy.model, tokenizer, path), {"imitation": kept}, ranks)
     model, tokenizer = load_model(found, quantize=args.quantize, device=str(ranks.device))
-    return Policy(model, tokenizer, **form)
+    return policy_for(model, tokenizer, *form)
 
 
 @dataclass

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from dreamgym.envs import Session, StepResult
+from dreamgym.envs import Session, StepResult, make_rules
 from dreamgym.episode import Episode, Step, Stream, Task
 from dreamgym.model import chat_format, encode, encode_untrusted
-from dreamgym.prompts import as_done, parse_action, policy_first, policy_next, policy_recap
+from dreamgym.prompts import POLICY_SYSTEM, as_done, parse_action, policy_first, policy_next, policy_recap
 from dreamgym.sample import Sampler
+
+POLICY_CONTEXT = 1024             # tokens of a stream
 
 
 @dataclass
@@ -37,6 +39,11 @@ class Policy:
 
     def turn_ids(self, text: str) -> list[int]:
         return encode(self.tokenizer, self.fmt.close) + encode_untrusted(self.tokenizer, text) + encode(self.tokenizer, self.fmt.ask)
+
+
+def policy_for(model, tokenizer, env: str, tiny: bool, seed: int) -> Policy:
+    """A policy of an environment; a tiny one, trained from scratch, reads no system prompt."""
+    return Policy(model, tokenizer, context=POLICY_CONTEXT, max_action_tok=make_rules(env).ACTION_TOK, system="" if tiny else POLICY_SYSTEM[env], seed=seed)
 
 
 @dataclass

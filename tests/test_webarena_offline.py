@@ -78,6 +78,17 @@ def test_a_trace_needs_no_task_and_no_page():
     assert explain("What is the price of Blue Lamp?", [], item, "stop [$5.00]", text.STOPPED, 0.0).endswith("; answer price $25.00 stop [$5.00] $25 $5 no 00 00 yes so not done")
 
 
+def test_words_are_compared_one_by_one_and_addresses_without_what_is_compared_elsewhere():
+    """Stops a verdict that no compared word tells of (names of other lengths), and a trace whose form gives away its outcome: `*` for a parameter only where it is met."""
+    post = "page: A rake\nurl: reddit/f/garden/3\n[1] heading 'A rake'\n[2] text '2024-01-01'"
+    trace = explain('Comment "So true" on the post A rake.', [], post, "stop [done]", text.STOPPED, 0.0)
+    assert trace.endswith("; done MarvelsGrantMan136, score none for So true none So no none true no so not done")
+    sold = "page: {0}\nurl: shopping_admin/products/{1}\n[1] heading '{0}'\n[2] text 'sold 4'"
+    for name, slug in (("Blue Lamp", "blue-lamp"), ("Red Mat", "red-mat")):
+        trace = explain("How many Blue Lamp were sold?", [], sold.format(name, slug), "stop [4]", text.STOPPED, float(name == "Blue Lamp"))
+        assert trace.startswith("check page shopping_admin/products/* : shopping_admin/products/* yes ; entity ")
+
+
 def test_relabelled_rows_are_as_labelled(env, episodes, rows):
     shares = Counter(row.steps[0].info["broken"] for row in rows)
     assert len(rows) > 100 and 0.2 < shares["none"] / len(rows) < 0.6 and set(shares) <= set(SHARES) and len(shares) >= 5

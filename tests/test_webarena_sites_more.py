@@ -202,7 +202,7 @@ def test_subscribing_and_a_new_forum(forum):
 
 
 def test_bio_and_search(forum):
-    assert "I am new" in forum.post("/account/bio", bio="I am new") and "I am new" in forum.get(f"/user/{ME}")
+    assert "bio I am new" in forum.post("/account/bio", bio="I am new") and "I am new" in forum.get(f"/user/{ME}")
     found = forum.get("/search?q=GUITAR+my")
     expected = forum.one("SELECT count(*) FROM forum_posts WHERE title || body LIKE '%guitar%' AND title || body LIKE '%my%'")[0]
     assert f"posts {expected}" in found and "posts 0" in forum.get("/search?q=%25") and "posts 0" in forum.get("/search")
@@ -265,10 +265,10 @@ def test_an_issue_from_new_to_reopened(code):
     path = f"/{project['path']}/issues"
     assert "An issue needs a title." in code.post(f"{path}/new", title="", description="", assignee="nobody", label="bug")
     page = code.post(f"{path}/new", title="Lost page", description="It is gone", assignee=CODER, label="docs")
-    assert {"Your issue was made.", "Lost page", "open", "docs", f"author {CODER}", f"assignee {CODER}", "It is gone"} <= set(page)
+    assert {"Your issue was made.", "Lost page", "state open", "docs", f"author {CODER}", f"assignee {CODER}", "It is gone"} <= set(page)
     number = code.one("SELECT max(number) FROM code_items WHERE project = ? AND kind = 'issues'", project["id"])[0]
     assert "Lost page" in code.get("/issues") and code.get(path).index("Lost page") < 16
-    assert {"This issue is now closed.", "closed", "Reopen"} <= set(code.post(f"{path}/{number}/close")) and "Lost page" not in code.get(path)
+    assert {"This issue is now closed.", "state closed", "Reopen"} <= set(code.post(f"{path}/{number}/close")) and "Lost page" not in code.get(path)
     assert {"This issue is now open.", "Close"} <= set(code.post(f"{path}/{number}/reopen"))
     assert "assignee nobody" in code.post(f"{path}/{number}/assign", assignee="nobody")
     assert {"Comments 1", "Done", "Your comment was added."} <= set(code.post(f"{path}/{number}/comment", comment="Done"))
@@ -279,7 +279,7 @@ def test_merge_requests_merge_once(code):
     request = code.one("""SELECT number, path FROM code_items JOIN code_projects ON code_projects.id = project WHERE kind = 'merge-requests' AND state = 'open'
                           AND owner = ?""", CODER)
     path = f"/{request['path']}/merge-requests/{request['number']}"
-    assert {"merged", "This merge request is now merged."} <= set(code.post(f"{path}/merge"))
+    assert {"state merged", "This merge request is now merged."} <= set(code.post(f"{path}/merge"))
     assert code.ask("POST", f"{path}/reopen").status == 403 and "Merge" not in code.get(path)
 
 

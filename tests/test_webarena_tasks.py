@@ -123,3 +123,9 @@ def test_what_stands_before_what_is_found():
     assert before("Set the stock of Blue Lamp to 5.", stock) == ("done", "stock", ("5", "3", False))
     forum = "page: tech\nurl: reddit/f/tech\n[1] heading 'tech'\n[2] button 'Subscribe'"
     assert before("Subscribe to the forum tech.", forum) == ("done", "button", ("Unsubscribe", "Subscribe", False))
+    place = "page: Address\nurl: shopping/address\n[1] heading 'Address'\n[2] text 'city Boston'\n[3] text 'phone 555-1234'"
+    assert before("Change my phone to 555-4000.", place) == ("done", "phone", ("555-4000", "555-1234", False))
+    assert before("Change my city to Boston.", place) == ("done", "city", ("Boston", "Boston", True))
+    post = "page: A rake\nurl: reddit/f/garden/3\n[1] heading 'A rake'\n[2] text 'ann, score 4'\n[3] text 'No way'\n[4] text '{}, score 1'\n[5] text 'So true'"
+    assert before('Comment "No way" on the post A rake.', post.format("ben"))[1:] == ("MarvelsGrantMan136, score", ("No way", "none", False))    # another's comment
+    assert before('Comment "So true" on the post A rake.', post.format("MarvelsGrantMan136"))[2] == ("So true", "So true", True)
