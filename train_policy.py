@@ -531,11 +531,12 @@ def iterate(args: Args, state: State, world: str, ranks, policy: Policy, head, r
         episodes = rollout(policy, env if world == "real" else dream, mine, env.max_steps, TEMPERATURE, f"{world}-{state.iteration}-r{ranks.rank}", world)
     with timer("update"):
         policy.model.train()
-        batch = make_batch(args, policy, head, episodes, [e.task.id for e in episodes], ranks)
-        sampled = [s.logps for e in episodes for s in e.streams if any(s.mask)]
+        known = [e for e in episodes if e.stop != "malformed"]             # where the dream broke off, nobody knows what the actions were worth (ours)
+        batch = make_batch(args, policy, head, known, [e.task.id for e in known], ranks)
+        sampled = [s.logps for e in known for s in e.streams if any(s.mask)]
         stats = update(args, policy, head, reference, optimizer, batch, sampled, state.iteration, ranks)
     every = everyones(episodes, ranks)
-    zero_variance = feed_curriculum(args, curriculum, [[e.task.id, e.reward] for e in every], state.iteration, dream, tasks_by_id)
+    zero_variance = feed_curriculum(args, curriculum, [[e.task.id, e.reward] for e in every if e.stop != "malformed"], state.iteration, dream, tasks_by_id)
     if world == "dream" and args.enrich:
         with timer("replay"):                    # the same on every rank
             fill_buffer(dream.buffer, dream.encoder, rules, [replace(e, steps=e.steps[:-1] if e.stop == "malformed" else e.steps) for e in every])
@@ -561,7 +562,7 @@ def iterate(args: Args, state: State, world: str, ranks, policy: Policy, head, r
 def feed_curriculum(args: Args, curriculum: Curriculum, outcomes: list, iteration: int, dream, tasks_by_id: dict[str, Task]) -> float:
     """Eq. 7 per group: GRPO's own groups, or for PPO clusters of tasks by the embedding of their texts. Returns the share of groups without variance."""
     groups: dict = defaultdict(list)
-    if args.algo == "grpo":
+    if args.algo == "grpo" or not outcomes:
         for task_id, reward in outcomes:
             groups[task_id].append(reward)
         for task_id, rewards in groups.items():

@@ -32,7 +32,7 @@ class DreamSettings:
     reasoning: bool = True        # a reasoning trace before the next state
     context: int = 1024           # tokens of prompt and answer
     max_new_tok: int = 200        # an answer that has not ended by then is malformed
-    attempts: int = 3             # a malformed or impossible answer is drawn again, at temperature 1, before the episode ends by it (ours)
+    attempts: int = 5             # a malformed or impossible answer is drawn again, at temperature 1, before the episode ends by it (ours)
     system: str = ""              # system prompt (chat models)
     by_line: bool = False         # an answer may name single lines of the page before and of the similar page (ours)
     edits: bool = False           # ... and write a page as a known one with a few lines taken out and put in (ours)
@@ -194,7 +194,7 @@ class ExperienceModel:
         return answers
 
     def act(self, sessions: list[Session], actions: list[str]) -> list[StepResult]:
-        """One imagined step for each session. Text that does not parse ends the episode as a failure (reward 0, stop 'malformed')."""
+        """One imagined step for each session. Text that does not parse ends the episode (reward 0, stop 'malformed'): RL learns nothing from such an episode."""
         grounded = [self.rules.ground(s.state, a) for s, a in zip(sessions, actions)]
         queries = [Query(s.task.text, s.inner, s.state, g, s.id) for s, g in zip(sessions, grounded)]
         return [self._result(s, q, *answer) for s, q, answer in zip(sessions, queries, self.predict(queries, [s.id for s in sessions]))]
