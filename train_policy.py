@@ -199,6 +199,12 @@ class Batch:
     first: list[torch.Tensor]          # 1 at the first token of a turn: where the value head is trained
 
 
+def with_outcome(episodes: list[Episode]) -> list[Episode]:
+    """The episodes that teach: where a dream broke off by an answer that cannot be read, nobody knows what the actions were worth (ours). Counted as a failure, they
+    would teach the policy to keep away from what the experience model cannot write, such as a button's page."""
+    return [e for e in episodes if e.stop != "malformed"]
+
+
 def turns(stream: Stream) -> list[tuple[int, int]]:
     """(first, end) of each turn among the trained tokens of a stream; equal where the context left no room for an action."""
     return list(zip([0, *stream.turn_ends[:-1]], stream.turn_ends))
@@ -531,12 +537,12 @@ def iterate(args: Args, state: State, world: str, ranks, policy: Policy, head, r
         episodes = rollout(policy, env if world == "real" else dream, mine, env.max_steps, TEMPERATURE, f"{world}-{state.iteration}-r{ranks.rank}", world)
     with timer("update"):
         policy.model.train()
-        known = [e for e in episodes if e.stop != "malformed"]             # where the dream broke off, nobody knows what the actions were worth (ours)
+        known = with_outcome(episodes)
         batch = make_batch(args, policy, head, known, [e.task.id for e in known], ranks)
         sampled = [s.logps for e in known for s in e.streams if any(s.mask)]
         stats = update(args, policy, head, reference, optimizer, batch, sampled, state.iteration, ranks)
     every = everyones(episodes, ranks)
-    zero_variance = feed_curriculum(args, curriculum, [[e.task.id, e.reward] for e in every if e.stop != "malformed"], state.iteration, dream, tasks_by_id)
+    zero_variance = feed_curriculum(args, curriculum, [[e.task.id, e.reward] for e in with_outcome(every)], state.iteration, dream, tasks_by_id)
     if world == "dream" and args.enrich:
         with timer("replay"):                    # the same on every rank
             fill_buffer(dream.buffer, dream.encoder, rules, [replace(e, steps=e.steps[:-1] if e.stop == "malformed" else e.steps) for e in every])

@@ -135,7 +135,7 @@ def test_the_context_cuts_history_first_then_demonstrations(world):
     texts = []
     for context in (4000, 300, 275, 250, 230, 201):
         dream = dream_of(world, context=context, history=3, k=1)
-        dream.sampler = FakeSampler(world["tokenizer"], [""] * 3)
+        dream.sampler = FakeSampler(world["tokenizer"], [""] * dream.settings.attempts)
         dream.predict([query], ["x"])
         ids = dream.sampler.prompts[0]
         texts.append(text_of(world, ids))
@@ -152,7 +152,7 @@ def test_a_purchase_is_judged_from_task_and_page_alone(world):
     """Stops 'this looks like a good shopper' from standing in for a judgement: no history and no demonstration at buy-time, in training and in the dream."""
     history = [(rules.START, "search[slim jacket]"), ("results page 1 of 1\nluna slim jacket $50 [1]", "click[1] luna slim jacket $50")]
     dream = dream_of(world, k=4, history=4)
-    dream.sampler = FakeSampler(world["tokenizer"], [""] * 6)
+    dream.sampler = FakeSampler(world["tokenizer"], [""] * (2 * dream.settings.attempts))
     dream.predict([Query(TASK.text, history, ITEM, "click[buy now]", "x"), Query(TASK.text, history, ITEM, "click[features]", "x")], [0, 1])
     bought, looked = (text_of(world, ids) for ids in dream.sampler.prompts[:2])
     assert bought.count("state:") == 1 and "similar:" not in bought and "results page" not in bought
@@ -218,12 +218,12 @@ BAD = {
 def test_a_malformed_answer_is_a_counted_failure(world, name):
     """Stops a crash in mid-run, and a reward from anything but a well-formed judgement of a purchase."""
     dream = dream_of(world)
-    dream.sampler = FakeSampler(world["tokenizer"], [BAD[name], GOOD, BAD[name], BAD[name]])
+    dream.sampler = FakeSampler(world["tokenizer"], [BAD[name], GOOD] + [BAD[name]] * (dream.settings.attempts - 1))
     sessions = dream.start([TASK, TASK])
     bad, good = dream.act(sessions, ["search[slim jacket]"] * 2)
     assert (bad.reward, bad.done, bad.info["stop"], bad.state) == (0.0, True, "malformed", rules.START) and "output" in bad.info
     assert (good.done, good.state) == (False, "results page 1 of 1\nluna slim jacket $50 [1]")
-    assert dream.counts == {"steps": 2, "retried": 2, "malformed": 1, "refuted": 0}
+    assert dream.counts == {"steps": 2, "retried": dream.settings.attempts - 1, "malformed": 1, "refuted": 0}
 
 
 def test_a_malformed_answer_is_drawn_again_by_itself(world):

@@ -3,6 +3,7 @@
 import json
 import math
 from copy import deepcopy
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +15,7 @@ from dreamgym import run
 from dreamgym.curriculum import Curriculum
 from dreamgym.episode import Episode, Step, Stream, Task
 from dreamgym.model import Row, build_tokenizer, create_tiny, make_reference, row_logps
-from train_policy import Args, Batch, State, cut_episodes, even_micro_batches, feed_curriculum, make_batch, next_world, turns, update
+from train_policy import Args, Batch, State, cut_episodes, even_micro_batches, feed_curriculum, make_batch, next_world, turns, update, with_outcome
 
 RANKS = run.Ranks()
 
@@ -123,6 +124,15 @@ def test_the_values_of_a_row_are_the_head_at_its_trained_tokens(model):
     for row, value_N in zip(rows, found):
         hidden_TH = model.model(input_ids=torch.tensor([row.ids])).last_hidden_state[0]
         torch.testing.assert_close(value_N, torch.stack([head(hidden_TH[t - 1])[0] for t, m in enumerate(row.mask) if m]), atol=1e-5, rtol=1e-5)
+
+
+def test_dreams_that_broke_off_teach_nothing():
+    """Stops the experience model's slips from counting as the policy's: neither their tokens nor the mean of their group."""
+    episodes = some_episodes()
+    slips = [replace(e, id=f"{e.id}-slip", steps=[replace(s, reward=0.0) for s in e.steps], stop="malformed") for e in episodes]
+    batches = [make_batch(Args(), None, None, part, [e.task.id for e in part], RANKS) for part in (episodes, with_outcome([*slips, *episodes]))]
+    assert [r.ids for r in batches[0].rows] == [r.ids for r in batches[1].rows]
+    assert all(torch.equal(a, b) for a, b in zip(batches[0].advantage, batches[1].advantage)) and with_outcome(slips) == []
 
 
 def test_an_empty_share_of_episodes():
