@@ -1,65 +1,82 @@
 """Task, Step, Episode: the one record type that flows through the whole program, and its JSONL form.
 
-A real environment, the experience model, the demonstrators and imported logs all produce `Episode`s. Files hold one episode a line with
-a `schema` number; the reader refuses a line that does not fit and names file, line and field. README, "Data formats", has an example.
-Left out on purpose: tensors, tokenizers, anything about one benchmark (that lives in `Task.goal` and `Step.info`).
+Environments, the experience model, scripted players and imported logs all produce `Episode`s. A file holds one episode a line, with a
+`schema` number; msgspec checks the types, `check_episode` the rest, and an error names file, line and field. docs/data.md has an example.
+Left out on purpose: tensors, tokenizers, and anything that only one environment knows (that is in `Task.goal`).
 """
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
 from pathlib import Path
 
-SCHEMA = 1
+import msgspec
+from msgspec.structs import replace
+
+SCHEMA = 2
 
 
-@dataclass
-class Task:
-    """One instruction. `goal` is the environment's own handle on it ({} for a generated task, which only the dream can play)."""
+class StopReason(str, Enum):
+    """Why an episode ended."""
+    RUNNING = ""
+    SUCCESS = "success"
+    FAILURE = "failure"
+    STEP_LIMIT = "step_limit"
+    MALFORMED = "malformed"        # the experience model gave no answer that could be read
+    CONTEXT = "context"            # task and page alone fill the policy's context
+    NOT_JUDGED = "not_judged"      # the environment could not score it (a judge that is not there)
+
+
+class Task(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One instruction. `goal` is the environment's own handle on it; it is empty for a generated task, which only the dream can play."""
     id: str
-    text: str
-    env: str = "webshop"
-    start: str = ""                              # the first state, as the environment's mapping writes it
-    goal: dict = field(default_factory=dict)
+    text: str                      # one line
+    env: str = ""
+    start: str = ""                # the first state; a dream needs it
+    goal: dict = {}
+    groups: list[str] = []         # labels for reports, such as "split valid_seen" or "type pick_and_place"
     generated: bool = False
-    parent: str = ""                             # the seed task of a generated one
+    parent: str = ""               # the seed task of a generated one
 
 
-@dataclass
-class Step:
-    """One transition (s_t, a_t, R_t, s_{t+1}, r_{t+1}, done); `grounded` is the action with the text of the element it names."""
+class Step(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One transition (s_t, a_t, R_t, s_{t+1}, r_{t+1}, done)."""
     state: str
-    action: str
+    action: str                    # as the policy wrote it
     next_state: str
-    reward: float = 0.0
+    reward: float = 0.0            # 0 or 1
     done: bool = False
-    grounded: str = ""
-    reasoning: str = ""
-    valid: bool = True
-    info: dict = field(default_factory=dict)
+    grounded: str = ""             # the action with the words of the element it names; what the experience model reads
+    reasoning: str = ""            # why the next state follows
+    reward_reasoning: str = ""     # why the reward follows
+
+    @property
+    def valid(self) -> bool:
+        """An action that changes nothing is an invalid one, in both worlds; one that ends the episode is not."""
+        return self.done or self.next_state != self.state
 
 
-@dataclass
-class Stream:
-    """Token ids of one policy stream: ids only grow, mask 1 = sampled by the policy, logps of the masked tokens in order, turn_ends = index
-    in `logps` after each action (so that a reward can be placed on a turn)."""
-    ids: list[int] = field(default_factory=list)
-    mask: list[int] = field(default_factory=list)
-    logps: list[float] = field(default_factory=list)
-    turn_ends: list[int] = field(default_factory=list)
+class TokenSegment(msgspec.Struct, kw_only=True):
+    """Token ids of one context window of a policy: ids only grow, mask 1 = sampled by the policy, `logps` of the masked tokens in order.
+    `turn_ends[i]` is the index in `logps` after the i-th action, so that a reward can be placed on a turn."""
+    ids: list[int] = []
+    mask: list[int] = []
+    logps: list[float] = []
+    turn_ends: list[int] = []
 
 
-@dataclass
-class Episode:
+class Episode(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     id: str
     task: Task
-    steps: list[Step] = field(default_factory=list)
-    world: str = "real"                          # "real" | "dream"
-    source: str = ""                             # who acted: policy, demonstrator, imperfect, random, prober, relabelled, imported
-    stop: str = ""                               # why it ended: success, failure, step_limit, malformed, context
-    score: float = 0.0                           # the benchmark's raw score (WebShop: R)
-    streams: list[Stream] = field(default_factory=list, repr=False)   # not written to JSONL
+    steps: list[Step] = []
+    world: str = "real"            # "real" | "dream"
+    source: str = ""               # who acted: "policy", the name of a player, "counterfactual", "imported"
+    stop: StopReason = StopReason.RUNNING
+    raw_score: float = 0.0         # the benchmark's own score
+    label: str = ""                # of a counterfactual: the constraint that it breaks, "none" where it fulfils the task
+    output: str = ""               # the model's text that ended a malformed dream
+    iteration: int = -1            # RL iteration that played it
+    segments: list[TokenSegment] = []   # never written to a file
 
     @property
     def reward(self) -> float:
@@ -70,86 +87,68 @@ class Episode:
         return self.reward == 1.0
 
 
-def renamed_step(step: Step, change: Callable[[str], str]) -> Step:
+def rename_step(step: Step, change: Callable[[str], str]) -> Step:
     """The step with `change` made in every text of it."""
-    return replace(step, **{name: change(getattr(step, name)) for name in ("state", "action", "next_state", "grounded", "reasoning")})
+    names = ("state", "action", "next_state", "grounded", "reasoning", "reward_reasoning")
+    return replace(step, **{name: change(getattr(step, name)) for name in names})
 
 
-def renamed(episode: Episode, change: Callable[[str], str]) -> Episode:
+def rename_episode(episode: Episode, change: Callable[[str], str]) -> Episode:
     """The episode with `change` made in every text of it."""
     task = replace(episode.task, text=change(episode.task.text), start=change(episode.task.start))
-    return replace(episode, task=task, steps=[renamed_step(step, change) for step in episode.steps])
+    return replace(episode, task=task, steps=[rename_step(step, change) for step in episode.steps])
 
 
-def to_json(episode: Episode) -> dict:
-    record = asdict(replace(episode, streams=[]))        # asdict copies number by number: not the token ids
-    del record["streams"]
-    return {"schema": SCHEMA, **record}
+def to_json(record: Task | Episode) -> dict:
+    """A record as plain JSON values, with the schema number and without token segments."""
+    if isinstance(record, Episode):
+        record = replace(record, segments=[])
+    return {"schema": SCHEMA} | msgspec.to_builtins(record)
 
 
-_STEP_FIELDS = {"state": str, "action": str, "next_state": str, "reward": (int, float), "done": bool, "grounded": str, "reasoning": str, "valid": bool, "info": dict}
-_TASK_FIELDS = {"id": str, "text": str, "env": str, "start": str, "goal": dict, "generated": bool, "parent": str}
-_EPISODE_FIELDS = {"id": str, "task": dict, "steps": list, "world": str, "source": str, "stop": str, "score": (int, float)}
+def check_episode(episode: Episode, where: str = "episode") -> Episode:
+    """The episode itself, or a ValueError that names `where` and the field that cannot be."""
+    check_task(episode.task, f"{where}, task")
+    if not episode.steps:
+        raise ValueError(f"{where}: field `steps` is empty; expected at least one step")
+    if episode.world not in ("real", "dream"):
+        raise ValueError(f"{where}: field `world` is {episode.world!r}, expected real or dream")
+    for i, step in enumerate(episode.steps):
+        at = f"{where}, steps[{i}]"
+        if len(step.action.splitlines()) > 1 or len(step.grounded.splitlines()) > 1:
+            raise ValueError(f"{at}: fields `action` and `grounded` are single lines; found a line break")
+        if step.reward not in (0, 1):
+            raise ValueError(f"{at}: field `reward` is {step.reward}, expected 0 or 1 (the benchmark's score goes into `raw_score`)")
+        if step.reward == 1 and not step.done:
+            raise ValueError(f"{at}: reward 1 with done false; only a successful last step pays")
+        if step.done and i + 1 < len(episode.steps):
+            raise ValueError(f"{at}: done before the last step")
+        if i and step.state != episode.steps[i - 1].next_state:
+            raise ValueError(f"{at}: field `state` differs from the `next_state` before it")
+    return episode
 
 
-def _checked(record: object, kinds: dict, required: tuple[str, ...], where: str) -> dict:
-    if not isinstance(record, dict):
-        raise ValueError(f"{where}: found {type(record).__name__}, expected an object")
-    for name in required:
-        if name not in record:
-            raise ValueError(f"{where}: field `{name}` is missing")
-    for name, value in record.items():
-        if name not in kinds:
-            raise ValueError(f"{where}: unknown field `{name}`; expected some of {', '.join(kinds)}")
-        kind = kinds[name]
-        if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-            wanted = kind.__name__ if isinstance(kind, type) else "number"
-            raise ValueError(f"{where}: field `{name}` is {type(value).__name__} ({str(value)[:40]!r}), expected {wanted}")
-    return record
-
-
-def task_from_json(record: object, where: str = "task") -> Task:
-    """Raises ValueError naming `where` and the field."""
-    task = Task(**_checked(record, _TASK_FIELDS, ("id", "text"), where))
+def check_task(task: Task, where: str = "task") -> Task:
+    """The task itself, or a ValueError that names `where`."""
     if len(task.text.strip().splitlines()) != 1:
-        raise ValueError(f"{where}: field `text` is empty or has line breaks ({task.text[:40]!r}); expected the instruction on one line")
+        raise ValueError(f"{where}: field `text` is empty or has line breaks ({task.text[:40]!r}); expected one line")
     return task
 
 
-def episode_from_json(record: object, where: str = "episode") -> Episode:
-    """Raises ValueError naming `where` (file and line) and the field that does not fit."""
+def from_json(record: object, kind: type, where: str):
+    """A Task or an Episode from plain JSON values. Raises ValueError naming `where` and the field that does not fit."""
     if not isinstance(record, dict) or record.get("schema") != SCHEMA:
         found = record.get("schema") if isinstance(record, dict) else type(record).__name__
-        raise ValueError(f"{where}: field `schema` is {str(found)[:40]!r}, expected {SCHEMA}; see README, 'Data formats'")
-    record = dict(_checked({k: v for k, v in record.items() if k != "schema"}, _EPISODE_FIELDS, ("id", "task", "steps"), where))
-    record["task"] = task_from_json(record["task"], f"{where}, task")
-    steps = []
-    for i, step in enumerate(record["steps"]):
-        step = Step(**_checked(step, _STEP_FIELDS, ("state", "action", "next_state"), f"{where}, steps[{i}]"))
-        if len(step.action.splitlines()) > 1 or len(step.grounded.splitlines()) > 1 or len(step.reasoning.splitlines()) > 1:
-            raise ValueError(f"{where}, steps[{i}]: fields `action`, `grounded` and `reasoning` are single lines; found a line break")
-        if step.reward not in (0, 1):
-            raise ValueError(f"{where}, steps[{i}]: field `reward` is {step.reward}, expected 0 or 1 (the raw score goes into `score`)")
-        if step.reward == 1 and not step.done:
-            raise ValueError(f"{where}, steps[{i}]: reward 1 with done false; only a successful last step pays")
-        if step.done and i + 1 < len(record["steps"]):
-            raise ValueError(f"{where}, steps[{i}]: done before the last step")
-        if i and step.state != steps[-1].next_state:
-            raise ValueError(f"{where}, steps[{i}]: field `state` differs from the `next_state` before it")
-        steps.append(step)
-    record["steps"] = steps
-    if not steps:
-        raise ValueError(f"{where}: field `steps` is empty")
-    if record.get("world", "real") not in ("real", "dream"):
-        raise ValueError(f"{where}: field `world` is {record['world']!r}, expected real or dream")
-    return Episode(**record)
+        raise ValueError(f"{where}: field `schema` is {str(found)[:40]!r}, expected {SCHEMA}; see docs/data.md")
+    try:
+        value = msgspec.convert({k: v for k, v in record.items() if k != "schema"}, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{where}: {error}; see docs/data.md") from None
+    return check_task(value, where) if kind is Task else check_episode(value, where)
 
 
-def _refuse_constant(name: str):
-    raise ValueError(f"{name} is no JSON number")
-
-
-def _read_lines(path: Path | str):
+def read_jsonl(path: Path | str) -> Iterator[tuple[str, object]]:
+    """("file:line", value) for each line that is not blank. Raises ValueError naming file and line where it is no JSON."""
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"{path}: no such file; expected JSONL")
@@ -157,24 +156,33 @@ def _read_lines(path: Path | str):
         for number, line in enumerate(lines, 1):
             if line.strip():
                 try:
-                    text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-                    record = json.loads(text, parse_constant=_refuse_constant)
-                    json.dumps(record, ensure_ascii=False).encode()     # a lone surrogate could be read but never be written again
-                except (ValueError, RecursionError) as error:
+                    yield f"{path}:{number}", msgspec.json.decode(line.removeprefix(b"\xef\xbb\xbf"))
+                except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                     raise ValueError(f"{path}:{number}: not JSON ({str(error)[:200]})") from None
-                yield f"{path}:{number}", record
 
 
 def read_episodes(path: Path | str) -> list[Episode]:
     """All episodes of a JSONL file. Raises ValueError naming file, line and field."""
     episodes: dict[str, Episode] = {}
-    for where, record in _read_lines(path):
-        episode = episode_from_json(record, where)
+    for where, record in read_jsonl(path):
+        episode = from_json(record, Episode, where)
         if episode.id in episodes:
-            raise ValueError(f"{where}: field `id`: {episode.id!r} occurs twice; ids must be unique (retrieval excludes an episode by its id)")
+            raise ValueError(f"{where}: field `id`: {episode.id!r} occurs twice; retrieval excludes an episode by its id")
         episodes[episode.id] = episode
     return list(episodes.values())
 
 
 def read_tasks(path: Path | str) -> list[Task]:
-    return [task_from_json(record, where) for where, record in _read_lines(path)]
+    """All tasks of a JSONL file. Raises ValueError naming file, line and field."""
+    return [from_json(record, Task, where) for where, record in read_jsonl(path)]
+
+
+def number_lines(text: str) -> str:
+    """The text with "[1] " … in front of its lines: how a policy sees a state of an environment with `numbered_lines`."""
+    return "\n".join(f"[{i}] {line}" for i, line in enumerate(text.split("\n"), 1))
+
+
+def successes(episodes: Iterable[Episode]) -> float:
+    """Share of successful episodes; 0 for none."""
+    outcomes = [episode.success for episode in episodes]
+    return sum(outcomes) / max(1, len(outcomes))

@@ -1,0 +1,75 @@
+"""One compact form of a page: its difference to a page that the reader has before it.
+
+    = same page            the name of a known page; alone, it is that page unchanged
+    - chosen: none         a line to take out (the first such line at or after the place of the edit before)
+    + chosen: red          a line to put in at that place; before any "- ", at the end of the page
+
+    encode(page, {"same page": known}) -> text;   decode(text, {"same page": known}) == page
+
+A page that is not close to any known one is written out; `encode` always checks that `decode` gives the page back.
+Small models copy long text badly and name lines well; larger ones may write whole pages instead (--page-format full).
+"""
+from __future__ import annotations
+
+from collections.abc import Mapping
+from difflib import SequenceMatcher
+
+MARK = "= "
+
+
+def encode(page: str, known: Mapping[str, str]) -> str:
+    """The shortest of: a known page's name with its edits, or the page itself. Lengths are counted in words."""
+    candidates = [page] if not page.startswith(MARK) else []
+    for name, text in known.items():
+        if text == page:
+            return MARK + name
+        written = "\n".join([MARK + name, *_edits(text.split("\n"), page.split("\n"))])
+        if _decodes(written, known, page):
+            candidates.append(written)
+    return min(candidates, key=lambda text: len(text.split())) if candidates else page
+
+
+def _edits(known: list[str], lines: list[str]) -> list[str]:
+    """The edits that make `lines` of `known`. A line put in between others is written after the line before it, taken out and put
+    back: a model can name a line that it reads, and hardly count which one it is."""
+    edits: list[str] = []
+    for what, a, b, c, d in SequenceMatcher(None, known, lines, autojunk=False).get_opcodes():
+        if what == "equal":
+            continue
+        if what == "insert" and a < len(known) and a > 0:
+            a, c = a - 1, c - 1
+        elif what == "insert" and a < len(known):
+            b, d = a + 1, d + 1
+        edits += [f"- {line}" for line in known[a:b]] + [f"+ {line}" for line in lines[c:d]]
+    return edits
+
+
+def decode(text: str, known: Mapping[str, str]) -> str:
+    """The page that a text stands for. Raises ValueError for the name of an unknown page, and for a line to take out that is not there."""
+    first, *edits = text.split("\n")
+    if not first.startswith(MARK):
+        return text
+    if first[len(MARK):] not in known:
+        raise ValueError(f"{first!r}: no such page; known are {', '.join(known)}")
+    lines, place = known[first[len(MARK):]].split("\n"), None
+    for edit in edits:
+        if edit.startswith("- "):
+            start = place or 0
+            if edit[2:] not in lines[start:]:
+                raise ValueError(f"{edit!r}: the page has no such line after the edit before")
+            place = lines.index(edit[2:], start)
+            del lines[place]
+        elif edit.startswith("+ "):
+            place = len(lines) if place is None else place
+            lines.insert(place, edit[2:])
+            place += 1
+        else:
+            raise ValueError(f"{edit!r}: expected a line that begins with '- ' or '+ '")
+    return "\n".join(lines)
+
+
+def _decodes(text: str, known: Mapping[str, str], page: str) -> bool:
+    try:
+        return decode(text, known) == page
+    except ValueError:
+        return False
