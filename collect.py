@@ -130,7 +130,7 @@ def local_ask(name_or_path: str) -> teacher.Ask:
     import torch
 
     from dreamgym.model import chat_format, encode, encode_untrusted, load_model
-    from dreamgym.sample import Sampler
+    from dreamgym.sampler import Sampler
     model, tokenizer = load_model(name_or_path)
     fmt = chat_format(tokenizer)
     context = min(TRACE_CONTEXT_TOK, getattr(model.config, "max_position_embeddings", TRACE_CONTEXT_TOK))

@@ -86,7 +86,7 @@ def main() -> None:
     world = env if args.world == "real" else load_dream(expmodel, rules, ranks.device, seed=args.seed)
     tasks = [everything[i] for i in run.rng(0, "evaluation").permutation(len(everything))[:max(args.tasks, args.play)]]
     if args.env == "webarena" and args.judge:
-        from dreamgym.envs.webarena_evaluators import Judge
+        from dreamgym.envs.webarena.evaluators import Judge
         env.judge = Judge(args.judge, args.judge_model, args.judge_key_env)
     try:
         with run.progress(args.repeats * len(tasks), "episodes") as bar:

@@ -567,8 +567,10 @@ def iterate(args: Args, state: State, world: str, ranks, policy: Policy, head, r
 
 def feed_curriculum(args: Args, curriculum: Curriculum, outcomes: list, iteration: int, dream, tasks_by_id: dict[str, Task]) -> float:
     """Eq. 7 per group: GRPO's own groups, or for PPO clusters of tasks by the embedding of their texts. Returns the share of groups without variance."""
+    if not outcomes:                             # every dream broke off
+        return 0.0
     groups: dict = defaultdict(list)
-    if args.algo == "grpo" or not outcomes:
+    if args.algo == "grpo":
         for task_id, reward in outcomes:
             groups[task_id].append(reward)
         for task_id, rewards in groups.items():
@@ -578,7 +580,7 @@ def feed_curriculum(args: Args, curriculum: Curriculum, outcomes: list, iteratio
         curriculum.update_clusters([i for i, _ in outcomes], [r for _, r in outcomes], dict(zip((i for i, _ in outcomes), labels.tolist())), iteration)
         for (_, reward), label in zip(outcomes, labels):
             groups[int(label)].append(reward)
-    return sum(len(set(rewards)) == 1 for rewards in groups.values()) / max(1, len(groups))
+    return sum(len(set(rewards)) == 1 for rewards in groups.values()) / len(groups)
 
 
 def generate(args: Args, state: State, ranks, dream, curriculum: Curriculum, tasks_by_id: dict[str, Task], check: TaskCheck) -> dict:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import tyro
 
-from dreamgym.envs.alfworld_engine import Engine, StockEngine
+from dreamgym.envs.alfworld.engine import Engine, StockEngine
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Speed of dreamgym.sample.Sampler against `model.generate` called anew each turn, as a table of ratios.
+"""Speed of dreamgym.sampler.Sampler against `model.generate` called anew each turn, as a table of ratios.
 
     python -m benchmarks.sampler_speed                    # tiny model, 16 tasks x 8 rollouts, 4 turns, one CPU thread
     python -m benchmarks.sampler_speed --tasks 2 --hidden 256 --layers 6 --vocab 8192
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, StoppingCriteria
 
-from dreamgym.sample import Sampler
+from dreamgym.sampler import Sampler
 
 
 class ForcedLength(StoppingCriteria):

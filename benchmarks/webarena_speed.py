@@ -19,10 +19,10 @@ from pathlib import Path
 
 import tyro
 
-from dreamgym.envs.webarena_actions import Action
-from dreamgym.envs.webarena_direct import Direct
-from dreamgym.envs.webarena_page import Addresses, Screen
-from dreamgym.envs.webarena_sites import SITES, World
+from dreamgym.envs.webarena.actions import Action
+from dreamgym.envs.webarena.direct import Direct
+from dreamgym.envs.webarena.page import Addresses, Screen
+from dreamgym.envs.webarena.sites import SITES, World
 
 
 @dataclass
@@ -67,7 +67,7 @@ def walk(browser, world: World, rng: random.Random, sites: list[str], bases: dic
 
 def parity(states: int, length: int, seed: int, browser, sites: tuple[str, ...] = SITES) -> tuple[int, list[str]]:
     """(states compared, differences): the same walks in both back ends, a walk ending at its first difference. `browser` is a running one."""
-    from dreamgym.envs.webarena_chromium import Chromium
+    from dreamgym.envs.webarena.chromium import Chromium
 
     direct_world, served_world = World(), World()
     compared, differences = 0, []
@@ -110,7 +110,7 @@ def time_direct(args: Args) -> dict[str, float]:
 
 
 def time_chromium(args: Args) -> dict[str, float]:
-    from dreamgym.envs.webarena_chromium import Browser, Chromium
+    from dreamgym.envs.webarena.chromium import Browser, Chromium
     world = World()
     with world.serve() as served, Browser() as browser:
         return speeds(Chromium(Addresses(served.bases), browser), world, args.steps // 50, args.resets // 50, time.perf_counter)
@@ -120,7 +120,7 @@ def time_browsergym(args: Args) -> dict[str, float]:
     """Random clicks on links through BrowserGym's own environment, without its waiting; screenshots are part of its observation."""
     import browsergym.core  # noqa: F401 (registers the task)
     import gymnasium
-    from dreamgym.envs.webarena_chromium import find_chromium
+    from dreamgym.envs.webarena.chromium import find_chromium
 
     with tempfile.TemporaryDirectory() as folder, World().serve() as served:
         wrapper = Path(folder, "chromium-1117", "chrome-linux", "chrome")        # where its Playwright looks; its browsers cannot be named otherwise
@@ -144,7 +144,7 @@ def time_browsergym(args: Args) -> dict[str, float]:
 def main() -> None:
     args = tyro.cli(Args)
     if args.parity:
-        from dreamgym.envs.webarena_chromium import Browser
+        from dreamgym.envs.webarena.chromium import Browser
         with Browser() as browser:
             compared, differences = parity(args.parity, args.walk, args.seed, browser)
         print(*differences, f"{compared} states compared, {len(differences)} differ", sep="\n")

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import tyro
 
-from dreamgym.envs.webshop import Catalogue, WebShopEngine
-from dreamgym.envs.webshop_catalogue import make_catalogue
+from dreamgym.envs.webshop.engine import Catalogue, WebShopEngine
+from dreamgym.envs.webshop.toy_catalogue import make_catalogue
 
 FULL_SET = 1_181_436
 

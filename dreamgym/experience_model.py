@@ -21,7 +21,7 @@ from dreamgym.episode import Episode, Step, Task
 from dreamgym.model import Row, chat_format, encode, encode_untrusted, load_model
 from dreamgym.prompts import EXPERIENCE_SYSTEM, Demo, Prediction, experience_answer, experience_prompt, known_pages, parse_experience
 from dreamgym.replay import ReplayBuffer, Transition
-from dreamgym.sample import Sampler
+from dreamgym.sampler import Sampler
 
 
 @dataclass

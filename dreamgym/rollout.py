@@ -12,7 +12,7 @@ from dreamgym.envs import Session, StepResult, make_rules
 from dreamgym.episode import Episode, Step, Stream, Task
 from dreamgym.model import chat_format, encode, encode_untrusted
 from dreamgym.prompts import POLICY_SYSTEM, as_done, parse_action, policy_first, policy_next, policy_recap
-from dreamgym.sample import Sampler
+from dreamgym.sampler import Sampler
 
 POLICY_CONTEXT = 1024             # tokens of a stream
 

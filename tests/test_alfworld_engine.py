@@ -9,7 +9,7 @@ from collections import defaultdict
 import pytest
 
 from dreamgym.envs import alfworld_engine, alfworld_library
-from dreamgym.envs.alfworld_engine import Engine, StockEngine, read_game, require
+from dreamgym.envs.alfworld.engine import Engine, StockEngine, read_game, require
 from tests.alfworld_official import SOURCE, rebuild
 
 TYPES = ("pick_and_place_simple", "look_at_obj_in_light", "pick_clean_then_place_in_recep", "pick_heat_then_place_in_recep",
@@ -224,5 +224,5 @@ def test_missing_packages_are_named(monkeypatch):
 
 def test_import_needs_no_package():
     """Users of the other environments do not have TextWorld."""
-    code = "import sys, dreamgym.envs.alfworld_engine; sys.exit(any(name in sys.modules for name in ('textworld', 'alfworld', 'fast_downward')))"
+    code = "import sys, dreamgym.envs.alfworld.engine; sys.exit(any(name in sys.modules for name in ('textworld', 'alfworld', 'fast_downward')))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -13,9 +13,9 @@ import weakref
 import pytest
 from alfworld_official import SOURCE, rebuild
 
-from dreamgym.envs import alfworld_text as text
+from dreamgym.envs.alfworld import text as text
 from dreamgym.envs import alfworld_workers, make_env, make_rules
-from dreamgym.envs.alfworld_env import ALFWorld, receptacles
+from dreamgym.envs.alfworld.env import ALFWorld, receptacles
 from dreamgym.episode import Task
 
 

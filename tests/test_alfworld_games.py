@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dreamgym.envs import alfworld_games
-from dreamgym.envs.alfworld_games import SPLITS, TASK_TYPES, UNSEEN_ROOMS, find_games, generate, statistics
+from dreamgym.envs.alfworld.games import SPLITS, TASK_TYPES, UNSEEN_ROOMS, find_games, generate, statistics
 
 installed = all(importlib.util.find_spec(package) for package in ("alfworld", "textworld"))
 needs_packages = pytest.mark.skipif(not installed, reason="alfworld and textworld are not installed (requirements-alfworld.txt)")
@@ -46,7 +46,7 @@ def facts(text: str) -> dict[str, list[tuple]]:
 @needs_packages
 def test_every_type_is_won_by_its_walkthrough_and_not_before(folder):
     """Stops a game that cannot be won, that is won at the start, or whose stored walkthrough belongs to other names; and a type that is missing."""
-    from dreamgym.envs.alfworld_engine import Engine
+    from dreamgym.envs.alfworld.engine import Engine
     for task_type in TASK_TYPES:
         game = next(g for g in find_games(folder, "valid_unseen") if g.task_type == task_type)
         commands = json.loads(Path(game.path).read_text())["walkthrough"]
@@ -99,7 +99,7 @@ def test_targets_start_where_the_goal_does_not_hold(folder):
 @needs_packages
 def test_a_room_is_the_same_in_all_its_games():
     """Stops receptacles or view points that move between games of a room, and unstable choices (hash order) behind them."""
-    from dreamgym.envs.alfworld_rooms import room
+    from dreamgym.envs.alfworld.rooms import room
     first = room(10)
     room.cache_clear()
     assert room(10) == first

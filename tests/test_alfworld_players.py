@@ -11,12 +11,12 @@ pytest.importorskip("alfworld", reason="needs the ALFWorld packages: pip install
 pytest.importorskip("textworld", reason="needs the ALFWorld packages: pip install -r requirements-alfworld.txt")
 
 from alfworld_official import SOURCE, rebuild
-from dreamgym.envs import alfworld_text as text
-from dreamgym.envs.alfworld_env import ALFWorld
-from dreamgym.envs.alfworld_games import generate
-from dreamgym.envs.alfworld_offline import MIX, TEMPLATES, explain_recorded, play, relabelled
-from dreamgym.envs.alfworld_players import KINDS, make_player
-from dreamgym.envs.alfworld_teacher import check_trace, explain
+from dreamgym.envs.alfworld import text as text
+from dreamgym.envs.alfworld.env import ALFWorld
+from dreamgym.envs.alfworld.games import generate
+from dreamgym.envs.alfworld.offline import MIX, TEMPLATES, explain_recorded, play, relabelled
+from dreamgym.envs.alfworld.scripted import KINDS, make_player
+from dreamgym.envs.alfworld.teacher import check_trace, explain
 from dreamgym.episode import Step, episode_from_json, to_json
 from dreamgym.prompts import TAGS
 

@@ -6,8 +6,8 @@ import json
 import pytest
 
 from conftest import run_main
-from dreamgym.envs.alfworld_engine import require
-from dreamgym.envs.alfworld_games import generate
+from dreamgym.envs.alfworld.engine import require
+from dreamgym.envs.alfworld.games import generate
 from dreamgym.episode import read_episodes, read_tasks
 
 try:

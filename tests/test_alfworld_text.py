@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from alfworld_official import SOURCE, rebuild
 
-from dreamgym.envs import alfworld_text as text
-from dreamgym.envs.alfworld_env import ALFWorld
-from dreamgym.envs.alfworld_players import make_player
+from dreamgym.envs.alfworld import text as text
+from dreamgym.envs.alfworld.env import ALFWorld
+from dreamgym.envs.alfworld.scripted import make_player
 from dreamgym.episode import Task
 
 TAG_FACTS = {"isclean": "clean", "ishot": "hot", "iscool": "cool", "istoggled": "lit", "issliced": "sliced"}

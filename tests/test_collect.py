@@ -12,9 +12,9 @@ import pytest
 
 import collect
 from dreamgym import run, teacher
-from dreamgym.envs import webshop_text as text
-from dreamgym.envs.webshop_env import WebShop
-from dreamgym.envs.webshop_offline import MIX
+from dreamgym.envs.webshop import text as text
+from dreamgym.envs.webshop.env import WebShop
+from dreamgym.envs.webshop.offline import MIX
 from dreamgym.episode import read_episodes, read_tasks, to_json
 
 ROOT = Path(__file__).parents[1]

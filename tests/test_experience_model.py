@@ -8,14 +8,14 @@ import torch
 
 import train_expmodel
 from dreamgym import run
-from dreamgym.envs import webshop_text as rules
+from dreamgym.envs.webshop import text as rules
 from dreamgym.episode import Episode, Step, Task, read_episodes, read_tasks
 from dreamgym.experience_model import DreamSettings, Encoder, ExperienceModel, Query, fill_buffer, retrieve, to_transitions, training_row
 from dreamgym.model import Row, build_tokenizer, clip_grad_norm, create_tiny, encode_untrusted, row_logps
 from dreamgym.optim import make_optimizers
 from dreamgym.replay import ReplayBuffer
 from dreamgym.report import step_queries
-from dreamgym.sample import Sample
+from dreamgym.sampler import Sample
 
 TASK = Task("t", "find me slim jacket with color: red, and price lower than 60.00 dollars", "webshop", rules.START)
 ITEM = "item luna slim jacket $50\ncolor: red / blue\nchosen: red"

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from dreamgym.envs import webshop_text as shop
+from dreamgym.envs.webshop import text as shop
 from dreamgym.prompts import (
     MAX_REASONING_CHARS,
     MAX_STATE_CHARS,

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from dreamgym.envs import StepResult
-from dreamgym.envs import webshop_text as text
+from dreamgym.envs.webshop import text as text
 from dreamgym.episode import Episode, Step, Task
 from dreamgym.prompts import Prediction
 from dreamgym.report import experience_report, gap_alarm, interval, policy_report, probes_passed, replayed_contradictions, search_report, seed_interval, theorem_1, word_f1

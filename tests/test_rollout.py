@@ -11,7 +11,7 @@ from dreamgym.episode import Episode, Step, Task
 from dreamgym.model import Row, build_tokenizer, clip_grad_norm, create_tiny, encode, encode_untrusted, row_logps
 from dreamgym.prompts import parse_action, policy_first
 from dreamgym.rollout import Policy, imitation_streams, rollout
-from dreamgym.sample import Sample
+from dreamgym.sampler import Sample
 
 WORDS = ["click[1]", "click[next >]", "search[slim red jacket]", "page 12345 of 9 67 8 saw", "task: find me slim jacket", "state:", "action:"]
 

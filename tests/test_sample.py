@@ -1,4 +1,4 @@
-"""Tests of dreamgym.sample: every figure is compared with a plain forward over the whole text, without a cache."""
+"""Tests of dreamgym.sampler: every figure is compared with a plain forward over the whole text, without a cache."""
 
 import json
 
@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from dreamgym.sample import Sampler, draw, prefill_chunks, share_tree
+from dreamgym.sampler import Sampler, draw, prefill_chunks, share_tree
 
 torch.set_num_threads(1)
 KINDS = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen2": (Qwen2Config, Qwen2ForCausalLM), "qwen3": (Qwen3Config, Qwen3ForCausalLM)}

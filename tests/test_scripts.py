@@ -455,7 +455,7 @@ def test_hugging_face_models(kind, here, script, tmp_path):
     script("train_policy", *run, "--iterations", 1)
     script("train_policy", *run, "--iterations", 1, "--real-transitions", 4)  # continues from the saved policy, in the world: dreams of a random model break off and teach nothing
     rl = records(tmp_path / "out/metrics.jsonl", "rl")
-    assert [(r["step"], r["world"]) for r in rl[:2]] == [(1, "dream"), (2, "real")] and all(math.isfinite(r["loss"]) and r["sampler_gap"] < 0.05 for r in rl)
+    assert [(r["step"], r["world"]) for r in rl] == [(1, "dream"), (2, "real")] and all(math.isfinite(r["loss"]) and r["sampler_gap"] < 0.05 for r in rl)
     name = "adapter_model.safetensors" if lora else "model.safetensors"
     assert (tmp_path / "out/policy" / name).exists() and (tmp_path / "out/policy/config.json").exists() != lora
     assert (tmp_path / "out/policy" / name).read_bytes() != (tmp_path / "out/imitation/model" / name).read_bytes()

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dreamgym.envs import webshop_text as text
+from dreamgym.envs.webshop import text as text
 from dreamgym.episode import Task
 from dreamgym.prompts import parse_task
 from dreamgym.task_generation import TaskCheck, variation_rows, write_tasks

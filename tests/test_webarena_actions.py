@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from dreamgym.envs.webarena_actions import ALONE, Action, parse
+from dreamgym.envs.webarena.actions import ALONE, Action, parse
 
 
 @pytest.mark.parametrize("text, action", [

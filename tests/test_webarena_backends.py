@@ -20,11 +20,11 @@ import pytest
 pytest.importorskip("flask", reason="the own sites need flask (requirements.txt)")
 
 from benchmarks.webarena_speed import parity, walk                                     # noqa: E402
-from dreamgym.envs.webarena_actions import parse                                       # noqa: E402
-from dreamgym.envs.webarena_chromium import Browser, Chromium, Workers, find_chromium  # noqa: E402
-from dreamgym.envs.webarena_direct import Direct, canonical                            # noqa: E402
-from dreamgym.envs.webarena_page import Addresses                                      # noqa: E402
-from dreamgym.envs.webarena_sites import SITES, World                                  # noqa: E402
+from dreamgym.envs.webarena.actions import parse                                       # noqa: E402
+from dreamgym.envs.webarena.chromium import Browser, Chromium, Workers, find_chromium  # noqa: E402
+from dreamgym.envs.webarena.direct import Direct, canonical                            # noqa: E402
+from dreamgym.envs.webarena.page import Addresses                                      # noqa: E402
+from dreamgym.envs.webarena.sites import SITES, World                                  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -324,7 +324,7 @@ def test_workers_play_many_in_order_and_leave_nothing_running():
 
 ALONE = """
 import sys, time
-from dreamgym.envs.webarena_chromium import Browser, Workers
+from dreamgym.envs.webarena.chromium import Browser, Workers
 kept = Browser() if sys.argv[1] == "browser" else Workers(1)
 print("ready", flush=True)
 time.sleep(60)

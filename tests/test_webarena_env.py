@@ -6,8 +6,8 @@ import shutil
 import pytest
 
 from dreamgym.envs import make_env, webarena_text
-from dreamgym.envs.webarena_env import LiveWebArena, WebArena
-from dreamgym.envs.webarena_sites import World
+from dreamgym.envs.webarena.env import LiveWebArena, WebArena
+from dreamgym.envs.webarena.sites import World
 
 CHROMIUM = pytest.mark.skipif(not shutil.which("chromium"), reason="needs Chromium (Debian: apt-get install chromium)")
 
@@ -101,7 +101,7 @@ def test_official_tasks_without_addresses_are_refused(tmp_path, monkeypatch):
 def test_a_real_browser_plays_the_same_episode(env):
     """Stops results that hold only without a browser: the oracle's way shows the same texts and gets the same reward."""
     pytest.importorskip("playwright")
-    from dreamgym.envs.webarena_players import make_player
+    from dreamgym.envs.webarena.scripted import make_player
     real = WebArena(backend="chromium")
     try:
         for task in (env.tasks("test")[i] for i in (0, 17, 45)):
@@ -124,7 +124,7 @@ def test_own_sites_stand_in_for_a_users_webarena(env, tmp_path, monkeypatch):
     """Stops the path of a user's WebArena from rotting: addresses, logins through the forms, Chromium, evaluation on the sites that answer there."""
     pytest.importorskip("playwright")
     from dreamgym.envs import webarena_env
-    from dreamgym.envs.webarena_players import make_player
+    from dreamgym.envs.webarena.scripted import make_player
     monkeypatch.setattr(webarena_env, "LOGINS", tmp_path / "logins")
     monkeypatch.setattr(webarena_env, "SETTLE_S", 0.0)
     chosen = [t for t in env.tasks("test") if t.goal["config"]["sites"] in (["shopping"], ["gitlab"])][:2]

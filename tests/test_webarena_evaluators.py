@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from dreamgym.envs import webarena_evaluators as ev
-from dreamgym.envs.webarena_evaluators import evaluate, located, read_tasks
-from dreamgym.envs.webarena_locators import NotSupported, query
+from dreamgym.envs.webarena import evaluators as ev
+from dreamgym.envs.webarena.evaluators import evaluate, located, read_tasks
+from dreamgym.envs.webarena.locators import NotSupported, query
 
 BASES = {site: f"http://{site}.test" for site in ev.SITES}
 DATA = Path(__file__).parent.parent.parent / "shared/data/webarena"
@@ -420,7 +420,7 @@ def test_query(js, expected):
 
 def test_queries_give_what_a_browser_gives():
     pytest.importorskip("playwright", reason="a real browser needs Playwright (requirements-webarena.txt)")
-    from dreamgym.envs.webarena_chromium import Browser, find_chromium
+    from dreamgym.envs.webarena.chromium import Browser, find_chromium
 
     try:
         find_chromium()
@@ -489,7 +489,7 @@ def test_judge_talks_to_an_endpoint(monkeypatch):
 
 def test_own_shop_answers_the_shop_helpers():
     pytest.importorskip("flask", reason="the own sites need flask")
-    from dreamgym.envs.webarena_sites import World
+    from dreamgym.envs.webarena.sites import World
 
     world = World()
     helpers = ev.shop_helpers(ev.OwnShop(world))

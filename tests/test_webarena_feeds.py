@@ -4,8 +4,8 @@ import shutil
 
 import pytest
 
-from dreamgym.envs.webarena_feeds import from_browsergym_text, from_cdp, from_html, from_webarena_text, webarena_tabs
-from dreamgym.envs.webarena_page import abstract
+from dreamgym.envs.webarena.feeds import from_browsergym_text, from_cdp, from_html, from_webarena_text, webarena_tabs
+from dreamgym.envs.webarena.page import abstract
 
 HTML = """<!doctype html><html><head><title>One Stop Mini</title><style>p { color: red }</style></head><body>
 <header><a href="/">Home</a> <a href="/cart">Cart <b>2</b></a></header>

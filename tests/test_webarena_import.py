@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from dreamgym.envs.webarena_actions import Action
-from dreamgym.envs.webarena_import import browsergym_action, read_traces, short_address, webarena_action
-from dreamgym.envs.webarena_page import STOPPED, read_screen
+from dreamgym.envs.webarena.actions import Action
+from dreamgym.envs.webarena.import import browsergym_action, read_traces, short_address, webarena_action
+from dreamgym.envs.webarena.page import STOPPED, read_screen
 from dreamgym.episode import episode_from_json, to_json
 
 HOME = """Tab 0 (current): One Stop Market

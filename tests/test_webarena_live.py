@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from dreamgym.envs import webarena_live as live
-from dreamgym.envs.webarena_evaluators import SITES, NotSupported, shop_helpers
-from dreamgym.envs.webarena_live import Instance, LiveError, Logins
+from dreamgym.envs.webarena import live as live
+from dreamgym.envs.webarena.evaluators import SITES, NotSupported, shop_helpers
+from dreamgym.envs.webarena.live import Instance, LiveError, Logins
 
 ALL = {f"WA_{site.upper()}": f"http://{site}.test:80" for site in SITES}
 WITH_LOGIN = tuple(live.RECIPES)
@@ -133,7 +133,7 @@ def test_reset_that_fails():
 @pytest.fixture(scope="module")
 def browser():
     pytest.importorskip("playwright", reason="a real browser needs Playwright (requirements-webarena.txt)")
-    from dreamgym.envs.webarena_chromium import Browser, find_chromium
+    from dreamgym.envs.webarena.chromium import Browser, find_chromium
 
     try:
         find_chromium()
@@ -146,7 +146,7 @@ def browser():
 @pytest.fixture
 def served():
     pytest.importorskip("flask", reason="the own sites need flask")
-    from dreamgym.envs.webarena_sites import World
+    from dreamgym.envs.webarena.sites import World
 
     with World().serve() as running:
         yield running
@@ -285,7 +285,7 @@ def test_magento():
 
 def test_own_sites_stand_in_for_a_webarena(browser, served, tmp_path):
     """Addresses, answers, reset through the service, login, an episode that changes a site, the verdict, and another reset that undoes it."""
-    from dreamgym.envs.webarena_evaluators import PAGE_HELPERS, OwnShop, evaluate, located, read_tasks
+    from dreamgym.envs.webarena.evaluators import PAGE_HELPERS, OwnShop, evaluate, located, read_tasks
 
     def answers(method, path, headers, body):
         if path == "/reset":

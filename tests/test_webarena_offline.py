@@ -5,13 +5,13 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from dreamgym.envs import webarena_text as text
-from dreamgym.envs.webarena_env import WebArena
-from dreamgym.envs.webarena_evaluators import exact_match
-from dreamgym.envs.webarena_offline import MIX, SHARES, explain_recorded, miniatures, play, relabelled
-from dreamgym.envs.webarena_sites import World
-from dreamgym.envs.webarena_tasks import drawn, kinds_of_checks, read_task
-from dreamgym.envs.webarena_teacher import check_trace, explain
+from dreamgym.envs.webarena import text as text
+from dreamgym.envs.webarena.env import WebArena
+from dreamgym.envs.webarena.evaluators import exact_match
+from dreamgym.envs.webarena.offline import MIX, SHARES, explain_recorded, miniatures, play, relabelled
+from dreamgym.envs.webarena.sites import World
+from dreamgym.envs.webarena.tasks import drawn, kinds_of_checks, read_task
+from dreamgym.envs.webarena.teacher import check_trace, explain
 
 
 @pytest.fixture(scope="module")

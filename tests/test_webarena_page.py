@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from dreamgym.envs.webarena_page import Addresses, Node, abstract, clean, ground_text, quotable, read_line, read_screen
+from dreamgym.envs.webarena.page import Addresses, Node, abstract, clean, ground_text, quotable, read_line, read_screen
 
 BASES = {"shopping": "http://h:7770", "shopping_admin": "http://h:7780/admin", "reddit": "http://forum.test/", "wikipedia": "http://h:8888/wiki"}
 

@@ -2,10 +2,10 @@
 import numpy as np
 import pytest
 
-from dreamgym.envs import webarena_text as text
-from dreamgym.envs.webarena_env import WebArena
-from dreamgym.envs.webarena_players import make_player
-from dreamgym.envs.webarena_tasks import checks, read_task
+from dreamgym.envs.webarena import text as text
+from dreamgym.envs.webarena.env import WebArena
+from dreamgym.envs.webarena.scripted import make_player
+from dreamgym.envs.webarena.tasks import checks, read_task
 
 
 @pytest.fixture(scope="module")

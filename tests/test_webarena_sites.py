@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("flask", reason="the own sites need flask (requirements-webarena.txt)")
 html = pytest.importorskip("lxml.html", reason="reading pages needs lxml (requirements-webarena.txt)")
 
-from dreamgym.envs.webarena_sites import SITES, World  # noqa: E402
+from dreamgym.envs.webarena.sites import SITES, World  # noqa: E402
 
 FIRST_SHOP = "c6c71383"                          # of the shop's first data, seed 7
 SHOP_TABLES = ("categories", "products", "addresses", "orders", "order_items", "wishes", "reviews")

@@ -10,11 +10,11 @@ import pytest
 pytest.importorskip("flask", reason="the own sites need flask (requirements-webarena.txt)")
 lxml_html = pytest.importorskip("lxml.html", reason="needs lxml (requirements-webarena.txt)")
 
-from dreamgym.envs.webarena_feeds import from_html  # noqa: E402
-from dreamgym.envs.webarena_page import abstract  # noqa: E402
-from dreamgym.envs.webarena_sites import World  # noqa: E402
-from dreamgym.envs.webarena_sites.map import SPEED, TOWNS, Atlas  # noqa: E402
-from dreamgym.envs.webarena_sites.site import open_session  # noqa: E402
+from dreamgym.envs.webarena.feeds import from_html  # noqa: E402
+from dreamgym.envs.webarena.page import abstract  # noqa: E402
+from dreamgym.envs.webarena.sites import World  # noqa: E402
+from dreamgym.envs.webarena.sites.map import SPEED, TOWNS, Atlas  # noqa: E402
+from dreamgym.envs.webarena.sites.site import open_session  # noqa: E402
 
 SITES = ("reddit", "gitlab", "map")
 ME, CODER = "MarvelsGrantMan136", "byteblaze"
@@ -78,7 +78,7 @@ def rows(world):
 
 
 def test_data_follow_from_the_seed(made):
-    from dreamgym.envs.webarena_sites import _first_data
+    from dreamgym.envs.webarena.sites import _first_data
 
     _first_data.cache_clear()
     assert rows(World(7)) == rows(made) != rows(World(8))

@@ -3,11 +3,11 @@ from collections import Counter
 
 import pytest
 
-from dreamgym.envs.webarena_direct import Direct
-from dreamgym.envs.webarena_evaluators import as_task, evaluate, located
-from dreamgym.envs.webarena_sites import World
-from dreamgym.envs.webarena_tasks import ENTITIES, checks, drawn, fact, fields, filled, find, kinds_of_checks, make_tasks, read_task, task_record
-from dreamgym.envs.webarena_templates import TEMPLATES
+from dreamgym.envs.webarena.direct import Direct
+from dreamgym.envs.webarena.evaluators import as_task, evaluate, located
+from dreamgym.envs.webarena.sites import World
+from dreamgym.envs.webarena.tasks import ENTITIES, checks, drawn, fact, fields, filled, find, kinds_of_checks, make_tasks, read_task, task_record
+from dreamgym.envs.webarena.templates import TEMPLATES
 
 
 @pytest.fixture(scope="module")

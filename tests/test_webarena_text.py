@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from dreamgym.envs import make_offline
-from dreamgym.envs import webarena_text as text
-from dreamgym.envs.webarena_env import WebArena
-from dreamgym.envs.webarena_names import KINDS
+from dreamgym.envs.webarena import text as text
+from dreamgym.envs.webarena.env import WebArena
+from dreamgym.envs.webarena.names import KINDS
 from dreamgym.prompts import Demo, experience_answer, known_pages, parse_action, parse_experience
 from dreamgym.report import step_queries
 

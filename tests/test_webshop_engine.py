@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dreamgym.envs.bm25 import BM25Index, _one_byte_lengths, analyze, porter_stem, words
-from dreamgym.envs.webshop import Catalogue, Goal, WebShopEngine, make_goal, reward
-from dreamgym.envs.webshop_reward import rule_nouns
+from dreamgym.envs.webshop.bm25 import BM25Index, _one_byte_lengths, analyze, porter_stem, words
+from dreamgym.envs.webshop.engine import Catalogue, Goal, WebShopEngine, make_goal, reward
+from dreamgym.envs.webshop.reward import rule_nouns
 
 RECORDED = Path(os.environ.get("WEBSHOP_DATA") or Path(__file__).parents[1] / "../shared/data/webshop")
 needs_recording = pytest.mark.skipif(
@@ -449,7 +449,7 @@ def test_unreadable_files_are_refused_by_name(tmp_path):
 
 def test_a_file_is_read_in_small_pieces(tmp_path, monkeypatch):
     # Stops a reader that only works when the whole file fits its buffer.
-    monkeypatch.setattr("dreamgym.envs.webshop_products.READ_CHARS", 7)
+    monkeypatch.setattr("dreamgym.envs.webshop.catalogue.READ_CHARS", 7)
     write(tmp_path, json.dumps(ITEMS, indent=1), names=("items_shuffle.json", "items_ins_v2.json"))
     assert len(Catalogue(tmp_path, nouns=rule_nouns).products) == 15
 

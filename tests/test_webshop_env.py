@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from dreamgym.envs import make_env, make_rules
-from dreamgym.envs import webshop_text as text
-from dreamgym.envs.webshop_catalogue import CATEGORIES, LINES, embedded_nouns, make_catalogue
-from dreamgym.envs.webshop_env import WebShop
+from dreamgym.envs.webshop import text as text
+from dreamgym.envs.webshop.toy_catalogue import CATEGORIES, LINES, embedded_nouns, make_catalogue
+from dreamgym.envs.webshop.env import WebShop
 from dreamgym.episode import Task
 
 OFFICIAL = Path(os.environ.get("WEBSHOP_DATA") or Path(__file__).parents[1] / "../shared/data/webshop")

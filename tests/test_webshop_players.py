@@ -7,11 +7,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from dreamgym.envs import webshop_text as text
-from dreamgym.envs.webshop_env import WebShop
-from dreamgym.envs.webshop_offline import MIX, buy_pages, play, relabel
-from dreamgym.envs.webshop_players import Shopper, make_player
-from dreamgym.envs.webshop_teacher import BREAKABLE, explain, explain_recorded, relabelled_buy
+from dreamgym.envs.webshop import text as text
+from dreamgym.envs.webshop.env import WebShop
+from dreamgym.envs.webshop.offline import MIX, buy_pages, play, relabel
+from dreamgym.envs.webshop.scripted import Shopper, make_player
+from dreamgym.envs.webshop.relabel import BREAKABLE, explain, explain_recorded, relabelled_buy
 from dreamgym.episode import Step
 
 VALUES = ["red", "mint", "large", "purple"]

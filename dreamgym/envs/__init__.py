@@ -72,12 +72,12 @@ def make_env(name: str, data_dir: str = "", cache: str = "", env_seed: int = 7, 
     play) for the latter two. Raises ValueError for an unknown name; the environment itself explains missing data or packages."""
     make_rules(name)
     if name == "webshop":
-        from dreamgym.envs.webshop_env import WebShop
+        from dreamgym.envs.webshop.env import WebShop
         return WebShop(data_dir, cache or "out/shop", env_seed, human_goals)
     if name == "alfworld":
-        from dreamgym.envs.alfworld_env import ALFWorld
+        from dreamgym.envs.alfworld.env import ALFWorld
         return ALFWorld(data_dir, cache or "out/games", env_seed, admissible, workers)
-    from dreamgym.envs.webarena_env import LiveWebArena, WebArena
+    from dreamgym.envs.webarena.env import LiveWebArena, WebArena
     data_dir = data_dir or os.environ.get("WEBARENA_DATA", "")
     return LiveWebArena(data_dir) if data_dir else WebArena(env_seed, backend, workers)
 

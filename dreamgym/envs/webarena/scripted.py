@@ -1,0 +1,284 @@
+"""Who acts on the own sites when no model does: an oracle, a searching expert, an imperfect one, random exploration, and a prober of what is refused.
+
+`make_player(kind, task_text, rng, session)` -> a function `act(state) -> action` with its own memory of one episode. All follow the plan of the task's template,
+naming elements in words and finding them on the page they see (scrolling, turning pages of a list, going back from where they did not want to go); only the
+oracle is told the answer, by the task's hidden parameters. The mix of an offline set is in webarena_offline.py.
+"""
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+
+from dreamgym.envs.webarena.actions import parse
+from dreamgym.envs.webarena.evaluators import NOT_ACHIEVABLE
+from dreamgym.envs.webarena.page import FIELDS, Node, Page, quotable
+from dreamgym.envs.webarena.tasks import fact, filled, is_missing, read_task
+from dreamgym.envs.webarena.text import read_page
+
+Act = Callable[[str], str]
+KINDS = ("oracle", "searcher", "imperfect", "random", "prober")
+SLIP = 0.10                                      # the imperfect player's chance of a mistake per step
+GIVE_UP = 3                                      # so many times the plan is begun again, before `stop [N/A]`
+STOP_EARLY = 0.08                                # of the random player's actions
+_STEP = re.compile(r"(click|type) (\w+) '(.+?)'(?: \[(.*?)\](?: \[([01])\])?)?")
+_WORDS = ("Blue Lamp", "Red Mug", "Wool Scarf", "books", "Hello", "cafe", "3", "12.50", "Good", "anna", "map", "train")
+
+
+class Searcher:
+    """Follows the plan step by step; a step is done where the last one led to, and the way back there is known. What was filled in is looked at again before
+    the next step, because a form that was left is empty when one comes back."""
+
+    def __init__(self, task_text: str, rng: np.random.Generator):
+        self.wanted, self.rng = read_task(task_text), rng
+        self.plan = [filled(step, dict(self.wanted.values)) for step in self.wanted.template.plan]
+        self.at = 0                              # the next step
+        self.place = ""                          # address on which it is to be done; "" where the last action leads
+        self.start = ""
+        self.begun = 0
+        self.back = False                        # the last action was to go back
+        self.excused: set[int] = set()           # steps that were done otherwise than planned, and taken for done
+        self.ticked: dict[str, bool] = {}        # what a step made of a checkbox
+        self.left_out: set[str] = set()          # windows and list pages on which the wanted element is not
+
+    def __call__(self, state: str) -> str:
+        page = read_page(state)
+        self.start = self.start or page.address
+        self.place = self.place or page.address
+        return self.choose(state, page)
+
+    def choose(self, state: str, page: Page) -> str:
+        """The next action of the plan, or a way back to it."""
+        if is_missing(self.wanted, state):
+            return f"stop [{NOT_ACHIEVABLE}]"
+        if page.address != self.place:
+            return self.way_back(page)
+        self.back = False
+        for step in self._unfilled(page):
+            return self.do(page, self.plan[step])
+        if self.at == len(self.plan):
+            return self.finish(state, page)
+        action = self.do(page, self.plan[self.at])
+        if action:
+            self.at, self.place, self.left_out = self.at + 1, "", set()
+        return action or self.look_further(page)
+
+    def finish(self, state: str, page: Page) -> str:
+        answer = self.answer(state)
+        return f"stop [{answer}]" if answer else self.look_further(page)
+
+    def answer(self, state: str) -> str:
+        return fact(self.wanted, state)
+
+    def do(self, page: Page, step: str) -> str:
+        """A step of the plan on the elements of a page; "" where its element is not."""
+        match = _STEP.fullmatch(step)
+        if not match:
+            return step
+        verb, role, name, text, enter = match.groups()
+        number = element(page, role, name)
+        if not number:
+            return ""
+        if role == "checkbox":
+            self.ticked.setdefault(step, not page.lines[number].checked)
+        return f"click [{number}]" if verb == "click" else f"type [{number}] [{text}] [{enter or 1}]"
+
+    def _unfilled(self, page: Page) -> list[int]:
+        """Steps just before the next one that filled something in which the page does not hold any more."""
+        steps, lost = self.at, []
+        while steps and (held := self._holds(page, self.plan[steps - 1])) is not None:
+            steps -= 1
+            if not held and steps not in self.excused:
+                lost.insert(0, steps)
+        return lost
+
+    def _holds(self, page: Page, step: str) -> bool | None:
+        """Whether a field holds what a step put there; None for a step that leads on."""
+        match = _STEP.fullmatch(step)
+        if not match or not (number := element(page, match[2], match[3])):
+            return None
+        node = page.lines[number]
+        if match[1] == "click":
+            return node.checked == self.ticked.get(step) if match[2] == "checkbox" else None
+        return node.value == quotable(match[4]) if match[5] == "0" or match[2] == "combobox" else None
+
+    def look_further(self, page: Page) -> str:
+        """The other windows of a long page, then the next page of a list, then all over again."""
+        self.left_out.add(f"{page.address} {page.window}")
+        if page.windows > 1:
+            for window, way in ((page.window + 1, "down"), (page.window - 1, "up")):
+                if 0 <= window < page.windows and f"{page.address} {window}" not in self.left_out:
+                    return f"scroll [{way}]"
+        if following := element(page, "link", "Next"):
+            self.place = ""
+            return f"click [{following}]"
+        self.begun += 1
+        if self.begun >= GIVE_UP:
+            return f"stop [{NOT_ACHIEVABLE}]"
+        self.at, self.place, self.left_out, self.excused = 0, self.start, set(), set()
+        return f"goto [{self.start}]"
+
+    def way_back(self, page: Page) -> str:
+        """Back once, else straight to the address."""
+        self.back = not self.back
+        return "go_back" if self.back else f"goto [{self.place}]"
+
+
+def element(page: Page, role: str, name: str) -> int:
+    """The number of the first such element, 0 for none; `*` in the name is anything."""
+    pattern = re.compile(re.escape(quotable(name)).replace(r"\*", ".*"))
+    return next((number for number, node in page.lines.items() if node.role == role and pattern.fullmatch(node.name)), 0)
+
+
+class Oracle(Searcher):
+    """Knows the answer from the task's hidden parameters."""
+
+    def __init__(self, task_text: str, rng: np.random.Generator, parameters: dict[str, str]):
+        super().__init__(task_text, rng)
+        self.hidden = parameters.get("answer", "") if self.wanted.template.answer else ""
+
+    def answer(self, state: str) -> str:
+        return self.hidden or super().answer(state)
+
+
+class Imperfect(Searcher):
+    """The searcher with the mistakes of a hurried agent: it follows other links, opens the neighbour of what it wants, types something else, reads another line,
+    stops too early. From most of them it recovers; mistakes are what gives imitation something to improve on."""
+
+    def __init__(self, task_text: str, rng: np.random.Generator, slip: float):
+        super().__init__(task_text, rng)
+        self.slip = slip
+
+    def choose(self, state: str, page: Page) -> str:
+        if page.address != self.place or self.rng.random() >= self.slip:
+            return super().choose(state, page)
+        slips = self._slips(state, page)
+        return str(slips[self.rng.integers(len(slips))]()) if slips else super().choose(state, page)
+
+    def _slips(self, state: str, page: Page) -> list[Callable[[], str]]:
+        """What could go wrong here; a slip is a function, because some of them also believe that the step is done."""
+        links = [number for number, node in page.lines.items() if node.role == "link"]
+        slips: list[Callable[[], str]] = [lambda: f"click [{self.rng.choice(links)}]"] if links else []
+        if self.at == len(self.plan):
+            return [*slips, lambda: f"stop [{other_fact(self.wanted, state, self.rng)}]"] if self.wanted.template.answer else slips
+        planned = self.do(page, self.plan[self.at])
+        action = parse(planned) if planned else None
+        if action and action.kind == "click" and page.lines[action.element].role == "link":
+            near = sorted(links, key=lambda number: abs(number - action.element))[1:4]
+            slips += [lambda: f"click [{self.rng.choice(near)}]"] * 2 if near else []
+        if action and action.kind == "type":
+            slips += [lambda: self._mistype(action, page.lines[action.element])] * 3
+        if action and action.kind == "click" and page.lines[action.element].role == "button":
+            slips += [lambda: self._pass_by(state)]
+        return [*slips, lambda: f"stop [{other_fact(self.wanted, state, self.rng)}]"] if self.rng.random() < 0.3 else slips
+
+    def _mistype(self, action, node: Node) -> str:
+        """Another text or option. In half of the cases nobody notices."""
+        others = [option for option in node.options if option != action.text] or [*_variants(action.text, self.rng)]
+        if self.rng.random() < 0.5 and (node.options or not action.enter):
+            self.excused.add(self.at)
+            self.at += 1
+        return f"type [{action.element}] [{self.rng.choice(others)}] [{int(action.enter)}]"
+
+    def _pass_by(self, state: str) -> str:
+        """Takes the button for pressed."""
+        self.at = len(self.plan)
+        return f"stop [{fact(self.wanted, state) or other_fact(self.wanted, state, self.rng)}]"
+
+
+def _variants(text: str, rng: np.random.Generator) -> list[str]:
+    """Texts like this one: another number for a number, another word in place of one of the words."""
+    if re.fullmatch(r"\d+", text):
+        return [str(max(1, int(text) + step)) for step in (-2, -1, 1, 2, 10) if int(text) + step > 0]
+    words = text.split()
+    words[rng.integers(len(words))] = str(rng.choice("Blue Red Green old small Rose Moon Wool tiny chat".split()))
+    return [" ".join(words)]
+
+
+def other_fact(wanted, state: str, rng: np.random.Generator) -> str:
+    """A wrong answer: what stands on another line of the page, its last words or all of it."""
+    if not wanted.template.answer:
+        return "done"
+    right = fact(wanted, state)
+    nodes = list(read_page(state).lines.values())
+    content = next((i for i, node in enumerate(nodes) if node.role == "heading"), 0)
+    names = [node.name for node in nodes[content:] if node.role in ("text", "link") and node.name != right]
+    if not names:
+        return NOT_ACHIEVABLE
+    name = names[rng.integers(len(names))]
+    said = name.split(" ", 1)[1] if " " in name and name[:1].islower() else name
+    return said if said != right else NOT_ACHIEVABLE
+
+
+class Prober(Searcher):
+    """A searcher that keeps trying what is refused, or does nothing: numbers that are not there, texts that are no links, options that do not exist, tabs, history."""
+
+    def __init__(self, task_text: str, rng: np.random.Generator):
+        super().__init__(task_text, rng)
+        self.errand: list[str] = []
+
+    def choose(self, state: str, page: Page) -> str:
+        if self.errand:
+            return self.errand.pop(0)
+        if page.address == self.place and self.rng.random() < 0.5:
+            return self._probe(page)
+        return super().choose(state, page)
+
+    def _probe(self, page: Page) -> str:
+        rng, numbers = self.rng, list(page.lines)
+        roles = {number: node.role for number, node in page.lines.items()}
+        plain = [number for number in numbers if roles[number] in ("text", "heading", "img")] or numbers
+        no_fields = [number for number in numbers if roles[number] not in FIELDS] or numbers
+        chosen = [number for number in numbers if page.lines[number].options]
+        absent, word = (max(numbers) if numbers else 0) + int(rng.integers(1, 40)), str(rng.choice(_WORDS))
+        families = [[f"click [{absent}]", f"type [{absent}] [{word}] [1]", f"hover [{absent}]"],
+                    [f"click [{rng.choice(plain)}]"] * 2 + [f"type [{rng.choice(no_fields)}] [{word}] [1]"],
+                    ["go_back", "go_forward", f"tab_focus [{rng.integers(2, 6)}]", "close_tab", "scroll [down]", "scroll [up]"],
+                    [f"goto [{rng.choice(['shop', 'example.com', 'shoping/cart', 'news/today'])}]", f"goto [{page.address}/{word.lower().replace(' ', '-')}]"],
+                    [f"click {rng.choice(numbers)}", f"open [{rng.choice(numbers)}]", f"click [{word}]", f"search [{word}]", "press [Enter]", "wait"]]
+        if chosen:
+            families += [[f"type [{rng.choice(chosen)}] [{word}] [1]", f"click [{rng.choice(chosen)}]"]]
+        if rng.random() < 0.1:
+            self.errand = [f"goto [{self.place}]", "close_tab"]
+            return "new_tab"
+        if rng.random() < 0.06:
+            return f"stop [{other_fact(self.wanted, str(page), rng)}]"
+        family = families[rng.integers(len(families))]
+        return str(rng.choice(family))
+
+
+def _explorer(rng: np.random.Generator) -> Act:
+    def act(state: str) -> str:
+        page = read_page(state)
+        if rng.random() < STOP_EARLY or not page.lines:
+            texts = [node.name for node in page.lines.values() if node.role == "text"] or [NOT_ACHIEVABLE]
+            return f"stop [{rng.choice(texts)}]"
+        if rng.random() < 0.12:
+            return str(rng.choice(["go_back", "scroll [down]", "go_forward", "scroll [up]"]))
+        controls = [number for number, node in page.lines.items() if node.role not in ("text", "heading", "img")] or list(page.lines)
+        number = int(rng.choice(controls))
+        node = page.lines[number]
+        if node.options:
+            return f"type [{number}] [{rng.choice(node.options)}] [1]"
+        return f"type [{number}] [{rng.choice(_WORDS)}] [{rng.integers(2)}]" if node.role in FIELDS and node.role not in ("checkbox", "radio") else f"click [{number}]"
+    return act
+
+
+def make_player(kind: str, task_text: str, rng: np.random.Generator, session=None) -> Act:
+    """kind: oracle | searcher | imperfect | random | prober; `session`, a running one of the real environment, for the oracle.
+
+    Raises ValueError for an unknown kind, a task that cannot be read, or an oracle without a session."""
+    if kind == "oracle":
+        if session is None:
+            raise ValueError("player 'oracle': needs the session of a real environment, because it reads the task's hidden parameters")
+        return Oracle(task_text, rng, session.task.goal["parameters"])
+    if kind == "searcher":
+        return Searcher(task_text, rng)
+    if kind == "imperfect":
+        return Imperfect(task_text, rng, SLIP)
+    if kind == "random":
+        return _explorer(rng)
+    if kind == "prober":
+        return Prober(task_text, rng)
+    raise ValueError(f"player {kind!r}: expected {', '.join(KINDS)}")
