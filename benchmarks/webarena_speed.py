@@ -3,7 +3,7 @@
     python -m benchmarks.webarena_speed                            # steps/s and resets/s: direct, chromium, and BrowserGym where it is installed
     python -m benchmarks.webarena_speed --parity 500               # instead: random walks, the same actions in both, until 500 states were compared
 
-Direct in CPU seconds of its process, the others in wall seconds, so that a busy machine shows there. BrowserGym-core drives the same served sites through its own
+The in-process browser in CPU seconds of its process, the others in wall seconds, so that a busy machine shows there. BrowserGym-core drives the same served sites through its own
 `click` and observation, with its waiting set to 0. It pins another Playwright, so it needs an environment of its own, and this file run with that Python:
 `pip install browsergym-core==0.14.3 flask==3.1.3 cssselect tyro`.
 """
@@ -20,9 +20,9 @@ from pathlib import Path
 import tyro
 
 from dreamgym.envs.webarena.actions import Action
-from dreamgym.envs.webarena.direct import Direct
+from dreamgym.envs.webarena.direct import InProcessBrowser
 from dreamgym.envs.webarena.page import Addresses, Screen
-from dreamgym.envs.webarena.sites import SITES, World
+from dreamgym.envs.webarena.sites import SITES, SiteDatabase
 
 
 @dataclass
@@ -53,7 +53,7 @@ def random_action(rng: random.Random, screen: Screen, sites: list[str]) -> Actio
             "odd": rng.choice((Action("click", 999), Action("goto", text="http://example.com/"), Action("click", rng.choice(list(screen.refs) or [1]))))}[kind]
 
 
-def walk(browser, world: World, rng: random.Random, sites: list[str], bases: dict) -> Iterator[tuple[str, Screen]]:
+def walk(browser, world: SiteDatabase, rng: random.Random, sites: list[str], bases: dict) -> Iterator[tuple[str, Screen]]:
     """One episode without end: (action, screen after it), from a site at random with all logins, or without any."""
     world.reset()
     cookies = {site: world.login(site) for site in sites} if rng.random() < 0.8 else {}
@@ -69,10 +69,10 @@ def parity(states: int, length: int, seed: int, browser, sites: tuple[str, ...] 
     """(states compared, differences): the same walks in both back ends, a walk ending at its first difference. `browser` is a running one."""
     from dreamgym.envs.webarena.chromium import Chromium
 
-    direct_world, served_world = World(), World()
+    direct_world, served_world = SiteDatabase(), SiteDatabase()
     compared, differences = 0, []
     with served_world.serve() as served:
-        direct, chromium = Direct(direct_world), Chromium(Addresses(served.bases), browser)
+        direct, chromium = InProcessBrowser(direct_world), Chromium(Addresses(served.bases), browser)
         while compared < states:
             ours, theirs = (walk(b, w, random.Random(seed), list(sites), w.bases) for b, w in ((direct, direct_world), (chromium, served_world)))
             done = []
@@ -88,7 +88,7 @@ def parity(states: int, length: int, seed: int, browser, sites: tuple[str, ...] 
     return compared, differences
 
 
-def speeds(browser, world: World, steps: int, resets: int, clock: Callable[[], float]) -> dict[str, float]:
+def speeds(browser, world: SiteDatabase, steps: int, resets: int, clock: Callable[[], float]) -> dict[str, float]:
     """Steps and resets a second of random walks of 30 steps; a reset is database, context, cookies and the first page."""
     rng, sites, begun, stepping = random.Random(0), list(SITES), clock(), 0.0
     for _ in range(resets):
@@ -105,13 +105,13 @@ def speeds(browser, world: World, steps: int, resets: int, clock: Callable[[], f
 
 
 def time_direct(args: Args) -> dict[str, float]:
-    world = World()
-    return speeds(Direct(world), world, args.steps, args.resets, time.process_time)
+    world = SiteDatabase()
+    return speeds(InProcessBrowser(world), world, args.steps, args.resets, time.process_time)
 
 
 def time_chromium(args: Args) -> dict[str, float]:
     from dreamgym.envs.webarena.chromium import Browser, Chromium
-    world = World()
+    world = SiteDatabase()
     with world.serve() as served, Browser() as browser:
         return speeds(Chromium(Addresses(served.bases), browser), world, args.steps // 50, args.resets // 50, time.perf_counter)
 
@@ -122,7 +122,7 @@ def time_browsergym(args: Args) -> dict[str, float]:
     import gymnasium
     from dreamgym.envs.webarena.chromium import find_chromium
 
-    with tempfile.TemporaryDirectory() as folder, World().serve() as served:
+    with tempfile.TemporaryDirectory() as folder, SiteDatabase().serve() as served:
         wrapper = Path(folder, "chromium-1117", "chrome-linux", "chrome")        # where its Playwright looks; its browsers cannot be named otherwise
         wrapper.parent.mkdir(parents=True)
         wrapper.write_text(f'#!/bin/sh\nexec {find_chromium()} --no-sandbox "$@"\n')

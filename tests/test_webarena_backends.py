@@ -22,9 +22,9 @@ pytest.importorskip("flask", reason="the own sites need flask (requirements.txt)
 from benchmarks.webarena_speed import parity, walk                                     # noqa: E402
 from dreamgym.envs.webarena.actions import parse                                       # noqa: E402
 from dreamgym.envs.webarena.chromium import Browser, Chromium, Workers, find_chromium  # noqa: E402
-from dreamgym.envs.webarena.direct import Direct, canonical                            # noqa: E402
+from dreamgym.envs.webarena.direct import InProcessBrowser, canonical                            # noqa: E402
 from dreamgym.envs.webarena.page import Addresses                                      # noqa: E402
-from dreamgym.envs.webarena.sites import SITES, World                                  # noqa: E402
+from dreamgym.envs.webarena.sites import SITES, SiteDatabase                                  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -56,8 +56,8 @@ PAGES = {"/": FORM, "/other": "<!doctype html><title>Other</title><p>other page<
          "/inner": "<input aria-label=inside>"}
 
 
-class SmallWorld:
-    """One site of a few pages with the face of a World; `seen` are the forms it was sent."""
+class SmallSite:
+    """One site of a few pages with the face of a SiteDatabase; `seen` are the forms it was sent."""
 
     def __init__(self):
         self.bases, self.seen = {"shopping": "http://shopping.test"}, []
@@ -75,7 +75,7 @@ class SmallWorld:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """A SmallWorld over HTTP."""
+    """A SmallSite over HTTP."""
 
     def do_GET(self):
         path, _, query = self.path.partition("?")
@@ -99,10 +99,10 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def served() -> Iterator[SmallWorld]:
+def served() -> Iterator[SmallSite]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.handle_error = lambda *_: None        # a browser that gives up on a slow page
-    server.world = world = SmallWorld()
+    server.world = world = SmallSite()
     world.bases = {"shopping": f"http://127.0.0.1:{server.server_port}"}
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield world
@@ -158,8 +158,8 @@ NOTES = ["no element [99]", "no element [98]", "no element [97]", "cannot type i
 
 def test_forms_send_what_a_browser_sends():
     """Stops: unchecked boxes sent, the wrong button's value, values of options instead of labels, line ends of text areas."""
-    world = SmallWorld()
-    direct = Direct(world)
+    world = SmallSite()
+    direct = InProcessBrowser(world)
     direct.open(["shopping"])
     play(direct, *SCRIPTS["all values are sent"])
     assert world.seen == [("GET", "/answer", {"name": ["a b"], "mail": [""], "count": ["7"], "note": ["one\r\n"], "box": ["yes"], "size": ["l"], "color": ["r"], "fixed": ["f"],
@@ -167,15 +167,15 @@ def test_forms_send_what_a_browser_sends():
 
 
 def test_what_cannot_be_done_is_told():
-    direct = Direct(SmallWorld())
+    direct = InProcessBrowser(SmallSite())
     start = direct.open(["shopping"]).text
     for action, text, note in zip(SCRIPTS["what cannot be done"], play(direct, *SCRIPTS["what cannot be done"]), NOTES, strict=True):
         assert text == start + f"\nnote: {note}" * bool(note), action
 
 
 def test_history_has_no_empty_page_and_a_shared_page_is_never_written_on():
-    world = SmallWorld()
-    direct, other = Direct(world), Direct(world)
+    world = SmallSite()
+    direct, other = InProcessBrowser(world), InProcessBrowser(world)
     direct.open(["shopping"])
     texts = play(direct, "type [<Name>] [mine] [0]", "click [<other>]", "go_back", "go_back", "new_tab", "go_back")
     assert "value 'mine'" in texts[0] and "mine" not in texts[2] and texts[3] == texts[2] + "\nnote: no page to go back to"
@@ -190,14 +190,14 @@ def test_addresses_are_written_as_chromium_writes_them():
 
 def test_a_bad_start_is_a_value_error():
     with pytest.raises(ValueError, match="no address 'elsewhere'"):
-        Direct(SmallWorld()).open(["elsewhere"])
+        InProcessBrowser(SmallSite()).open(["elsewhere"])
     with pytest.raises(ValueError, match="expected at least one"):
-        Direct(SmallWorld()).open([])
+        InProcessBrowser(SmallSite()).open([])
 
 
 def test_an_evaluators_page_is_fresh_and_unseen():
-    world = World()
-    direct = Direct(world)
+    world = SiteDatabase()
+    direct = InProcessBrowser(world)
     before = direct.open([f"{world.bases['shopping']}/account"], {"shopping": world.login("shopping")}).text
     page = direct.page("shopping/account")
     assert world.accounts["shopping"][0] in page.evaluate("document.querySelector('body').outerText") and page.url == direct.url
@@ -206,8 +206,8 @@ def test_an_evaluators_page_is_fresh_and_unseen():
 
 
 def test_a_walk_repeats_exactly():
-    world = World()
-    texts = [[screen.text for _, (_, screen) in zip(range(80), walk(Direct(world), world, random.Random(3), list(SITES), world.bases))] for _ in range(2)]
+    world = SiteDatabase()
+    texts = [[screen.text for _, (_, screen) in zip(range(80), walk(InProcessBrowser(world), world, random.Random(3), list(SITES), world.bases))] for _ in range(2)]
     assert texts[0] == texts[1] and len(set(texts[0])) > 20
 
 
@@ -217,8 +217,8 @@ def test_a_walk_repeats_exactly():
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_both_do_the_same(name, served, browser):
     """Stops: any way in which the browserless back end is not a browser."""
-    direct_world = SmallWorld()
-    direct, chromium = Direct(direct_world), Chromium(Addresses(served.bases), browser)
+    direct_world = SmallSite()
+    direct, chromium = InProcessBrowser(direct_world), Chromium(Addresses(served.bases), browser)
     assert direct.open(["shopping"]).text == chromium.open(["shopping"]).text
     assert list(zip(SCRIPTS[name], play(direct, *SCRIPTS[name]))) == list(zip(SCRIPTS[name], play(chromium, *SCRIPTS[name])))
     assert [(m, p, dict(f)) for m, p, f in direct_world.seen] == [(m, p, dict(f)) for m, p, f in served.seen]
@@ -285,7 +285,7 @@ def test_unknown_elements_fail_at_once(served, browser):
 @needs_chromium
 def test_episodes_share_nothing(browser):
     """Stops: a login or a cart of one episode seen in another."""
-    world = World()
+    world = SiteDatabase()
     with world.serve() as served:
         one, two = (Chromium(Addresses(served.bases), browser) for _ in range(2))
         account = one.open(["shopping/account"], {"shopping": world.login("shopping")}).text
@@ -301,12 +301,12 @@ def test_episodes_share_nothing(browser):
 
 @needs_chromium
 def test_workers_play_many_in_order_and_leave_nothing_running():
-    worlds = [World() for _ in range(3)]
+    worlds = [SiteDatabase() for _ in range(3)]
     places = [world.serve() for world in worlds]
     with Workers(2) as workers:
         browsers = workers.browsers([Addresses(place.bases) for place in places])
         screens = workers.open(browsers, [([site], {}) for site in ("shopping", "reddit", "homepage")])
-        direct = Direct(World())
+        direct = InProcessBrowser(SiteDatabase())
         assert [screen.text for screen in screens] == [direct.open([site]).text for site in ("shopping", "reddit", "homepage")]
         moved = workers.act(browsers, [parse("click [2]"), parse("go_back"), parse("goto [shopping]")])
         assert "note: no page to go back to" in moved[1].text and moved[2].text == screens[0].text and moved[0].text != screens[0].text

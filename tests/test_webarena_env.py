@@ -7,7 +7,7 @@ import pytest
 
 from dreamgym.envs import make_env, webarena_text
 from dreamgym.envs.webarena.env import LiveWebArena, WebArena
-from dreamgym.envs.webarena.sites import World
+from dreamgym.envs.webarena.sites import SiteDatabase
 
 CHROMIUM = pytest.mark.skipif(not shutil.which("chromium"), reason="needs Chromium (Debian: apt-get install chromium)")
 
@@ -129,7 +129,7 @@ def test_own_sites_stand_in_for_a_users_webarena(env, tmp_path, monkeypatch):
     monkeypatch.setattr(webarena_env, "SETTLE_S", 0.0)
     chosen = [t for t in env.tasks("test") if t.goal["config"]["sites"] in (["shopping"], ["gitlab"])][:2]
     (tmp_path / "tasks.json").write_text(json.dumps([t.goal["config"] for t in chosen]))
-    world = World()
+    world = SiteDatabase()
     with world.serve() as served:
         for site, base in served.bases.items():
             monkeypatch.setenv(f"WA_{site.upper()}", base)

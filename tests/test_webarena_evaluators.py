@@ -489,9 +489,9 @@ def test_judge_talks_to_an_endpoint(monkeypatch):
 
 def test_own_shop_answers_the_shop_helpers():
     pytest.importorskip("flask", reason="the own sites need flask")
-    from dreamgym.envs.webarena.sites import World
+    from dreamgym.envs.webarena.sites import SiteDatabase
 
-    world = World()
+    world = SiteDatabase()
     helpers = ev.shop_helpers(ev.OwnShop(world))
     first = helpers["shopping_get_latest_order_url"]()
     row = world.db.execute("SELECT user_id FROM shop_orders").fetchone()

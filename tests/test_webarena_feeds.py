@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from dreamgym.envs.webarena.feeds import from_browsergym_text, from_cdp, from_html, from_webarena_text, webarena_tabs
+from dreamgym.envs.webarena.ax_tree_sources import from_browsergym_text, from_cdp, from_html, from_webarena_text, webarena_tabs
 from dreamgym.envs.webarena.page import abstract
 
 HTML = """<!doctype html><html><head><title>One Stop Mini</title><style>p { color: red }</style></head><body>

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dreamgym.envs.webarena.actions import Action
-from dreamgym.envs.webarena.import import browsergym_action, read_traces, short_address, webarena_action
+from dreamgym.envs.webarena.importers import browsergym_action, read_traces, short_address, webarena_action
 from dreamgym.envs.webarena.page import STOPPED, read_screen
 from dreamgym.episode import episode_from_json, to_json
 

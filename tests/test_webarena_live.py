@@ -146,9 +146,9 @@ def browser():
 @pytest.fixture
 def served():
     pytest.importorskip("flask", reason="the own sites need flask")
-    from dreamgym.envs.webarena.sites import World
+    from dreamgym.envs.webarena.sites import SiteDatabase
 
-    with World().serve() as running:
+    with SiteDatabase().serve() as running:
         yield running
 
 

@@ -9,7 +9,7 @@ from dreamgym.envs.webarena import text as text
 from dreamgym.envs.webarena.env import WebArena
 from dreamgym.envs.webarena.evaluators import exact_match
 from dreamgym.envs.webarena.offline import MIX, SHARES, explain_recorded, miniatures, play, relabelled
-from dreamgym.envs.webarena.sites import World
+from dreamgym.envs.webarena.sites import SiteDatabase
 from dreamgym.envs.webarena.tasks import drawn, kinds_of_checks, read_task
 from dreamgym.envs.webarena.teacher import check_trace, explain
 
@@ -119,7 +119,7 @@ def test_miniatures_are_judged_like_real_pages():
 
 def test_fulfilled_answers_are_true_in_the_database(rows):
     """A relabelled success must be one by the evaluators too: its answer is what the database says (of what no task can change)."""
-    world, compared = World(), 0
+    world, compared = SiteDatabase(), 0
     for row in rows:
         wanted = read_task(row.task.text)
         if row.success and wanted.template.id in (101, 103, 206, 301, 402, 408, 501, 502, 503, 504, 505):

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("flask", reason="the own sites need flask (requirements-webarena.txt)")
 html = pytest.importorskip("lxml.html", reason="reading pages needs lxml (requirements-webarena.txt)")
 
-from dreamgym.envs.webarena.sites import SITES, World  # noqa: E402
+from dreamgym.envs.webarena.sites import SITES, SiteDatabase  # noqa: E402
 
 FIRST_SHOP = "c6c71383"                          # of the shop's first data, seed 7
 SHOP_TABLES = ("categories", "products", "addresses", "orders", "order_items", "wishes", "reviews")
@@ -19,7 +19,7 @@ SHOP_TABLES = ("categories", "products", "addresses", "orders", "order_items", "
 
 @pytest.fixture
 def world():
-    return World()
+    return SiteDatabase()
 
 
 class Visitor:
@@ -126,8 +126,8 @@ def test_the_homepage_leads_to_all_sites_and_shows_no_password(world):
 def test_the_first_data_follow_from_the_seed(world):
     """Stops: data that differ from machine to machine (the digest was made once), or that do not hang on the seed."""
     everything = tables(world)
-    assert dump(World(7), everything) == dump(world, everything)
-    assert dump(World(8), everything) != dump(world, everything)
+    assert dump(SiteDatabase(7), everything) == dump(world, everything)
+    assert dump(SiteDatabase(8), everything) != dump(world, everything)
     first = dump(world, [f"shop_{table}" for table in SHOP_TABLES])
     assert hashlib.sha256(first.encode()).hexdigest().startswith(FIRST_SHOP)
     assert "None" not in first
@@ -147,7 +147,7 @@ def test_reset_undoes_everything(world):
     assert dump(world, tables(world)) != before
     world.reset()
     assert dump(world, tables(world)) == before
-    assert world.login("shopping") == cookies == World().login("shopping")
+    assert world.login("shopping") == cookies == SiteDatabase().login("shopping")
     visitor.cookies = cookies
     assert "Emma Lopez" in visitor.get("/account").text
 
@@ -162,7 +162,7 @@ def test_a_commit_is_refused(world):
 
 
 def test_worlds_are_independent(world):
-    other = World()
+    other = SiteDatabase()
     Visitor(world, "shopping").get("/product/blue-hose").press("Add to Cart")
     assert "blue-hose" in Visitor(world, "shopping").get("/cart").body and "Your cart is empty." in Visitor(other, "shopping").get("/cart").text
 

@@ -10,9 +10,9 @@ import pytest
 pytest.importorskip("flask", reason="the own sites need flask (requirements-webarena.txt)")
 lxml_html = pytest.importorskip("lxml.html", reason="needs lxml (requirements-webarena.txt)")
 
-from dreamgym.envs.webarena.feeds import from_html  # noqa: E402
+from dreamgym.envs.webarena.ax_tree_sources import from_html  # noqa: E402
 from dreamgym.envs.webarena.page import abstract  # noqa: E402
-from dreamgym.envs.webarena.sites import World  # noqa: E402
+from dreamgym.envs.webarena.sites import SiteDatabase  # noqa: E402
 from dreamgym.envs.webarena.sites.map import SPEED, TOWNS, Atlas  # noqa: E402
 from dreamgym.envs.webarena.sites.site import open_session  # noqa: E402
 
@@ -22,7 +22,7 @@ ME, CODER = "MarvelsGrantMan136", "byteblaze"
 
 @pytest.fixture(scope="module")
 def made():
-    return World(7)
+    return SiteDatabase(7)
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_data_follow_from_the_seed(made):
     from dreamgym.envs.webarena.sites import _first_data
 
     _first_data.cache_clear()
-    assert rows(World(7)) == rows(made) != rows(World(8))
+    assert rows(SiteDatabase(7)) == rows(made) != rows(SiteDatabase(8))
 
 
 def test_data_are_as_many_as_promised(made):

@@ -3,16 +3,16 @@ from collections import Counter
 
 import pytest
 
-from dreamgym.envs.webarena.direct import Direct
+from dreamgym.envs.webarena.direct import InProcessBrowser
 from dreamgym.envs.webarena.evaluators import as_task, evaluate, located
-from dreamgym.envs.webarena.sites import World
+from dreamgym.envs.webarena.sites import SiteDatabase
 from dreamgym.envs.webarena.tasks import ENTITIES, checks, drawn, fact, fields, filled, find, kinds_of_checks, make_tasks, read_task, task_record
 from dreamgym.envs.webarena.templates import TEMPLATES
 
 
 @pytest.fixture(scope="module")
 def world():
-    return World()
+    return SiteDatabase()
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_counts_splits_and_determinism(world, tasks):
     texts = [task.text for side in tasks.values() for task in side]
     assert len(set(texts)) == len(texts) and all(task.start for side in tasks.values() for task in side)
     assert Counter(task.goal["split"] for task in tasks["test"]) == {"new template": 40, "new entity": 60}
-    assert make_tasks(World(), 7) == tasks and make_tasks(world, 8) != tasks
+    assert make_tasks(SiteDatabase(), 7) == tasks and make_tasks(world, 8) != tasks
 
 
 def test_held_out_by_template_and_by_entity(tasks):
@@ -67,7 +67,7 @@ def test_held_out_by_template_and_by_entity(tasks):
 
 def test_doing_nothing_earns_nothing(world, tasks):
     """The null agent: impossible tasks must not be won by saying N/A at once, nor any other by a start page that already shows what is wanted."""
-    browser, cookies = Direct(world), {site: world.login(site) for site in world.bases}
+    browser, cookies = InProcessBrowser(world), {site: world.login(site) for site in world.bases}
     for task in [task for side in tasks.values() for task in side]:
         record = located(as_task(task.goal["config"]), world.bases)
         browser.open(list(record.start_urls), cookies)

@@ -6,7 +6,7 @@
         screen = page.act(parse("click [3]"))
 
 Playwright belongs to one thread of one process. `Workers` are processes with a browser each, for many episodes at once; they end when their parent does, however
-it ends. A browser does not isolate what it does to a site: every episode that runs at the same time needs a World of its own, served on its own ports.
+it ends. A browser does not isolate what it does to a site: every episode that runs at the same time needs a SiteDatabase of its own, served on its own ports.
 Only the hosts of the sites can be reached (`--host-resolver-rules`). Not seen: frames of other hosts, canvas, what a page draws without text.
 """
 from __future__ import annotations
@@ -27,7 +27,7 @@ from typing import Any
 
 from dreamgym.envs.alfworld.child_process import Child, answer_channel, send_all
 from dreamgym.envs.webarena.actions import Action
-from dreamgym.envs.webarena.feeds import from_cdp
+from dreamgym.envs.webarena.ax_tree_sources import from_cdp
 from dreamgym.envs.webarena.locators import NotSupported
 from dreamgym.envs.webarena.page import LINES, Addresses, Node, Screen, clean
 from dreamgym.envs.webarena.tabs import Cookies, Tabs, incomplete
@@ -508,18 +508,18 @@ class Workers:
         for worker in self.workers:
             worker.receive()                     # the browser runs
 
-    def browsers(self, addresses: Sequence[Addresses], contexts: Sequence[dict] | None = None) -> list[FarChromium]:
+    def browsers(self, addresses: Sequence[Addresses], contexts: Sequence[dict] | None = None) -> list[RemoteChromium]:
         """One for each episode that is to run; `contexts` as Chromium's `context`."""
-        far = [FarChromium(self.workers[(self.dealt + i) % len(self.workers)], place) for i, place in enumerate(addresses)]
+        far = [RemoteChromium(self.workers[(self.dealt + i) % len(self.workers)], place) for i, place in enumerate(addresses)]
         self.dealt += len(far)
         _exchange(far, "new", [[place.bases, place.elsewhere, {**self.options, **context}]
                                for place, context in zip(addresses, contexts or [{}] * len(far))])
         return far
 
-    def open(self, browsers: Sequence[FarChromium], starts: Sequence[tuple[Sequence[str], Cookies]]) -> list[Screen]:
+    def open(self, browsers: Sequence[RemoteChromium], starts: Sequence[tuple[Sequence[str], Cookies]]) -> list[Screen]:
         return [browser._showing(answer) for browser, answer in zip(browsers, _exchange(browsers, "open", [[list(urls), cookies] for urls, cookies in starts]))]
 
-    def act(self, browsers: Sequence[FarChromium], actions: Sequence[Action]) -> list[Screen]:
+    def act(self, browsers: Sequence[RemoteChromium], actions: Sequence[Action]) -> list[Screen]:
         return [browser._showing(answer) for browser, answer in zip(browsers, _exchange(browsers, "act", [[asdict(action)] for action in actions]))]
 
     def close(self) -> None:
@@ -533,7 +533,7 @@ class Workers:
         self.close()
 
 
-class FarChromium:
+class RemoteChromium:
     """A Chromium in a worker; used like one, or many at a time through `Workers`."""
 
     def __init__(self, worker: _Worker, addresses: Addresses):
@@ -550,17 +550,17 @@ class FarChromium:
     def act(self, action: Action) -> Screen:
         return self._showing(_exchange([self], "act", [[asdict(action)]])[0])
 
-    def page(self, url: str) -> FarPage:
-        return FarPage(self, *_exchange([self], "page", [[url]])[0])
+    def page(self, url: str) -> RemotePage:
+        return RemotePage(self, *_exchange([self], "page", [[url]])[0])
 
     def close(self) -> None:
         _exchange([self], "close", [[]])
 
 
 @dataclass
-class FarPage:
+class RemotePage:
     """A ChromiumPage in a worker."""
-    browser: FarChromium
+    browser: RemoteChromium
     number: int
     url: str
 
@@ -591,7 +591,7 @@ class _Worker(Child):
         return [answer["answer"] for answer in answers]
 
 
-def _exchange(browsers: Sequence[FarChromium], verb: str, rows: list[list]) -> list:
+def _exchange(browsers: Sequence[RemoteChromium], verb: str, rows: list[list]) -> list:
     """One message to each worker concerned, and their answers in the order of `browsers`. All work at once; all have answered when an error is raised."""
     answers, errors = {}, []
     for worker, numbers in send_all(browsers, verb, rows).items():

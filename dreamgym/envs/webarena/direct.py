@@ -3,7 +3,7 @@
 Cookies of each site, redirects, forms with all current values and the browser's own checks of them, links, tabs and the history of each follow Chromium
 (`tests/test_webarena_backends.py` walks both and finds no difference). Left out on purpose: keys other than Enter and Escape, hovering, frames, files: nothing happens.
 
-    browser = Direct(world)
+    browser = InProcessBrowser(world)
     screen = browser.open([f"{world.bases['shopping']}/"], {"shopping": world.login("shopping")})
     screen = browser.act(parse("type [2] [blue speaker]"))
 """
@@ -20,7 +20,7 @@ from urllib.parse import quote, urlencode, urljoin, urlsplit, urlunsplit
 
 from lxml import etree
 
-from dreamgym.envs.webarena.feeds import from_html, parse_html
+from dreamgym.envs.webarena.ax_tree_sources import from_html, parse_html
 from dreamgym.envs.webarena.locators import query
 from dreamgym.envs.webarena.page import LINES, Addresses, Node, Screen
 from dreamgym.envs.webarena.tabs import Cookies, Tabs, incomplete
@@ -33,7 +33,7 @@ FREE_TEXT = ("text", "search", "password", "email", "url", "tel", "number")
 _EMAIL = re.compile(r"[\w.!#$%&'*+/=?^`{|}~-]+@[a-zA-Z0-9-]+(\.[a-zA-Z0-9-]+)*")
 
 
-class Direct(Tabs):
+class InProcessBrowser(Tabs):
     """One episode at a time on a world's sites. Several browsers on one world share its database, as several people would."""
 
     def __init__(self, world: Any, size: int = LINES):
@@ -45,10 +45,10 @@ class Direct(Tabs):
         self.jar = {site: dict(cookies.get(site, {})) for site in self.world.bases}
         return self.start(urls)
 
-    def page(self, url: str) -> DirectPage:
+    def page(self, url: str) -> InProcessPage:
         """A fresh page with this episode's cookies, which no tab sees. Raises ValueError for a url that is on none of the sites."""
         final, _, body = self.fetch("GET", self.addresses.full(url))
-        return DirectPage(final, body)
+        return InProcessPage(final, body)
 
     def close(self) -> None:
         self.tabs = []
@@ -87,7 +87,7 @@ class Entry:
 
 
 class Tab:
-    def __init__(self, browser: Direct):
+    def __init__(self, browser: InProcessBrowser):
         self.browser, self.entries, self.at, self.window = browser, [], -1, 0
         self.title, self.root, self.nodes, self.mine = "", None, [], False
         self.focus: Element | None = None
@@ -378,7 +378,7 @@ def valid(element: Element) -> bool:
 # ---- evaluation ----------------------------------------------------------------------------------------------------------------------------------
 
 @dataclass
-class DirectPage:
+class InProcessPage:
     """A page for an evaluator."""
     url: str
     html: str

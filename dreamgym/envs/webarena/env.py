@@ -17,10 +17,10 @@ from tqdm import tqdm
 
 from dreamgym.envs import Session, StepResult, webarena_live as live, webarena_text
 from dreamgym.envs.webarena.actions import Action, parse
-from dreamgym.envs.webarena.direct import Direct
+from dreamgym.envs.webarena.direct import InProcessBrowser
 from dreamgym.envs.webarena.evaluators import PAGE_HELPERS, OwnShop, Verdict, WebTask, as_task, evaluate, located, read_records, shop_helpers
 from dreamgym.envs.webarena.page import Addresses
-from dreamgym.envs.webarena.sites import World
+from dreamgym.envs.webarena.sites import SiteDatabase
 from dreamgym.envs.webarena.tasks import make_tasks
 from dreamgym.episode import Task
 
@@ -34,7 +34,7 @@ SETTLE_S, WAIT_S = 1.0, 3.0                      # real sites run scripts: after
 
 @dataclass
 class Stage:
-    """Where one episode plays: addresses, who is logged in there, and a browser. `sites`: the World, `served` when a real browser reads it; of a user's sites
+    """Where one episode plays: addresses, who is logged in there, and a browser. `sites`: the SiteDatabase, `served` when a real browser reads it; of a user's sites
     the instance with its logins."""
     bases: dict[str, str]
     helpers: dict[str, Callable]
@@ -63,7 +63,7 @@ class WebArena:
     @cached_property
     def _tasks(self) -> dict[str, list[Task]]:
         """Made when they are asked for: training reads its tasks from collect.py's files."""
-        return make_tasks(World(self.seed), self.seed)
+        return make_tasks(SiteDatabase(self.seed), self.seed)
 
     def _browsers(self, **settings):
         try:
@@ -86,9 +86,9 @@ class WebArena:
             stage = self.free.pop()
             stage.sites.reset()
             return stage
-        world = World(self.seed)
+        world = SiteDatabase(self.seed)
         served = world.serve() if self.farm else None
-        browser = self.farm.browsers([Addresses(world.bases)])[0] if self.farm else Direct(world)
+        browser = self.farm.browsers([Addresses(world.bases)])[0] if self.farm else InProcessBrowser(world)
         return Stage(world.bases, PAGE_HELPERS | shop_helpers(OwnShop(world)), browser, {site: world.login(site) for site in world.bases}, world, served)
 
     def _leave(self, stage: Stage) -> None:

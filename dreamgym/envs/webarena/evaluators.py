@@ -427,7 +427,7 @@ class Shop(Protocol):
 
 @dataclass
 class OwnShop:
-    """The shop of a `webarena_sites.World`, asked in its database."""
+    """The shop of a `webarena_sites. SiteDatabase`, asked in its database."""
     world: Any
 
     def latest_order_url(self) -> str | None:

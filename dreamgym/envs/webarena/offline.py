@@ -17,7 +17,7 @@ from dreamgym.envs.webarena.evaluators import NOT_ACHIEVABLE, read_records
 from dreamgym.envs.webarena.names import other_names
 from dreamgym.envs.webarena.page import quotable
 from dreamgym.envs.webarena.scripted import make_player, other_fact
-from dreamgym.envs.webarena.sites import World
+from dreamgym.envs.webarena.sites import SiteDatabase
 from dreamgym.envs.webarena.tasks import Wanted, address, drawn, fact, fields, filled, find, kinds_of_checks, read_task
 from dreamgym.envs.webarena.teacher import check_trace, explain
 from dreamgym.envs.webarena.templates import TEMPLATES, Template
@@ -72,7 +72,7 @@ def relabelled(env, episodes: list[Episode], count: int, rng: np.random.Generato
     for wanted in map(read_task, sorted({episode.task.text for episode in episodes if text.readable(episode.task.text)} - forbidden)):
         if not wanted.template.held_out:         # of those a judge has not seen one sentence
             asked.setdefault(wanted.template, []).append(wanted)
-    world = World(env.seed)
+    world = SiteDatabase(env.seed)
     askable = {template: {tuple(row[name] for name in fields(template.intents[0])) for row in drawn(template, world)} for template in TEMPLATES}
     alike = {template: _by_word(rows) for template, rows in askable.items()}
     taken = dict.fromkeys(SHARES, 0)
@@ -179,7 +179,7 @@ LABELS = sorted({template.answer for template in TEMPLATES if template.answer.st
 def miniatures(seed: int, count: int, rng: np.random.Generator) -> list[Episode]:
     """`count` one-step episodes like `relabelled` ones on pages of a few lines that no site has, made from the templates, with random names: they teach a small model
     to copy and compare names in a third of the tokens of a real page, and a quarter of the comparisons fail. For training only."""
-    world = World(seed)
+    world = SiteDatabase(seed)
     drawn_rows = {template: rows for template in TEMPLATES if not template.held_out and fields(template.intents[0]) and (rows := drawn(template, world))}
     templates, results = list(drawn_rows), []
     while len(results) < count:

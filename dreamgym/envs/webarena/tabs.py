@@ -1,6 +1,6 @@
 """What both back ends share: an episode in a browser is a row of tabs, and an action works on the one in front. Notes are worded here, once for both.
 
-`Tabs` turns (action) into (screen); `webarena_direct.Direct` and `webarena_chromium.Chromium` supply the tabs. A tab has
+`Tabs` turns (action) into (screen); `InProcessBrowser` and `Chromium` supply the tabs. A tab has
 
     url, title, window, read() -> [Node]         what it shows; url "" until something was loaded
     goto(url) click(node) fill(node, text) press(key) hover(node) choose(node, index) -> note or ""

@@ -281,8 +281,8 @@ def _start(template: Template) -> str:
 
 def _starts(world):
     """-> function: start address(es) -> the first state."""
-    from dreamgym.envs.webarena.direct import Direct       # a back end is needed here only
-    browser, cookies = Direct(world), {site: world.login(site) for site in world.accounts}
+    from dreamgym.envs.webarena.direct import InProcessBrowser       # a back end is needed here only
+    browser, cookies = InProcessBrowser(world), {site: world.login(site) for site in world.accounts}
     return lru_cache(maxsize=None)(lambda start: browser.open(start.split(" |AND| "), cookies).text)
 
 

@@ -1,6 +1,6 @@
 """The own sites: a shop, its back office, a forum, a code host and a map, small but real web sites on one database, for `--env webarena`.
 
-`World` is all of them with their data. The same Flask apps answer in process (`handle`, what the browserless back end calls) and over HTTP (`serve`, what a
+`SiteDatabase` is all of them with their data. The same Flask apps answer in process (`handle`, what the browserless back end calls) and over HTTP (`serve`, what a
 browser is given). They are stand-ins: they take WebArena's site names, account names and login forms, and none of its content; results on them are no results
 on WebArena.
 """
@@ -68,14 +68,14 @@ def _no_commit(action: int, name: str | None, *_) -> int:
 _APPS: dict[int, dict[str, Flask]] = {}
 
 
-def _apps(seed: int, world: World) -> dict[str, Flask]:
+def _apps(seed: int, world: SiteDatabase) -> dict[str, Flask]:
     """The sites' apps, made once for all worlds of a seed: they keep nothing that visitors can change."""
     if seed not in _APPS:
         _APPS[seed] = {site: module.make_app(world) for site, module in _MODULES.items()}
     return _APPS[seed]
 
 
-class World:
+class SiteDatabase:
     """All sites with their data, which follow from the seed; worlds are independent of each other. `accounts` are (user, password) of the account that agents
     use on a site; `db` may be read and written by anybody, but all of it is one transaction that `reset` rolls back: a commit is refused."""
 
@@ -128,7 +128,7 @@ class _Handler(WSGIRequestHandler):
 class Served:
     """A world over HTTP: `bases` maps each site to http://127.0.0.1:PORT. Requests are answered one at a time, whichever thread brings them."""
 
-    def __init__(self, world: World):
+    def __init__(self, world: SiteDatabase):
         self.world, self.before = world, world.bases
         self.servers: dict[str, BaseWSGIServer] = {site: make_server("127.0.0.1", 0, self._locked(app), threaded=True, request_handler=_Handler)
                                                    for site, app in world.apps.items()}

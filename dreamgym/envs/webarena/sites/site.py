@@ -179,7 +179,7 @@ def _logout() -> Response:
 
 def build_app(site: Site, pages: Blueprint) -> Flask:
     """The Flask app of a site: its views, the login and the logout (POST /logout), the stylesheet, and a page for what is not there. Each request brings
-    the world that it is for (`World.handle`)."""
+    the world that it is for (`SiteDatabase.handle`)."""
     app = Flask(site.name, static_folder=str(HERE / "static"))
     app.config.update(PROPAGATE_EXCEPTIONS=True, SEND_FILE_MAX_AGE_DEFAULT=3600)
 

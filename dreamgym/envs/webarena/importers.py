@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 from lxml import etree
 
 from dreamgym.envs.webarena.actions import ON_ELEMENT, Action, parse
-from dreamgym.envs.webarena.feeds import from_browsergym_text, from_webarena_text, text_rows, webarena_tabs
+from dreamgym.envs.webarena.ax_tree_sources import from_browsergym_text, from_webarena_text, text_rows, webarena_tabs
 from dreamgym.envs.webarena.page import STOPPED, Screen, abstract, clean, ground_text
 from dreamgym.episode import Episode, Step, Task
 
