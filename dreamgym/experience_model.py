@@ -1,230 +1,277 @@
-"""The experience model M_exp as a world: retrieve, reason, write the next state and the reward (DreamGym, arXiv 2511.03773, Eq. 4-5).
+"""The experience model: retrieve, reason, predict the next state, then judge it (DreamGym, arXiv 2511.03773, Eq. 4).
 
-`ExperienceModel` has the contract of a real environment (see envs/__init__.py): `start(tasks)`, `act(sessions, actions)`, batched over any running
-episodes. `training_row` builds the token row of one transition with the very prompt that `act` uses, so that training and dreaming cannot drift apart.
-Left out on purpose: training itself (train_expmodel.py), metrics of its errors (evaluate.py), and any real environment.
+It has the environment's own methods `reset`, `step` and `end`. One step asks the same weights two questions:
+    1. task, history, retrieved transitions, state, action  -> reasoning, next state
+    2. task, state, action, next state                      -> reasoning, reward, done
+Hand-written code refuses text that is not well-formed, and a reward without an end; nothing else. It does not choose what is
+remembered by any knowledge of the environment, does not say which actions are valid, and grants no reward.
+History is the last `history` steps, and as many earlier steps of the episode that are most similar to the question by phi.
 """
 from __future__ import annotations
 
-import json
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
-import torch
-from transformers import AutoModel, AutoTokenizer
 
-from dreamgym.envs import Session, StepResult, make_rules
-from dreamgym.episode import Episode, Step, Task
-from dreamgym.model import Row, chat_format, encode, encode_untrusted, load_model
-from dreamgym.prompts import EXPERIENCE_SYSTEM, Demo, Prediction, experience_answer, experience_prompt, known_pages, parse_experience
+from dreamgym import run
+from dreamgym.encoder import load_encoder
+from dreamgym.envs.base import Environment, Session, StepResult
+from dreamgym.episode import Episode, Step, StopReason, Task
+from dreamgym.model import TrainSample, chat_format, encode, encode_untrusted, load_model
+from dreamgym.prompts import (Demo, Question, experience_system, history_turns, next_answer, next_prompt, parse_next, parse_reward,
+                              parse_task, reward_answer, reward_prompt, variation_prompt, variation_system)
 from dreamgym.replay import ReplayBuffer, Transition
 from dreamgym.sampler import Sampler
 
+RESAMPLE_TEMPERATURE = 1.0
+
 
 @dataclass
-class DreamSettings:
-    """What the experience model reads and writes; saved beside its weights, because it was trained for exactly this prompt."""
-    k: int = 1                    # retrieved demonstrations
-    history: int = 1              # pages of the episode before the current one; which ones, the rules' `recall` says (the paper does not say)
-    reasoning: bool = True        # a reasoning trace before the next state
-    context: int = 1024           # tokens of prompt and answer
-    max_new_tok: int = 200        # an answer that has not ended by then is malformed
-    attempts: int = 5             # a malformed or impossible answer is drawn again, at temperature 1, before the episode ends by it (ours)
-    system: str = ""              # system prompt (chat models)
-    by_line: bool = False         # an answer may name single lines of the page before and of the similar page (ours)
-    edits: bool = False           # ... and write a page as a known one with a few lines taken out and put in (ours)
+class ExperienceSettings:
+    """What the experience model reads and writes. It is saved beside the weights, which were trained for exactly these prompts."""
+    k: int = 1                    # retrieved demonstrations (the paper does not say how many)
+    history: int = 2              # last steps shown, and at most as many earlier similar ones (the paper does not say)
+    min_similarity: float = 0.3   # demonstrations and earlier steps of a lower cosine are not shown
+    reasoning: bool = True        # a reasoning trace before each answer
+    page_format: str = "full"     # full: whole pages; diff: differences to pages of the prompt (page_diff.py)
+    context: int = 4096           # tokens of prompt and answer
+    max_next_tok: int = 1024      # an answer about the next state that has not ended by then is malformed
+    max_reward_tok: int = 256     # the same for the answer about the reward
+    max_resamples: int = 2        # times that a malformed answer is drawn again, at temperature 1, before the episode ends by it
+    system_prompts: bool = True   # chat models are told what they are; a from-scratch model learns it
 
 
-def settings_for(env: str, tiny: bool, **overrides) -> DreamSettings:
-    return DreamSettings(**({"system": "" if tiny else EXPERIENCE_SYSTEM[env], "by_line": make_rules(env).BY_LINE, "edits": make_rules(env).EDITS} | overrides))
+@dataclass
+class Prediction:
+    """One imagined step; `output` is the text that could not be read, of a malformed one."""
+    next_state: str = ""
+    reward: float = 0.0
+    done: bool = False
+    reasoning: str = ""
+    reward_reasoning: str = ""
+    malformed: bool = False
+    output: str = ""
 
 
-class Encoder:
-    """phi(state, action): mean-pooled hidden states of a Hugging Face model, by default the experience model as it was before training (frozen, so
-    that stored vectors never go stale; random features of a bag of words when it starts from scratch)."""
-
-    def __init__(self, model, tokenizer, layer: int = 0, batch: int = 64):
-        self.model, self.tokenizer, self.layer, self.batch = model.eval(), tokenizer, layer, batch
-        self.cache: dict[str, np.ndarray] = {}
-        self.dim = model.config.hidden_size
-
-    @torch.inference_mode()
-    def __call__(self, texts: Sequence[str]) -> np.ndarray:
-        """texts -> float32 [B, H], in order; equal texts are computed once."""
-        missing = sorted({text for text in texts if text not in self.cache}, key=len)
-        device = next(self.model.parameters()).device
-        for start in range(0, len(missing), self.batch):
-            chunk = missing[start:start + self.batch]
-            ids = [encode_untrusted(self.tokenizer, text)[:512] or [0] for text in chunk]
-            width = max(map(len, ids))
-            ids_BT = torch.tensor([row + [0] * (width - len(row)) for row in ids], device=device)
-            mask_BT = torch.tensor([[1.0] * len(row) + [0.0] * (width - len(row)) for row in ids], device=device)
-            if self.layer == 0:                      # the word embeddings: no layer needs to run
-                hidden_BTH = self.model.get_input_embeddings()(ids_BT).float()
-            else:
-                hidden_BTH = self.model(input_ids=ids_BT, attention_mask=mask_BT.long(), output_hidden_states=True, use_cache=False).hidden_states[self.layer].float()
-            mean_BH = (hidden_BTH * mask_BT[..., None]).sum(1) / mask_BT.sum(1, keepdim=True)
-            self.cache.update(zip(chunk, mean_BH.cpu().numpy()))
-        found = np.stack([self.cache[text] for text in texts])
-        if len(self.cache) > 200_000:
-            self.cache.clear()
-        return found
+def to_transitions(episodes: Sequence[Episode]) -> list[Transition]:
+    """The steps of episodes as replay records. The last step of a malformed dream has no next state and is left out."""
+    return [Transition(state=s.state, action=s.grounded or s.action, next_state=s.next_state, reward=s.reward, done=s.done,
+                       reasoning=s.reasoning, episode_id=e.id, task=e.task.text, synthetic=e.world == "dream", step=i)
+            for e in episodes for i, s in enumerate(e.steps)
+            if not (e.stop == StopReason.MALFORMED and i == len(e.steps) - 1)]
 
 
-def to_transitions(episodes: list[Episode]) -> list[Transition]:
-    """The steps of episodes as replay records; `synthetic` is true for dreamt ones."""
-    return [Transition(state=s.state, action=s.grounded or s.action, reasoning=s.reasoning, next_state=s.next_state, reward=s.reward, done=s.done,
-                       episode_id=e.id, task_id=e.task.id, synthetic=e.world == "dream", step=i) for e in episodes for i, s in enumerate(e.steps)]
-
-
-def fill_buffer(buffer: ReplayBuffer, encoder: Encoder, rules: ModuleType, episodes: list[Episode]) -> None:
+def fill_buffer(buffer: ReplayBuffer, encoder, episodes: Sequence[Episode]) -> None:
+    """Adds the steps of episodes to the replay buffer: offline ones first, then what is dreamt (the paper's enrichment)."""
     transitions = to_transitions(episodes)
     if transitions:
-        buffer.add(transitions, encoder([rules.retrieval_text(e.task.text, s.state, s.grounded or s.action) for e in episodes for s in e.steps]))
-
-
-@dataclass
-class Query:
-    """One question to the experience model: what follows `grounded` in `state`? The episode `episode_id` (or a set of them) is never retrieved from."""
-    task_text: str
-    history: list[tuple[str, str]]
-    state: str
-    grounded: str
-    episode_id: str | set[str]
-
-
-def retrieve(buffer: ReplayBuffer | None, encoder: Encoder | None, rules: ModuleType, settings: DreamSettings, queries: list[Query]) -> list[list[Demo]]:
-    """The top-k demonstrations of each query (Eq. 4), the most similar one last. Where the next page follows from the pages in the prompt, or is only
-    judged, there is nothing to recall, and a similar page beside the right one is a page to copy by mistake: such queries get none."""
-    demos: list[list[Demo]] = [[] for _ in queries]
-    asked = [i for i, q in enumerate(queries) if not rules.determined([s for s, _ in q.history] if settings.history else [], q.state, q.grounded)]
-    if buffer is None or not settings.k or not asked or not len(buffer):
-        return demos
-    vectors = encoder([rules.retrieval_text(queries[i].task_text, queries[i].state, queries[i].grounded) for i in asked])
-    for i, found in zip(asked, buffer.search(vectors, rules.LOOKED_THROUGH * settings.k, [queries[i].episode_id for i in asked])):
-        fitting = [t for t, _ in found if rules.similar(queries[i].grounded, t.action)][:settings.k]
-        demos[i] = [Demo(t.action, t.next_state) for t in reversed(fitting)]
-    return demos
-
-
-def prompt_ids(fmt, tokenizer, rules: ModuleType, settings: DreamSettings, task_text: str, history: list[tuple[str, str]], demos: list[Demo],
-               state: str, grounded: str) -> tuple[list[int], dict[str, str]]:
-    """Token ids of the prompt of Eq. 4, and the pages in it that an answer may name. Where the prompt would pass the context, history is cut from its
-    oldest end, and demonstrations go after it."""
-    history = [] if not settings.history or rules.judged(state, grounded) else rules.recall(history, state, grounded, settings.history)
-    state, history = rules.unnumbered(state), [(rules.unnumbered(s), a) for s, a in history]
-    demos = [Demo(d.action, rules.unnumbered(d.next_state)) for d in demos]
-    room = settings.context - settings.max_new_tok
-    while True:
-        text = experience_prompt(task_text, history, demos, state, grounded)
-        ids = encode(tokenizer, fmt.open) + encode_untrusted(tokenizer, text) + encode(tokenizer, fmt.ask)
-        if len(ids) <= room or not (history or demos):
-            return ids, known_pages(state, history, demos)
-        history, demos = (history[1:], demos) if history else (history, demos[1:])
-
-
-def training_row(fmt, tokenizer, rules: ModuleType, settings: DreamSettings, task_text: str, history: list[tuple[str, str]], demos: list[Demo], step: Step) -> Row:
-    """One transition as ids and mask. The loss covers reasoning, next state AND reward; Eq. 5 as printed leaves the reward out, which nothing could then teach."""
-    prompt, pages = prompt_ids(fmt, tokenizer, rules, settings, task_text, history, demos, step.state, step.grounded)
-    state, following = rules.unnumbered(step.state), rules.unnumbered(step.next_state, True)
-    text = experience_answer(step.reasoning, state, following, step.reward, step.done, settings.reasoning, pages, settings.by_line, settings.edits)
-    answer = encode_untrusted(tokenizer, text) + fmt.end_ids[:1]
-    return Row(prompt + answer, [0] * len(prompt) + [1] * len(answer))
+        buffer.add(transitions, encoder([t.state for t in transitions], [t.action for t in transitions]))
 
 
 class ExperienceModel:
-    """The dream. At temperature 0 (the default: the policy supplies the variety) only answers that must be drawn again depend on the seed. `counts` has
-    steps, answers drawn again, those still malformed, and those that take away what is not there."""
+    """The imagined environment. At temperature 0 only answers that must be drawn again depend on the seed.
 
-    def __init__(self, model, tokenizer, rules: ModuleType, settings: DreamSettings, buffer: ReplayBuffer | None, encoder: Encoder | None,
-                 slots: int = 128, temperature: float = 0.0, seed: int = 0):
-        self.model, self.tokenizer, self.rules, self.settings = model, tokenizer, rules, settings
-        self.buffer, self.encoder, self.temperature = buffer, encoder, temperature
-        self.fmt = chat_format(tokenizer, settings.system)
-        self.sampler = Sampler(model, slots, settings.context, self.fmt.end_ids, seed)
-        self.counts = {"steps": 0, "retried": 0, "malformed": 0, "refuted": 0}
+    `env` lends its prompts and `ground`, nothing else. `counts`: steps, answers drawn again, steps that stayed malformed.
+    """
+
+    def __init__(self, model, tokenizer, env: Environment, settings: ExperienceSettings, memory: tuple, *, slots: int = 128,
+                 temperature: float = 0.0, seed: int = 0):
+        self.model, self.tokenizer, self.env, self.settings = model, tokenizer, env, settings
+        self.buffer, self.encoder = memory
+        self.temperature, self.slots, self.seed = temperature, slots, seed
+        self.chat = chat_format(tokenizer, experience_system(env.prompts, settings.page_format) if settings.system_prompts else "")
+        self.sampler = Sampler(model, slots, settings.context, self.chat.end_ids, seed)
+        self.counts = {"steps": 0, "resampled": 0, "malformed": 0}
         self.started = 0
+        self.calls = itertools.count()
 
-    def forget(self) -> None:
-        """Drops every cache: what follows depends on weights, buffer and random generator only, hence is the same after a resume."""
-        self.sampler.reset()
-        if self.encoder is not None:
-            self.encoder.cache.clear()
+    def clear_caches(self) -> None:
+        """What follows depends on weights, buffer and random generator only, hence is the same after a resume."""
+        self.sampler.clear_caches()
+        self.encoder.clear_caches()
 
-    def start(self, tasks: list[Task]) -> list[Session]:
-        """A task without a first state cannot be dreamt: ValueError."""
-        sessions = []
+    # ---- the questions ---------------------------------------------------------------------------------------------
+
+    def questions(self, tasks: Sequence[str], pasts: Sequence[Sequence[Step]], states: Sequence[str], actions: Sequence[str]) -> list[Question]:
+        """The first question of each step, with its history and its retrieved demonstrations; actions are grounded.
+        Nothing is retrieved from the task that is predicted, neither from this episode nor from another one."""
+        h, vectors_BD = self.settings.history, self.encoder(states, actions)
+        found = [[] for _ in tasks]
+        if self.settings.k and len(self.buffer):
+            found = self.buffer.search(vectors_BD, self.settings.k, list(tasks), self.settings.min_similarity)
+        questions = []
+        for task, past, state, action, vector, demos in zip(tasks, pasts, states, actions, vectors_BD, found):
+            earlier = self._similar_steps(past[:max(0, len(past) - h)], vector) if h else []
+            demos = [Demo(t.state, t.action, t.next_state, t.reward) for t, _ in reversed(demos)]
+            questions.append(Question(task, state, action, history_turns(past, h), earlier, demos))
+        return questions
+
+    def _similar_steps(self, past: Sequence[Step], vector: np.ndarray) -> list[Demo]:
+        """The earlier steps most similar to the question, the most similar last; of equal ones the latest."""
+        if not past:
+            return []
+        similarity = self.encoder([s.state for s in past], [s.grounded or s.action for s in past]) @ vector
+        order = sorted(range(len(past)), key=lambda i: (round(float(similarity[i]), 5), i))[-self.settings.history:]
+        return [Demo(past[i].state, past[i].grounded or past[i].action, past[i].next_state, past[i].reward)
+                for i in order if similarity[i] >= self.settings.min_similarity]
+
+    def _prompt_ids(self, text: str) -> list[int]:
+        return encode(self.tokenizer, self.chat.open) + encode_untrusted(self.tokenizer, text) + encode(self.tokenizer, self.chat.ask)
+
+    def next_prompt_ids(self, question: Question) -> tuple[list[int], Question]:
+        """The prompt's ids, and the question as it was shown: where it would pass the context, the oldest parts are cut off."""
+        room = self.settings.context - self.settings.max_next_tok
+        while True:
+            ids = self._prompt_ids(next_prompt(question, self.settings.page_format))
+            if len(ids) <= room or not (question.recent or question.earlier or question.demos):
+                return ids, question
+            longest = max(("recent", "earlier", "demos"), key=lambda name: len(getattr(question, name)))
+            question = replace(question, **{longest: getattr(question, longest)[1:]})
+
+    def reward_prompt_ids(self, task: str, state: str, action: str, next_state: str) -> list[int]:
+        return self._prompt_ids(reward_prompt(task, state, action, next_state, self.settings.page_format))
+
+    # ---- training samples ------------------------------------------------------------------------------------------
+
+    def _sample(self, prompt: list[int], answer: str, limit: int) -> TrainSample | None:
+        ids = encode_untrusted(self.tokenizer, answer) + self.chat.end_ids[:1]
+        if len(ids) > limit or len(prompt) + len(ids) > self.settings.context:
+            return None
+        return TrainSample(prompt + ids, [0] * len(prompt) + [1] * len(ids))
+
+    def next_sample(self, question: Question, step: Step) -> TrainSample | None:
+        """Eq. 5 for the first question; None where the answer is longer than what may be generated."""
+        prompt, question = self.next_prompt_ids(question)
+        reasoning = step.reasoning if self.settings.reasoning else ""
+        return self._sample(prompt, next_answer(reasoning, step.next_state, question, self.settings.page_format), self.settings.max_next_tok)
+
+    def reward_sample(self, task: str, step: Step) -> TrainSample | None:
+        """The second question. Eq. 5 as printed has no reward term; nothing could then teach the reward."""
+        prompt = self.reward_prompt_ids(task, step.state, step.grounded or step.action, step.next_state)
+        reasoning = step.reward_reasoning if self.settings.reasoning else ""
+        return self._sample(prompt, reward_answer(reasoning, step.reward, step.done), self.settings.max_reward_tok)
+
+    # ---- prediction ------------------------------------------------------------------------------------------------
+
+    def _ask(self, prompts: list[list[int]], start: str, limit: int, parsers: list) -> list[tuple]:
+        """One answer for each prompt, (what its parser made of it or None, its text); malformed ones are drawn again.
+        `start` is what the answer is made to begin with (without reasoning)."""
+        answers: list[tuple] = [(None, "")] * len(prompts)
+        forced = encode_untrusted(self.tokenizer, start) if start else []
+        for attempt in range(1 + self.settings.max_resamples):
+            unread = [i for i, (answer, _) in enumerate(answers) if answer is None]
+            if not unread:
+                break
+            self.counts["resampled"] += len(unread) * (attempt > 0)
+            keys = [next(self.calls) for _ in unread]
+            temperature = self.temperature if attempt == 0 else RESAMPLE_TEMPERATURE
+            for i, sample in zip(unread, self.sampler.sample([prompts[i] + forced for i in unread], keys, limit, temperature)):
+                text = start + self.tokenizer.decode([t for t in sample.ids if t not in self.chat.end_ids])
+                answers[i] = parsers[i](text) if sample.stop == "end" else None, text
+        return answers
+
+    def predict(self, questions: list[Question]) -> list[Prediction]:
+        """Both answers for a batch of steps."""
+        s, shown = self.settings, [self.next_prompt_ids(q) for q in questions]
+        parsers = [lambda text, q=q: parse_next(text, q, s.page_format) for _, q in shown]
+        predictions = []
+        for answer, text in self._ask([ids for ids, _ in shown], "" if s.reasoning else "next:\n", s.max_next_tok, parsers):
+            predictions.append(Prediction(answer[1], reasoning=answer[0]) if answer else Prediction(malformed=True, output=text))
+        readable = [i for i, p in enumerate(predictions) if not p.malformed]
+        judged = self.judge([(questions[i].task, questions[i].state, questions[i].action, predictions[i].next_state) for i in readable])
+        for i, (answer, text) in zip(readable, judged):
+            if answer is None:
+                predictions[i].malformed, predictions[i].output = True, text
+            else:
+                predictions[i].reward_reasoning, predictions[i].reward, predictions[i].done = answer
+        return predictions
+
+    def judge(self, steps: list[tuple[str, str, str, str]]) -> list[tuple]:
+        """The second question for (task, state, grounded action, next state): ((reasoning, reward, done) or None, text) of each."""
+        prompts = [self.reward_prompt_ids(*step) for step in steps]
+        start = "" if self.settings.reasoning else "reward:"
+        return self._ask(prompts, start, self.settings.max_reward_tok, [parse_reward] * len(prompts)) if prompts else []
+
+    # ---- the environment's methods ---------------------------------------------------------------------------------
+
+    def reset(self, tasks: list[Task]) -> list[Session]:
+        """Raises ValueError for a task without a first state: it cannot be dreamt."""
         for task in tasks:
             if not task.start:
-                raise ValueError(f"task {task.id}: no first state (`start`); a dream begins where the environment's mapping begins")
-            self.started += 1
-            sessions.append(Session(f"dream-{self.started}", task, task.start, inner=[]))
-        return sessions
+                raise ValueError(f"task {task.id}: field `start` is empty; a dream begins with the task's first state")
+        self.started += len(tasks)
+        return [Session(f"dream-{self.started - len(tasks) + i}", task, task.start, inner=[]) for i, task in enumerate(tasks)]
 
-    def predict(self, queries: list[Query], keys: list[str]) -> list[tuple[Prediction | None, str]]:
-        """Eq. 4 for a batch: (answer, or None where it is malformed or impossible; the text). `keys` name the conversations whose KV cache may be re-used."""
-        demos = retrieve(self.buffer, self.encoder, self.rules, self.settings, queries)
-        prompts = [prompt_ids(self.fmt, self.tokenizer, self.rules, self.settings, q.task_text, q.history, d, q.state, q.grounded) for q, d in zip(queries, demos)]
-        answers: list[tuple[Prediction | None, str]] = [(None, "")] * len(queries)
-        for attempt in range(self.settings.attempts):
-            open_ = [i for i, (answer, _) in enumerate(answers) if answer is None]
-            self.counts["retried"] += len(open_) * (attempt > 0)
-            found = self._answers([queries[i] for i in open_], [prompts[i] for i in open_], [keys[i] for i in open_], self.temperature if attempt == 0 else 1.0)
-            for i, answer in zip(open_, found):
-                answers[i] = answer
-        return answers
+    def step(self, sessions: list[Session], actions: list[str]) -> list[StepResult]:
+        """One imagined step for each session. A malformed answer ends the episode with reward 0 and StopReason.MALFORMED."""
+        grounded = [self.env.ground(s.state, a) for s, a in zip(sessions, actions)]
+        questions = self.questions([s.task.text for s in sessions], [s.inner for s in sessions], [s.state for s in sessions], grounded)
+        results = []
+        for session, action, prediction in zip(sessions, grounded, self.predict(questions)):
+            self.counts["steps"] += 1
+            session.steps += 1
+            if prediction.malformed:
+                self.counts["malformed"] += 1
+                results.append(StepResult(session.state, 0.0, True, StopReason.MALFORMED, output=prediction.output[:500]))
+                continue
+            p = prediction
+            session.inner.append(Step(state=session.state, action=action, grounded=action, next_state=p.next_state))
+            session.state = p.next_state
+            stop = (StopReason.SUCCESS if p.reward else StopReason.FAILURE) if p.done else StopReason.RUNNING
+            results.append(StepResult(p.next_state, p.reward, p.done, stop, p.reward, p.reasoning, p.reward_reasoning))
+        return results
 
-    def _answers(self, queries: list[Query], prompts: list[tuple[list[int], dict[str, str]]], keys: list[str], temperature: float) -> list[tuple[Prediction | None, str]]:
-        """One draw for each query."""
-        if not queries:
-            return []
-        forced = "" if self.settings.reasoning else "next:\n"      # a model that was trained to reason is kept from it (ablation)
-        forced_ids = encode_untrusted(self.tokenizer, forced) if forced else []
-        samples = self.sampler.sample([ids + forced_ids for ids, _ in prompts], keys, self.settings.max_new_tok, temperature)
-        answers = []
-        for query, (_, pages), sample in zip(queries, prompts, samples):
-            text = forced + self.tokenizer.decode([i for i in sample.ids if i not in self.fmt.end_ids])
-            answer = parse_experience(text, self.rules.unnumbered(query.state), pages, self.settings.by_line) if sample.stop == "end" else None
-            answer = answer and replace(answer, next_state=self.rules.numbered(answer.next_state))
-            possible = answer and self.rules.possible(query.state, query.grounded, answer.next_state, answer.reward)
-            answers.append((answer if possible else None, text))
-        return answers
+    def end(self, sessions: list[Session]) -> None:
+        """An imagined episode holds nothing that must be given back."""
 
-    def act(self, sessions: list[Session], actions: list[str]) -> list[StepResult]:
-        """One imagined step for each session. Text that does not parse ends the episode (reward 0, stop 'malformed'): RL learns nothing from such an episode."""
-        grounded = [self.rules.ground(s.state, a) for s, a in zip(sessions, actions)]
-        queries = [Query(s.task.text, s.inner, s.state, g, s.id) for s, g in zip(sessions, grounded)]
-        return [self._result(s, q, *answer) for s, q, answer in zip(sessions, queries, self.predict(queries, [s.id for s in sessions]))]
+    # ---- task variation (Eq. 6) ------------------------------------------------------------------------------------
 
-    def _result(self, session: Session, query: Query, answer: Prediction | None, output: str) -> StepResult:
-        self.counts["steps"] += 1
-        info = {"valid": self.rules.valid(query.state, query.grounded, answer.next_state if answer else query.state), "grounded": query.grounded}
-        session.inner.append((query.state, query.grounded))
-        session.steps += 1
-        if answer is None:
-            self.counts["malformed"] += 1
-            return StepResult(session.state, 0.0, True, info | {"stop": "malformed", "output": output[:500]})
-        self.counts["refuted"] += answer.refuted
-        session.state = answer.next_state
-        stop = ("success" if answer.reward else "failure") if answer.done else ""
-        return StepResult(answer.next_state, answer.reward, answer.done, info | {"score": answer.reward, "stop": stop, "reasoning": answer.reasoning})
+    def variation_chat(self):
+        return chat_format(self.tokenizer, variation_system(self.env.prompts) if self.settings.system_prompts else "")
 
+    def variation_sample(self, seed_task: str, target: str) -> TrainSample | None:
+        """A training row of task variation: M_task shares the experience model's weights (the paper's section on tasks)."""
+        chat = self.variation_chat()
+        prompt = encode(self.tokenizer, chat.open) + encode_untrusted(self.tokenizer, variation_prompt(seed_task)) + encode(self.tokenizer, chat.ask)
+        return self._sample(prompt, target, self.settings.max_reward_tok)
 
-def load_dream(folder: Path | str, rules: ModuleType, device, slots: int = 128, temperature: float = 0.0, seed: int = 0, replay: Path | None = None) -> ExperienceModel:
-    """The experience model that train_expmodel.py wrote into `folder`, with its replay buffer (or another one, `replay`) and phi."""
-    folder = Path(folder)
-    meta = json.loads((folder / "model" / "meta.json").read_text())
-    model, tokenizer = load_model(folder / "model", quantize=meta["settings"]["quantize"], device=str(device))
-    encoder = load_encoder(meta["settings"]["encoder"], folder, device, meta["settings"]["quantize"])
-    buffer = ReplayBuffer.load(replay or folder / "model" / "replay")
-    return ExperienceModel(model.eval(), tokenizer, rules, DreamSettings(**meta["dream"]), buffer, encoder, slots, temperature, seed)
+    def write_variations(self, texts: list[str], count: int, temperature: float) -> list[list[str | None]]:
+        """`count` variations of each task text, sampled; None where an answer is no single line of text."""
+        chat = self.variation_chat()
+        prompts = [encode(self.tokenizer, chat.open) + encode_untrusted(self.tokenizer, variation_prompt(text)) + encode(self.tokenizer, chat.ask)
+                   for text in texts for _ in range(count)]
+        samples = self.sampler.sample(prompts, [next(self.calls) for _ in prompts], self.settings.max_reward_tok, temperature)
+        decoded = [self.tokenizer.decode([t for t in s.ids if t not in self.chat.end_ids]) if s.stop == "end" else "" for s in samples]
+        return [[parse_task(text) for text in decoded[i * count:(i + 1) * count]] for i in range(len(texts))]
+
+    # ---- state -----------------------------------------------------------------------------------------------------
+
+    def get_state(self) -> dict:
+        """What a resumed run needs besides weights and buffer; JSON values."""
+        return {"sampler": self.sampler.get_state(), "counts": dict(self.counts), "started": self.started}
+
+    def set_state(self, state: dict) -> None:
+        self.sampler.set_state(state["sampler"])
+        self.counts, self.started = dict(state["counts"]), state["started"]
 
 
-def load_encoder(name: str, folder: Path, device, quantize: str = "none") -> Encoder:
-    """phi by name: 'self' (saved beside the experience model) or any Hugging Face encoder (last layer)."""
-    if name == "self":
-        return Encoder(*load_model(folder / "phi", quantize=quantize, device=str(device)))
-    return Encoder(AutoModel.from_pretrained(name).to(device), AutoTokenizer.from_pretrained(name), layer=-1)
+def save_settings(folder: Path, settings: ExperienceSettings, encoder_name: str, encoder) -> None:
+    """What `load_experience_model` reads beside weights, tokenizer and replay buffer."""
+    idf = getattr(encoder, "idf", None)
+    run.write_json(folder / "experience.json", {"settings": asdict(settings), "encoder": encoder_name, "idf": idf})
+
+
+def load_experience_model(folder: Path | str, env: Environment, device="cpu", replay: Path | None = None, **options) -> ExperienceModel:
+    """The experience model that train_expmodel.py wrote into `folder`, with its replay buffer (or the one in `replay`) and phi.
+    `options` are those of ExperienceModel. Raises ValueError where the folder holds none."""
+    folder = Path(folder) / "model"
+    if not (folder / "experience.json").is_file():
+        raise ValueError(f"--expmodel {folder.parent}: found no experience model there; expected a folder that train_expmodel.py wrote")
+    saved = run.read_json(folder / "experience.json")
+    quantize = run.load_meta(folder).get("settings", {}).get("quantize", "none")
+    model, tokenizer = load_model(str(folder), quantize=quantize, device=str(device))
+    memory = ReplayBuffer.load(replay or folder / "replay"), load_encoder(saved["encoder"], saved["idf"], str(device))
+    return ExperienceModel(model.eval(), tokenizer, env, ExperienceSettings(**saved["settings"]), memory, **options)

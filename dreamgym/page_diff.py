@@ -1,10 +1,10 @@
 """One compact form of a page: its difference to a page that the reader has before it.
 
-    = same page            the name of a known page; alone, it is that page unchanged
+    = state                the name of a known page; alone, it is that page unchanged
     - chosen: none         a line to take out (the first such line at or after the place of the edit before)
     + chosen: red          a line to put in at that place; before any "- ", at the end of the page
 
-    encode(page, {"same page": known}) -> text;   decode(text, {"same page": known}) == page
+    encode(page, {"state": known}) -> text;   decode(text, {"state": known}) == page
 
 A page that is not close to any known one is written out; `encode` always checks that `decode` gives the page back.
 Small models copy long text badly and name lines well; larger ones may write whole pages instead (--page-format full).

@@ -16,7 +16,7 @@ from dreamgym.page_diff import decode, encode
 
 MAX_STATE_CHARS = 20_000
 MAX_ACTION_CHARS = 400
-TAGS = re.compile(r"^(think|next|reward|task|state|action|similar|earlier|vary)\b\s*:", re.MULTILINE | re.IGNORECASE)
+TAGS = re.compile(r"^(think|next|reward|task|state|action|(similar|earlier|before) \d+|vary)\s*:", re.MULTILINE | re.IGNORECASE)
 POLICY_FORMATS = ("action", "lines", "tags")
 
 GENERAL_POLICY = "You act in an environment. Each turn shows its state. Reach the goal of the task in as few actions as possible."
@@ -100,8 +100,8 @@ class Demo:
 NEXT_FORM = "Think about what the action does in this state, then answer in this form and no other:\nthink: REASONING\nnext:\nNEXT STATE"
 REWARD_FORM = ("When asked for the reward, compare the task with what was done, then answer in this form and no other:\n"
                "think: REASONING\nreward: 0 or 1 done: yes or no\nThe reward is 1 only where the action fulfils the whole task.")
-DIFF_FORM = ("A state that is close to one in the prompt may be written short: its name ('= same page', '= page before', "
-             "'= similar page'), then '- LINE' for each line to take out and '+ LINE' for each line to put in there.")
+DIFF_FORM = ("A state that is close to one in the prompt may be written short: its name ('= state', '= before 1', '= similar 1', "
+             "'= earlier 1'), then '- LINE' for each line to take out and '+ LINE' for each line to put in there.")
 
 
 def experience_system(prompts: Prompts, page_format: str) -> str:
@@ -110,8 +110,8 @@ def experience_system(prompts: Prompts, page_format: str) -> str:
 
 @dataclass
 class Question:
-    """All that the next state may depend on (Eq. 4). `recent`: the last steps, oldest first. `earlier`: similar steps of the same
-    episode. `demos`: retrieved transitions, the most similar last."""
+    """All that the next state may depend on (Eq. 4). `recent`: the last (state, grounded action) pairs, oldest first. `earlier`: similar
+    steps of the same episode, `demos`: transitions retrieved from the buffer; of both the most similar last."""
     task: str
     state: str
     action: str                               # grounded
@@ -121,30 +121,31 @@ class Question:
 
 
 def known_pages(question: Question) -> dict[str, str]:
-    """The pages of a prompt that a compact answer may name: name -> page."""
-    pages = {"same page": question.state}
-    if question.recent:
-        pages["page before"] = question.recent[-1][0]
-    if question.demos:
-        pages["similar page"] = question.demos[-1].next_state
-    if question.earlier:
-        pages["earlier page"] = question.earlier[-1].next_state
+    """The pages of a prompt that a compact answer may name: the tag that stands above a page in the prompt -> page. Of a transition
+    ("similar 1", "earlier 1") it is the next state."""
+    pages = {"state": question.state}
+    pages |= {f"before {i}": state for i, (state, _) in enumerate(reversed(question.recent), 1)}
+    for tag, demos in (("similar", question.demos), ("earlier", question.earlier)):
+        pages |= {f"{tag} {i}": demo.next_state for i, demo in enumerate(reversed(demos), 1)}
     return pages
 
 
-def _shown(demo: Demo, tag: str, question: Question, compact: bool) -> str:
-    """A whole transition; in compact form its state is written by its difference to the present state."""
-    state = encode(demo.state, {"same page": question.state}) if compact else demo.state
-    reward = f"reward: {int(demo.reward)}\n" if demo.reward else ""
-    return f"{tag}:\n{state}\naction: {demo.action}\nnext:\n{demo.next_state}\n{reward}"
+def _shown(demos: list[Demo], tag: str, state: str, compact: bool) -> str:
+    """Whole transitions, numbered down to 1, the most similar; in compact form a state is its difference to the present `state`."""
+    text = ""
+    for i, demo in zip(range(len(demos), 0, -1), demos):
+        before = encode(demo.state, {"state": state}) if compact else demo.state
+        text += f"{tag} {i}:\n{before}\naction: {demo.action}\nnext:\n{demo.next_state}\n"
+        text += f"reward: {int(demo.reward)}\n" if demo.reward else ""
+    return text
 
 
 def next_prompt(question: Question, page_format: str) -> str:
     """The first question: what is the next state?"""
-    compact = page_format == "diff"
-    recent = "".join(f"state:\n{s}\naction: {a}\n" for s, a in question.recent)
-    earlier = "".join(_shown(demo, "earlier", question, compact) for demo in question.earlier)
-    similar = "".join(_shown(demo, "similar", question, compact) for demo in question.demos)
+    compact, count = page_format == "diff", len(question.recent)
+    recent = "".join(f"before {count - i}:\n{s}\naction: {a}\n" for i, (s, a) in enumerate(question.recent))
+    earlier = _shown(question.earlier, "earlier", question.state, compact)
+    similar = _shown(question.demos, "similar", question.state, compact)
     return f"task: {question.task}\n{recent}{earlier}{similar}state:\n{question.state}\naction: {question.action}\n"
 
 
@@ -178,7 +179,7 @@ def parse_next(text: str, question: Question, page_format: str) -> tuple[str, st
 def reward_prompt(task: str, state: str, action: str, next_state: str, page_format: str) -> str:
     """The second question: does this step fulfil the task, and does it end the episode? It shows neither history nor demonstrations,
     so that neither can stand in for a judgement."""
-    after = encode(next_state, {"same page": state}) if page_format == "diff" else next_state
+    after = encode(next_state, {"state": state}) if page_format == "diff" else next_state
     return f"task: {task}\nstate:\n{state}\naction: {action}\nnext:\n{after}\nreward?\n"
 
 
