@@ -1,30 +1,44 @@
-"""WebArena's action grammar as text, one action a line: what a policy writes in the real world and in the dream alike.
+"""WebArena's action grammar as text, one action a line: what a policy writes in the real world and in the
+dream alike.
 
-    click [5]   hover [5]   type [7] [blue speaker] [1]   press [Enter]   scroll [down]   goto [shopping/cart]   go_back   go_forward
-    new_tab   tab_focus [0]   close_tab   stop [answer]
+    click [5]   hover [5]   type [7] [blue speaker] [1]   press [Enter]   scroll [down]   goto [shopping/cart]
+    go_back   go_forward   new_tab   tab_focus [0]   close_tab   stop [answer]
 
-The last argument of `type` is 1 (press Enter afterwards, the default) or 0. Ours: `type` on a combobox or listbox chooses the option of that label, since the
-original grammar cannot operate one. What an element number means is the screen's affair, and what an action does the back end's.
+The last argument of `type` is 1 (press Enter afterwards, the default) or 0. Ours: `type` on a combobox or
+listbox chooses the option of that label, since the original grammar cannot operate one. What an element
+number means is the screen's affair, and what an action does the back end's.
 """
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
-KINDS = ("click", "type", "hover", "press", "scroll", "new_tab", "tab_focus", "close_tab", "goto", "go_back", "go_forward", "stop")
 ON_ELEMENT = ("click", "hover", "type")
 ALONE = ("new_tab", "close_tab", "go_back", "go_forward")
+FORMS = {
+    "click": "click [N]",
+    "type": "type [N] [words] [1]",
+    "hover": "hover [N]",
+    "press": "press [key]",
+    "scroll": "scroll [up] or scroll [down]",
+    "tab_focus": "tab_focus [N]",
+    "goto": "goto [address]",
+    "stop": "stop [answer]",
+    **{kind: kind for kind in ALONE},
+}
 
 _NUMBERED = re.compile(r"(click|hover|tab_focus) ?\[(\d{1,9})\]")
 _TYPE = re.compile(r"type ?\[(\d{1,9})\] ?\[(.*?)\](?: ?\[([01])\])?")
 _WORDS = re.compile(r"(press|scroll|goto|stop) ?\[(.*)\]")
 _KEY = re.compile(r"(?:(?:Control|Ctrl|Shift|Alt|Meta)\+)*"
-                  r"(?:Enter|Tab|Escape|Backspace|Delete|Insert|Home|End|PageUp|PageDown|Space|Arrow(?:Up|Down|Left|Right)|F\d\d?|[!-~])", re.IGNORECASE)
+                  r"(?:Enter|Tab|Escape|Backspace|Delete|Insert|Home|End|PageUp|PageDown|Space"
+                  r"|Arrow(?:Up|Down|Left|Right)|F\d\d?|[!-~])", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
 class Action:
-    """One parsed action. `element`: the number of the element, or of the tab for tab_focus; `text`: what is typed, pressed, visited, answered, or up | down."""
+    """One parsed action. `element`: the number of the element, or of the tab for tab_focus; `text`: what
+    is typed, pressed, visited, answered, or up | down."""
     kind: str
     element: int = 0
     text: str = ""
@@ -39,13 +53,15 @@ class Action:
 
 
 def fenced(text: str) -> str:
-    """The action in an agent's answer: what stands in its last pair of ``` marks, or the whole text without any."""
+    """The action in an agent's answer: what stands in its last pair of ``` marks, or the whole text
+    without any."""
     parts = text.split("```")
     return " ".join(parts[-2 if len(parts) % 2 else -1].split()) if len(parts) > 2 else text.strip()
 
 
 def parse(text: str) -> Action:
-    """Reads one action, with or without an agent's words and ``` around it. Raises ValueError with a message that a state may show."""
+    """Reads one action, with or without an agent's words and ``` around it. Raises ValueError with a
+    message that a state may show."""
     text = fenced(text)
     if text in ALONE:
         return Action(text)
@@ -56,17 +72,14 @@ def parse(text: str) -> Action:
     if match := _WORDS.fullmatch(text) or re.fullmatch(r"(scroll) (up|down)", text):
         return _checked(Action(match[1], text=match[2].strip()))
     kind = re.match(r"\w*", text)[0]
-    if kind in KINDS:
+    if kind in FORMS:
         raise ValueError(f"{kind} needs the form {FORMS[kind]}")
-    raise ValueError(f"no action {text[:40]!r}, expected one of {', '.join(KINDS)}")
-
-
-FORMS = {"click": "click [N]", "hover": "hover [N]", "type": "type [N] [words] [1]", "press": "press [key]", "scroll": "scroll [up] or scroll [down]",
-         "goto": "goto [address]", "stop": "stop [answer]", "tab_focus": "tab_focus [N]", **{kind: kind for kind in ALONE}}
+    raise ValueError(f"no action {text[:40]!r}, expected one of {', '.join(FORMS)}")
 
 
 def _checked(action: Action) -> Action:
-    good = {"press": _KEY.fullmatch(action.text), "scroll": action.text in ("up", "down"), "goto": action.text}.get(action.kind, True)
-    if not good:
+    text = action.text
+    good = {"press": _KEY.fullmatch(text), "scroll": text in ("up", "down"), "goto": text}
+    if not good.get(action.kind, True):
         raise ValueError(f"{action.kind} needs the form {FORMS[action.kind]}, not [{action.text[:40]}]")
     return action

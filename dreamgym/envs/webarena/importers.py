@@ -28,7 +28,8 @@ from lxml import etree
 
 from dreamgym.envs.webarena.actions import ON_ELEMENT, Action, parse
 from dreamgym.envs.webarena.ax_tree_sources import from_browsergym_text, from_webarena_text, text_rows, webarena_tabs
-from dreamgym.envs.webarena.page import STOPPED, Screen, abstract, clean, ground_text
+from dreamgym.envs.webarena.page import STOPPED, Screen, abstract, clean
+from dreamgym.envs.webarena.text import ground
 from dreamgym.episode import Episode, Step, Task
 
 PORTS = {7770: "shopping", 7780: "shopping_admin", 9999: "reddit", 8023: "gitlab", 8888: "wikipedia", 3000: "map", 4399: "homepage"}
@@ -225,7 +226,7 @@ def episodes(run: Run, reader: Reader) -> list[Episode]:
             break
         next_text = screen.text if still else after.text
         window = window if still else 0
-        steps.append(Step(screen.text, str(action), next_text, grounded=ground_text(screen.text, str(action)), reasoning=move.reasoning))
+        steps.append(Step(screen.text, str(action), next_text, grounded=ground(screen.text, str(action)), reasoning=move.reasoning))
     return _named(run, [part for part in parts if part], whole=bool(parts[-1]))
 
 

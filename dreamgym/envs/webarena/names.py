@@ -1,26 +1,37 @@
-"""Other names for the things of the own sites: what training rows are renamed with.
+"""Entity randomization: other names for the things of the own sites, for training rows.
 
-The own sites hold few things. A small model that reads the same 120 products and 20 projects over and over learns them by heart instead of copying their names from
-the task and the page, and fails on every new one. What follows from a page does not depend on the names, so half of the rows get others.
+The own sites hold few things. A small model that reads the same 120 products and 20 projects over and over
+memorizes them instead of copying their names from the task and the page, and fails on every new one. What
+follows from a page does not depend on the names.
 """
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
 
+import numpy as np
+
 from dreamgym.envs.webarena.sites import code, data, forum, map as maps
 
-# Words that the sites also use for something else ('map', the button 'Star', the role radio, going by bike) stay
-FIXED = frozenset("map shop site open star notes garden table watch chat page set phone screen bike card library radio".split())
-# Not the numbers of lines ("\n[12] link", "click [12]"), nor a letter of "%2F"
-_PIECE = re.compile(r"%[0-9A-F]{2}|[A-Za-z]+|(?<!\n\[)(?<!(?:lick|type|over) \[)(?:(?<![\d:.-])[1-9]\d(?![\d:-])|(?<![\d.,])1[01]\d\d(?!\d))")
+# Words that the sites also use for something else: 'map', the button 'Star', the role radio, going by bike
+FIXED = frozenset("map shop site open star notes garden table watch chat page set phone screen bike card "
+                  "library radio".split())
+# Words and numbers of names: no letter of "%2F", no element number ("click [12]"), no part of a date
+_PIECE = re.compile(r"%[0-9A-F]{2}|[A-Za-z]+|(?<!(?:lick|type|over|ocus) \[)"
+                    r"(?:(?<![\d:.-])[1-9]\d(?![\d:-])|(?<![\d.,])1[01]\d\d(?!\d))")
 
 
 def _kinds() -> tuple[tuple[str, ...], ...]:
     topics = " ".join(topic for _, topics in forum.FORUMS.values() for topic in topics).split()
-    lists = ((*data.COLORS, *data.MATERIALS, *maps.WORDS, *code.FIRST), (*(noun for nouns in data.CATEGORIES.values() for noun in nouns), *forum.FORUMS, *code.SECOND, *topics),
-             (*data.FIRST_NAMES, *forum.PEOPLE, *code.PEOPLE, *data.LAST_NAMES, *" ".join(code.PEOPLE.values()).split(), *data.BRANDS, *data.CITIES, *maps.TOWNS),
-             map(str, range(10, 100)), map(str, range(1001, 1001 + data.ORDERS)))
+    nouns = [noun for nouns in data.CATEGORIES.values() for noun in nouns]
+    lists = (
+        (*data.COLORS, *data.MATERIALS, *maps.WORDS, *code.FIRST),
+        (*nouns, *forum.FORUMS, *code.SECOND, *topics),
+        (*data.FIRST_NAMES, *forum.PEOPLE, *code.PEOPLE, *data.LAST_NAMES,
+         *" ".join(code.PEOPLE.values()).split(), *data.BRANDS, *data.CITIES, *maps.TOWNS),
+        map(str, range(10, 100)),
+        map(str, range(1001, 1001 + data.ORDERS)),
+    )
     taken, result = set(FIXED), []
     for words in lists:
         result.append(tuple(dict.fromkeys(word.lower() for word in words if word.lower() not in taken)))
@@ -28,14 +39,17 @@ def _kinds() -> tuple[tuple[str, ...], ...]:
     return tuple(result)
 
 
-# The words of names in lower case: what things look like, things, and proper names; then numbers of two digits (prices, counts), and of orders. Each word is of one kind
+# The words of names in lower case, each of one kind: what things look like, things, proper names, numbers of
+# two digits (prices, counts), and numbers of orders
 KINDS = _kinds()
 # Every word in every form that a page may show it in: in a sentence, as a name, in an address
-VOCABULARY = "\n".join(f"${word} {word} a/{word}" if word.isdigit() else f"{word} {word.capitalize()} a/{word}-{word}" for words in KINDS for word in words)
+VOCABULARY = [f"${word} {word} a/{word}" if word.isdigit() else f"{word} {word.capitalize()} a/{word}-{word}"
+              for words in KINDS for word in words]
 
 
-def other_names(rng) -> Callable[[str], str]:
-    """A change of texts: every word of a name becomes another one of its kind, one to one, the same in all texts, in lower case where it was; numbers, too."""
+def other_names(rng: np.random.Generator) -> Callable[[str], str]:
+    """A change of texts, the same in all of them: every word and every number of a name becomes another of
+    its kind, one to one. A word in lower case stays in lower case."""
     others = {old: str(new) for words in KINDS for old, new in zip(words, rng.permutation(words))}
 
     def renamed(match: re.Match) -> str:
