@@ -1,11 +1,13 @@
-"""Speed and memory of the WebShop engine: steps a second in one process, load time, and what a catalogue of full size would take.
+"""Speed and memory of the WebShop engine: steps a second in one process, load time, and what a catalogue of
+full size would take.
 
-    python -m benchmarks.webshop_speed                             # $WEBSHOP_DATA, else ../shared/data/webshop, else the embedded shop
-    python -m benchmarks.webshop_speed --data DIR --copies 100     # also: the catalogue repeated with other ids, texts and options, and extrapolated
+    python -m benchmarks.webshop_speed                            # the generated catalogue, or $WEBSHOP_DATA
+    python -m benchmarks.webshop_speed --data DIR --copies 100    # and a larger one, extrapolated
 
-CPU seconds. Upstream's own environment made 25-36 steps a second on a comparable core (three HTML parses a step): that is the number to compare with.
-The copies shuffle the words of every text and change every option value and bullet, so that no text is shared between copies. Their vocabulary is
-that of the original and grows by a word a product, so a real full set's index has more terms than the extrapolation.
+CPU seconds. Upstream's own environment made 25-36 steps a second on a comparable core (three HTML parses a
+step): that is the number to compare with. The copies shuffle the words of every text and change every option
+value and bullet, so that no text is shared between copies. Their vocabulary is that of the original and grows
+by a word a product, so a real full set's index has more terms than the extrapolation.
 """
 
 import json
@@ -26,7 +28,7 @@ FULL_SET = 1_181_436
 
 @dataclass
 class Args:
-    data: str = ""  # folder with the catalogue's JSON files; empty: $WEBSHOP_DATA, ../shared/data/webshop, or the embedded shop
+    data: str = ""  # folder with the catalogue's JSON files; empty: $WEBSHOP_DATA, or the generated catalogue
     steps: int = 10_000  # steps per policy
     searches: float = 0.2  # share of actions that are searches; the others are random clicks
     sessions: int = 256  # sessions alive at once, stepped in turn
@@ -66,8 +68,10 @@ def enlarge(source: Path, folder: Path, copies: int) -> None:
                 asin, bullets = f"X{copy:04d}{number:05d}", item["small_description"]
                 bullets = [vary(b) for b in bullets] if isinstance(bullets, list) else vary(bullets)
                 options = (item["customization_options"] or {}).items()
-                options = {name: [{"value": f"{v['value']} {copy}"} for v in values] for name, values in options if values}
-                varied = {"asin": asin, "name": vary(item["name"]), "full_description": f"{vary(item['full_description'])} w{copy}x{number}"}
+                options = {name: [{"value": f"{v['value']} {copy}"} for v in values]
+                           for name, values in options if values}
+                description = f"{vary(item['full_description'])} w{copy}x{number}"
+                varied = {"asin": asin, "name": vary(item["name"]), "full_description": description}
                 varied |= {"small_description": bullets, "customization_options": options}
                 file.write(("," if more else "[") + json.dumps(item | varied) + "\n")
                 more[asin] = extras.get(item["asin"], {})
@@ -80,7 +84,8 @@ def memory_mb() -> float:
 
 
 def load_and_index(folder: Path, size: str) -> Catalogue:
-    """Loads, prints CPU seconds and memory of products and goals and of the index, and what the full set would take in proportion."""
+    """Loads, prints CPU seconds and memory of products and goals and of the index, and what the full set
+    would take in proportion."""
     before, start = memory_mb(), time.process_time()
     catalogue = Catalogue(folder, size=size)
     load_s, load_mb = time.process_time() - start, memory_mb() - before
@@ -88,27 +93,32 @@ def load_and_index(folder: Path, size: str) -> Catalogue:
     catalogue.index.search("a", 1)
     index_s, index_mb = time.process_time() - start, memory_mb() - before
     n, scale = len(catalogue.products), FULL_SET / len(catalogue.products)
-    print(f"{n:,} products, {len(catalogue.goals):,} goals: loaded in {load_s:.2f} s, {load_mb:.0f} MB; index in {index_s:.2f} s, {index_mb:.0f} MB")
+    print(f"{n:,} products, {len(catalogue.goals):,} goals: loaded in {load_s:.2f} s, {load_mb:.0f} MB; "
+          f"index in {index_s:.2f} s, {index_mb:.0f} MB")
     if n >= 10_000:
-        print(f"  in proportion for {FULL_SET:,}: {(load_s + index_s) * scale:.0f} s, {(load_mb + index_mb) * scale / 1e3:.1f} GB")
+        print(f"  in proportion for {FULL_SET:,}: {(load_s + index_s) * scale:.0f} s, "
+              f"{(load_mb + index_mb) * scale / 1e3:.1f} GB")
     return catalogue
 
 
 def main(args: Args) -> None:
-    found = [Path(f) for f in (args.data, os.environ.get("WEBSHOP_DATA", "")) if f] or [f for f in [Path("../shared/data/webshop")] if f.is_dir()]
+    folder = args.data or os.environ.get("WEBSHOP_DATA", "")
     with tempfile.TemporaryDirectory() as temporary:
-        source = found[0] if found else make_catalogue(Path(temporary) / "embedded")
+        source = Path(folder) if folder else make_catalogue(Path(temporary) / "generated")
         print(f"catalogue: {source}")
         catalogue = load_and_index(source, "auto")
         rng = random.Random(1)
-        queries = list({catalogue.goals[rng.randrange(len(catalogue.goals))].instruction.lower() for _ in range(2000)})
+        goals = catalogue.goals
+        queries = list({goals[rng.randrange(len(goals))].instruction.lower() for _ in range(2000)})
         start = time.process_time()
         for query in queries[:500]:
             catalogue.index.search(query, 50)
-        print(f"search with a whole instruction, not cached: {(time.process_time() - start) / min(len(queries), 500) * 1e3:.2f} ms")
+        search_ms = (time.process_time() - start) / min(len(queries), 500) * 1e3
+        print(f"search with a whole instruction, not cached: {search_ms:.2f} ms")
         print("| observation | queries | steps / CPU s |\n|---|---|---|")
         for mode in ("text", "text_rich"):
-            for name, pool in ((f"{len(queries)} distinct, cold cache", queries), ("50 distinct", queries[:50])):
+            pools = {f"{len(queries)} distinct, cold cache": queries, "50 distinct": queries[:50]}
+            for name, pool in pools.items():
                 catalogue.search.cache_clear()
                 print(f"| {mode} | {name} | {steps_per_cpu_s(catalogue, args, mode, pool):,.0f} |")
         if args.copies:

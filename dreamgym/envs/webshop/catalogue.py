@@ -1,8 +1,10 @@
-"""WebShop's catalogue: products, prices, goals and the search index, read from upstream's JSON files; loaded once, then shared by all sessions.
+"""WebShop's catalogue: products, prices, goals and the search index, read from upstream's JSON files; loaded
+once, then shared by all sessions.
 
-The folder holds items_shuffle_1000.json and items_ins_v2_1000.json (the small set) or items_shuffle.json and items_ins_v2.json (the full one, 1.18 M
-products), and for human goals items_human_ins.json. Products are read one at a time and keep only what pages, search and reward need; the search
-index is built at the first search, synthetic goals are put together when asked for. Left out: images, reviews, upstream's goal filters.
+The folder holds items_shuffle_1000.json and items_ins_v2_1000.json (the small set) or items_shuffle.json and
+items_ins_v2.json (the full one, 1.18 M products), and for human goals items_human_ins.json. Products are read
+one at a time and keep only what pages, search and reward need; the search index is built at the first search,
+synthetic goals are put together when asked for. Left out: images, reviews, upstream's goal filters.
 """
 
 import json
@@ -23,7 +25,10 @@ from typing import NamedTuple
 from dreamgym.envs.webshop.bm25 import BM25Index
 from dreamgym.envs.webshop.reward import noun_tagger
 
-FILES = {"small": ("items_shuffle_1000.json", "items_ins_v2_1000.json"), "full": ("items_shuffle.json", "items_ins_v2.json")}
+FILES = {
+    "small": ("items_shuffle_1000.json", "items_ins_v2_1000.json"),
+    "full": ("items_shuffle.json", "items_ins_v2.json"),
+}
 HUMAN_FILE = "items_human_ins.json"
 SHUFFLE_SEED = 233  # upstream's, for the order of goals whatever the other seed is
 NO_LIMIT = 1_000_000  # price_upper of a goal that names no price
@@ -34,7 +39,8 @@ _BETWEEN = re.compile(r"[\s,]*")
 
 
 class Product(NamedTuple):
-    """One product. options: name -> values, lower case. prices: one, or the two ends of a range. price_tag: as pages show it. query: lower case."""
+    """One product. options: name -> values, lower case. prices: one, or the two ends of a range. price_tag:
+    as pages show it. query: lower case."""
 
     asin: str
     title: str
@@ -51,7 +57,8 @@ class Product(NamedTuple):
 
 @dataclass(frozen=True)
 class Goal:
-    """What is to be bought. `goal_options` is name -> value in synthetic goals, a list of values in human ones; `name` is the target's title."""
+    """What is to be bought. `goal_options` is name -> value in synthetic goals, a list of values in human
+    ones; `name` is the target's title."""
 
     asin: str
     instruction: str
@@ -75,15 +82,18 @@ def make_goal(
 ) -> Goal:
     """A goal whose target is `product`."""
     return Goal(
-        product.asin, instruction, list(attributes), {} if goal_options is None else goal_options, price_upper,
+        product.asin, instruction, list(attributes),
+        {} if goal_options is None else goal_options, price_upper,
         product.query, product.product_category, product.title, product.category, weight,
     )
 
 
 class SyntheticGoals(Sequence):
-    """One goal for each combination of option values of each product with an instruction, in upstream's shuffled order, made when indexed.
+    """One goal for each combination of option values of each product with an instruction, in upstream's
+    shuffled order, made when indexed.
 
-    targets: (product, instruction, attributes, price_upper) in catalogue order. The full set has millions of these goals: here one is 4 bytes.
+    targets: (product, instruction, attributes, price_upper) in catalogue order. The full set has millions of
+    these goals: here one is 4 bytes.
     """
 
     def __init__(self, targets: list[tuple[Product, str, list[str], float]]):
@@ -120,19 +130,24 @@ class SyntheticGoals(Sequence):
 
 
 class Catalogue:
-    """All that sessions share. Attributes: products (list), goals (sequence of Goal), prices (one drawn for each), nouns, noun_tagger (its name).
+    """All that sessions share. Attributes: products (list), goals (sequence of Goal), prices (one drawn for
+    each), nouns, noun_tagger (its name).
 
-    seed: what upstream gets from `random.seed(seed)` before it starts its server: prices within ranges, then the goals' price limits, in its order.
-    size: "small", "full", or "auto" (the small set unless only the full one is there). nouns: title -> nouns, see `webshop_reward.noun_tagger`.
-    Raises ValueError, naming file, product and field, for anything that cannot be read or is not as expected.
+    seed: what upstream gets from `random.seed(seed)` before it starts its server: prices within ranges, then
+    the goals' price limits, in its order. size: "small", "full", or "auto" (the small set unless only the
+    full one is there). nouns: title -> nouns, see `reward.noun_tagger`. Raises ValueError, naming
+    file, product and field, for anything that cannot be read or is not as expected.
     """
 
-    def __init__(self, data_dir: str | Path, human_goals: bool = False, seed: int = 7, nouns: Callable | None = None, size: str = "auto"):
+    def __init__(self, data_dir: str | Path, human_goals: bool = False, seed: int = 7,
+                 nouns: Callable | None = None, size: str = "auto"):
         product_file, extra_file = _catalogue_files(Path(data_dir), size)
         self.human_goals, self.seed = human_goals, seed
         self.nouns, self.noun_tagger = noun_tagger(nouns)
         extras = _read_json(extra_file, dict, "an object: asin -> attributes and instruction")
-        human = _read_json(Path(data_dir) / HUMAN_FILE, dict, "an object: asin -> list of instructions") if human_goals else {}
+        human = {}
+        if human_goals:
+            human = _read_json(Path(data_dir) / HUMAN_FILE, dict, "an object: asin -> list of instructions")
         self.products: list[Product] = []
         self._position: dict[str, int] = {}
         instructions = {}  # asin -> (instruction, attributes)
@@ -143,12 +158,16 @@ class Catalogue:
                 continue
             extra = _checked(f"{extra_file}, product {asin}", extras.pop(asin, {}), dict, "an object")
             self._position[asin] = len(self.products)
-            self.products.append(_read_product(f"{where} (asin {asin})", item, _attributes(f"{extra_file}, product {asin}", extra)))
+            attributes = _attributes(f"{extra_file}, product {asin}", extra)
+            self.products.append(_read_product(f"{where} (asin {asin})", item, attributes))
             if not human_goals and extra.get("instruction") is not None:
                 instructions[asin] = _read_instruction(f"{extra_file}, product {asin}", extra)
         rng = random.Random(seed)
-        self.prices = array("d", (p.prices[0] if len(p.prices) == 1 else rng.uniform(*p.prices) for p in self.products))
-        self.goals: Sequence[Goal] = self._human_goals(human, rng) if human_goals else self._synthetic_goals(instructions, rng)
+        draws = (p.prices[0] if len(p.prices) == 1 else rng.uniform(*p.prices) for p in self.products)
+        self.prices = array("d", draws)
+        self.goals: Sequence[Goal] = (
+            self._human_goals(human, rng) if human_goals else self._synthetic_goals(instructions, rng)
+        )
         self.search = lru_cache(maxsize=4096)(self._search)
 
     def _synthetic_goals(self, instructions: dict, rng: random.Random) -> SyntheticGoals:
@@ -167,7 +186,8 @@ class Catalogue:
                 if attributes:
                     upper = _draw_upper(price, rng)
                     text = _field(where, entry, "instruction", str, "text").strip(".") + _price_text(upper)
-                    goals.append(make_goal(product, text, attributes, list(_texts(where, entry, "instruction_options")), upper, 1))
+                    options = list(_texts(where, entry, "instruction_options"))
+                    goals.append(make_goal(product, text, attributes, options, upper))
         random.Random(SHUFFLE_SEED).shuffle(goals)
         return goals
 
@@ -175,7 +195,8 @@ class Catalogue:
         return self.products[self._position[asin]]
 
     def price_of(self, asin: str) -> float:
-        """What the reward takes as the price paid: the shown price, or the drawn one where a range is shown."""
+        """What the reward takes as the price paid: the shown price, or the drawn one where a range is
+        shown."""
         return self.prices[self._position[asin]]
 
     @cached_property
@@ -207,11 +228,13 @@ class Catalogue:
 def _contents(product: Product) -> str:
     """The text that is searched: title, description, first bullet and options."""
     options = ", and ".join(f"{name}: {', '.join(values)}" for name, values in product.options.items())
-    return " ".join((product.title, product.description, product.bullets[0] if product.bullets else "", options)).lower()
+    bullet = product.bullets[0] if product.bullets else ""
+    return " ".join((product.title, product.description, bullet, options)).lower()
 
 
 def _draw_upper(price: float, rng: random.Random) -> float:
-    """The larger of two of the next four multiples of ten above the price (10 to 990); no limit where fewer than two are left."""
+    """The larger of two of the next four multiples of ten above the price (10 to 990); no limit where fewer
+    than two are left."""
     steps = [10.0 * i for i in range(1, 100) if 10.0 * i > price][:4]
     return max(rng.sample(steps, 2)) if len(steps) >= 2 else NO_LIMIT
 
@@ -242,8 +265,9 @@ def _read_json(path: Path, kind: type, expected: str):
 
 
 def _stream_array(path: Path) -> Iterator[dict]:
-    """The objects of a JSON array, one at a time: the full catalogue's file is larger than most memories. Commas are not checked."""
-    decode, position, at = json.JSONDecoder().raw_decode, 0, 1
+    """The objects of a JSON array, one at a time: the full catalogue's file is larger than most memories.
+    Commas are not checked."""
+    decode, number, at = json.JSONDecoder().raw_decode, 0, 1
     try:
         with open(path, encoding="utf-8") as file:
             buffer = file.read(READ_CHARS).lstrip()
@@ -259,18 +283,20 @@ def _stream_array(path: Path) -> Iterator[dict]:
                     more = file.read(READ_CHARS)
                     if not more or len(buffer) - at > MAX_PRODUCT_CHARS:
                         found = buffer[error.pos : error.pos + 40]
-                        raise ValueError(f"{path}, product {position}: found {found!r} ({error.msg}); expected JSON") from error
+                        problem = f"found {found!r} ({error.msg}); expected JSON"
+                        raise ValueError(f"{path}, product {number}: {problem}") from error
                     buffer, at = buffer[at:] + more, 0
                     continue
-                yield _checked(f"{path}, product {position}", item, dict, "an object")
-                position += 1
+                yield _checked(f"{path}, product {number}", item, dict, "an object")
+                number += 1
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}, product {position}: cannot be read ({error}); expected a UTF-8 JSON array of products") from error
+        problem = f"cannot be read ({error}); expected a UTF-8 JSON array of products"
+        raise ValueError(f"{path}, product {number}: {problem}") from error
 
 
 def _checked(where: str, value, kind: type, expected: str):
     if not isinstance(value, kind):
-        raise ValueError(f"{where}: found {value!r:.80}; expected {expected}")  # noqa: TRY004 (one error type for bad files)
+        raise ValueError(f"{where}: found {value!r:.80}; expected {expected}")
     return value
 
 
@@ -281,18 +307,22 @@ def _field(where: str, item: dict, name: str, kind: type, expected: str):
 
 
 def _texts(where: str, item: dict, name: str) -> tuple[str, ...]:
-    values = _field(where, item, name, list, "a list of texts")
-    return tuple(_checked(f"{where}, field {name!r}, entry {i}", value, str, "text") for i, value in enumerate(values))
+    values, field = _field(where, item, name, list, "a list of texts"), f"{where}, field {name!r}"
+    return tuple(_checked(f"{field}, entry {i}", value, str, "text") for i, value in enumerate(values))
 
 
 def _attributes(where: str, extra: dict) -> tuple[str, ...]:
-    return tuple(map(sys.intern, _texts(where, extra, "attributes"))) if "attributes" in extra else ("DUMMY_ATTR",)
+    if "attributes" not in extra:
+        return ("DUMMY_ATTR",)
+    return tuple(map(sys.intern, _texts(where, extra, "attributes")))
 
 
 def _read_instruction(where: str, extra: dict) -> tuple[str, list[str]]:
-    text, attributes = _field(where, extra, "instruction", str, "text"), list(_texts(where, extra, "instruction_attributes"))
+    text = _field(where, extra, "instruction", str, "text")
+    attributes = list(_texts(where, extra, "instruction_attributes"))
     if not attributes:
-        raise ValueError(f"{where}, field 'instruction_attributes': found none; expected at least one beside an instruction")
+        problem = "found none; expected at least one beside an instruction"
+        raise ValueError(f"{where}, field 'instruction_attributes': {problem}")
     return text, attributes
 
 
@@ -335,11 +365,13 @@ def _read_prices(where: str, pricing) -> tuple[tuple[float, ...], str]:
 
 def _read_options(where: str, item: dict) -> dict[str, tuple[str, ...]]:
     """{'Color': [{'value': 'Red/Blue'}]} -> {'color': ('red | blue',)}."""
-    options = {}
-    raw = _field(where, item, "customization_options", object, "an object: option name -> list of values") or {}
-    for name, contents in _checked(f"{where}, field 'customization_options'", raw, dict, "an object: option name -> list of values").items():
+    options, expected = {}, "an object: option name -> list of values"
+    raw = _field(where, item, "customization_options", object, expected) or {}
+    for name, contents in _checked(f"{where}, field 'customization_options'", raw, dict, expected).items():
         if contents is not None:
             place = f"{where}, field 'customization_options', option {name!r}"
-            values = [_field(place, content, "value", str, "text") for content in _checked(place, contents, list, "a list of objects with a value")]
-            options[sys.intern(name.lower())] = tuple(sys.intern(value.strip().replace("/", " | ").lower()) for value in values)
+            contents = _checked(place, contents, list, "a list of objects with a value")
+            values = [_field(place, content, "value", str, "text") for content in contents]
+            values = [value.strip().replace("/", " | ").lower() for value in values]
+            options[sys.intern(name.lower())] = tuple(map(sys.intern, values))
     return options

@@ -1,13 +1,15 @@
-"""WebShop in plain Python: pages, actions, sessions and rewards exactly as the upstream text environment has them, quirks included.
+"""WebShop in plain Python: pages, actions, sessions and rewards exactly as the upstream text environment has
+them, quirks included.
 
-    engine = WebShopEngine("data/webshop", observation_mode="text_rich")   # loads the catalogue
+    engine = WebShopEngine("data/webshop", observation_mode="text_rich")     # loads the catalogue
     page = engine.reset(goal_index=0)
     page, reward, done = engine.step("search[red shoes]")
-    other = engine.fork()                                                  # another session, same catalogue: costs next to nothing
+    other = engine.fork()            # another session on the same catalogue: costs next to nothing
 
-Yao et al., WebShop (arXiv 2207.01206); the behaviour is that of its repository at commit 64fa2a5c, and tests/test_webshop_engine.py compares it with
-recordings of that code. Left out on purpose: HTML and pictures, reviews (upstream never loads any), weighted random goals, earlier observations
-prefixed to later ones, a step limit.
+Yao et al., WebShop (arXiv 2207.01206); the behaviour is that of its repository at commit 64fa2a5c, and
+tests/test_webshop_engine.py compares it with recordings of that code. Left out on purpose: HTML and pictures,
+reviews (upstream never loads any), weighted random goals, earlier observations prefixed to later ones, a step
+limit.
 """
 
 import json
@@ -25,46 +27,40 @@ MODES = ("text", "text_rich")
 PAGE_SIZE = 10
 SUB_PAGES = ("Description", "Features", "Reviews", "Attributes")
 CHEATS = ("<r>", "<a>", "<c>", "<q>")
-SPLITS = {
-    "upstream": {"test": (0, 500), "eval": (500, 1500), "train": (1500, None)},
-    "verl-agent": {"test": (0, 500), "train": (500, None)},
-}
 _ACTION = re.compile(r"(.+)\[(.+)\]")  # the last '[' that a ']' follows; text after that ']' is ignored
 
 
 class WebShopEngine:
     """One shopping session on a catalogue that many sessions may share.
 
-    observation_mode: "text" (segments joined by [SEP]; a chosen option does not show) or "text_rich" (a line each, buttons and choices marked).
-    cheats: upstream gives queries that begin with <r>, <c> or <q> a special answer (random products, all of a category, all of a query) and crashes
-    on <a>; False, the default, makes such a query an invalid action. Other arguments: see `Catalogue`.
+    observation_mode: "text" (segments joined by [SEP]; a chosen option does not show) or "text_rich" (a line
+    each, buttons and choices marked). cheats: upstream gives queries that begin with <r>, <c> or <q> a
+    special answer (random products, all of a category, all of a query) and crashes on <a>; False, the
+    default, makes such a query an invalid action. Other arguments: see `Catalogue`.
 
-    State to read: page ("index" | "results" | "item" | "sub" | "done", or "" before a reset), page_number, keywords, page_asins, total_results,
-    asin, options (name -> chosen value), sub_page, goal, visited (asins), valid (the last action did something), and after a purchase score, R,
-    and details (see `webshop_reward.reward`).
+    State to read: page ("index" | "results" | "item" | "sub" | "done", or "" before a reset), page_number,
+    keywords, page_asins, total_results, asin, options (name -> chosen value), sub_page, goal, visited
+    (asins), valid (the last action did something), and after a purchase score, R, and details (see
+    `reward.reward`).
     """
 
-    def __init__(
-        self,
-        data_dir: str | Path,
-        observation_mode: str = "text",
-        human_goals: bool = False,
-        seed: int = 7,
-        nouns: Callable[[str], list[str]] | None = None,
-        size: str = "auto",
-        cheats: bool = False,
-    ):
+    def __init__(self, data_dir: str | Path, observation_mode: str = "text", human_goals: bool = False,
+                 seed: int = 7, nouns: Callable[[str], list[str]] | None = None,
+                 size: str = "auto", cheats: bool = False):
         self._open(Catalogue(data_dir, human_goals, seed, nouns, size), observation_mode, cheats)
 
     @classmethod
-    def from_catalogue(cls, catalogue: Catalogue, observation_mode: str = "text", cheats: bool = False) -> "WebShopEngine":
+    def from_catalogue(
+        cls, catalogue: Catalogue, observation_mode: str = "text", cheats: bool = False
+    ) -> "WebShopEngine":
         """A new session on a catalogue already loaded."""
         engine = cls.__new__(cls)
         engine._open(catalogue, observation_mode, cheats)
         return engine
 
     def fork(self) -> "WebShopEngine":
-        """A new session that shares this one's catalogue and settings and nothing else; call `reset` on it."""
+        """A new session that shares this one's catalogue and settings and nothing else; call `reset` on
+        it."""
         return self.from_catalogue(self.catalogue, self.observation_mode, self.cheats)
 
     def _open(self, catalogue: Catalogue, observation_mode: str, cheats: bool) -> None:
@@ -110,18 +106,9 @@ class WebShopEngine:
         """All values that an option of this name has anywhere in the catalogue."""
         return self.catalogue.option_values.get(name, [])
 
-    def judge(self, goal: Goal, product: Product, price: float, chosen_options: dict[str, str]) -> tuple[float, dict]:
-        """`webshop_reward.reward` with this catalogue's noun tagger."""
-        return reward(goal, product, price, chosen_options, self.catalogue.nouns)
-
-    def split(self, name: str, scheme: str = "upstream") -> range:
-        """Goal indices of a split. "upstream" is the rule of the paper's agents, meant for the full set with human goals (test 0-499, eval 500-1499,
-        train from 1500); "verl-agent" has test 0-499 and train from 500 on the small set with synthetic goals. Both split goals, not products."""
-        if name not in SPLITS.get(scheme, {}):
-            known = "; ".join(f"{key}: {', '.join(parts)}" for key, parts in SPLITS.items())
-            raise ValueError(f"split {name!r} of scheme {scheme!r}: expected one of {known}")
-        first, end = SPLITS[scheme][name]
-        return range(len(self.goals))[first:end]
+    def judge(self, goal: Goal, product: Product, price: float, chosen: dict[str, str]) -> tuple[float, dict]:
+        """`reward.reward` with this catalogue's noun tagger."""
+        return reward(goal, product, price, chosen, self.catalogue.nouns)
 
     # Acting
 
@@ -136,10 +123,12 @@ class WebShopEngine:
         return self.observation
 
     def step(self, action: str) -> tuple[str, float, bool]:
-        """(page, reward, done). Anything but `search[words]` or `click[an available target]` changes nothing and sets `valid` to False.
+        """(page, reward, done). Anything but `search[words]` or `click[an available target]` changes nothing
+        and sets `valid` to False.
 
-        The argument is read in lower case. Reward comes with `click[buy now]` alone, the only action that is done. As upstream, a search is accepted
-        on every page, also after the end, where it goes on shopping: the caller stops.
+        The argument is read in lower case. Reward comes with `click[buy now]` alone, the only action that is
+        done. As upstream, a search is accepted on every page, also after the end, where it goes on shopping:
+        the caller stops.
         """
         if self.goal is None:
             raise ValueError("step before reset: call reset(goal_index) first")
@@ -160,7 +149,8 @@ class WebShopEngine:
         return self.cheats and keywords[0] != "<a>" and (keywords[0] != "<c>" or len(keywords) > 1)
 
     def _click(self, target: str) -> bool:
-        """Follow a click; True for the purchase. Upstream goes by the target's text first: an option value that reads like a button is one."""
+        """Follow a click; True for the purchase. Upstream goes by the target's text first: an option value
+        that reads like a button is one."""
         place = self._place()
         if target == "buy now":
             self._buy()
@@ -180,8 +170,10 @@ class WebShopEngine:
         return target == "buy now"
 
     def _place(self) -> str:
-        """Which page upstream believes it is on: it looks for a page's name anywhere in the address, and the keywords are part of that."""
-        return next((name for name in ("search_results", "item_page", "item_sub_page") if name in self._address()), "")
+        """Which page upstream believes it is on: it looks for a page's name anywhere in the address, and the
+        keywords are part of that."""
+        names, address = ("search_results", "item_page", "item_sub_page"), self._address()
+        return next((name for name in names if name in address), "")
 
     def _address(self) -> str:
         keywords = "+".join(self.keywords or ())
@@ -207,7 +199,8 @@ class WebShopEngine:
             self._hits = self.catalogue.search(" ".join(keywords))
 
     def _open_item(self, target: str) -> None:
-        """A product's page, with `target` visited or chosen if it is a product or an option value (the last option with this value is meant)."""
+        """A product's page, with `target` visited or chosen if it is a product or an option value (the last
+        option with this value is meant)."""
         if self.page == "results":
             self.asin = next(asin for asin in self.page_asins if asin.lower() == target)
             self.visited.add(self.asin)
@@ -219,7 +212,8 @@ class WebShopEngine:
         self.page, self.sub_page = "item", None
 
     def _buy(self) -> None:
-        self.score, self.details = self.judge(self.goal, self.product(self.asin), self.price_of(self.asin), self.options)
+        product, price = self.product(self.asin), self.price_of(self.asin)
+        self.score, self.details = self.judge(self.goal, product, price, self.options)
         self.page, self.sub_page = "done", None
 
     # What is shown
@@ -227,7 +221,8 @@ class WebShopEngine:
     @property
     def page_products(self) -> Sequence[Product]:
         """The at most ten products of the current results page, best first; empty on other pages."""
-        return self._hits[(self.page_number - 1) * PAGE_SIZE : self.page_number * PAGE_SIZE] if self.page == "results" else ()
+        end = self.page_number * PAGE_SIZE
+        return self._hits[end - PAGE_SIZE:end] if self.page == "results" else ()
 
     @property
     def page_asins(self) -> list[str]:
@@ -244,10 +239,12 @@ class WebShopEngine:
 
     @property
     def clickables(self) -> list[str]:
-        """What can be clicked, in upstream's order: buttons, products, option values, in lower case and each once."""
+        """What can be clicked, in upstream's order: buttons, products, option values, in lower case and each
+        once."""
         nodes = self._nodes()
-        ordered = [text.lower() for kind in ("button", "product") for its_kind, text in nodes if its_kind == kind]
-        return list(dict.fromkeys(ordered + [text for kind, text in nodes if kind == "option"]))
+        buttons = [text.lower() for kind, text in nodes if kind == "button"]
+        products = [text.lower() for kind, text in nodes if kind == "product"]
+        return list(dict.fromkeys(buttons + products + [text for kind, text in nodes if kind == "option"]))
 
     @property
     def observation(self) -> str:
@@ -274,7 +271,8 @@ class WebShopEngine:
             return []
         if self.page == "done":
             return self._done_nodes()
-        instruction = [("text", self.goal.instruction), ("button", "Search" if self.page == "index" else "Back to Search")]
+        search = "Search" if self.page == "index" else "Back to Search"
+        instruction = [("text", self.goal.instruction), ("button", search)]
         if self.page == "index":
             return [("text", "WebShop"), ("text", "Instruction: "), *instruction]
         body = {"results": self._result_nodes, "item": self._item_nodes, "sub": self._sub_nodes}[self.page]()
@@ -297,9 +295,12 @@ class WebShopEngine:
     def _sub_nodes(self) -> list[tuple[str, str]]:
         product = self.product(self.asin)
         if self.sub_page == "Attributes":  # no button leads here, but an option value of that name does
-            texts = [*(f" {a}" for a in product.attributes), product.category, product.query, product.product_category]
+            texts = [f" {a}" for a in product.attributes]
+            texts += [product.category, product.query, product.product_category]
+        elif self.sub_page == "Features":
+            texts = [f" {b}" for b in product.bullets]
         else:
-            texts = {"Description": [product.description], "Features": [f" {b}" for b in product.bullets], "Reviews": []}[self.sub_page]
+            texts = [product.description] if self.sub_page == "Description" else []
         return [("button", "< Prev"), *(("text", text) for text in texts)]
 
     def _done_nodes(self) -> list[tuple[str, str]]:
@@ -307,15 +308,18 @@ class WebShopEngine:
         for sign in "<>&'":  # Flask's tojson writes these as escapes even inside a page
             options = options.replace(sign, f"\\u{ord(sign):04x}")
         bought = ["Purchased", "asin", self.asin, "options", options]
-        bought += [text for name in ("attrs", "category", "query", "product category") for text in (name, "None")]
-        target = ["Target", "asin", "options", "attrs", "price upper", "instuction text", "category", "product category", "query", "Goal ", "None"]
+        bought += ["attrs", "None", "category", "None", "query", "None", "product category", "None"]
+        target = ["Target", "asin", "options", "attrs", "price upper", "instuction text", "category"]
+        target += ["product category", "query", "Goal ", "None"]
         score = ["Reward", "Your score (min 0.0, max 1.0)", str(self.score), "Reward Details ", "None"]
-        thanks = ["Thank you for shopping with us!", "Your code: ", "None", " (Paste it in your MTurk interface.)"]
+        code = " (Paste it in your MTurk interface.)"
+        thanks = ["Thank you for shopping with us!", "Your code: ", "None", code]
         return [("text", text) for text in (*thanks, *bought, *target, *score)]
 
 
 def _parsed(text: str) -> str:
-    """What is left of a text after upstream's HTML parser: white space alone becomes one blank, or nothing if a line break is in it."""
+    """What is left of a text after upstream's HTML parser: white space alone becomes one blank, or nothing if
+    a line break is in it."""
     if text.strip(" \t\n\f\r"):
         return text
     return "" if "\n" in text or not text else " "

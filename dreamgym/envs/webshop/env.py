@@ -1,7 +1,8 @@
-"""WebShop as an environment of DreamGym: tasks, sessions and the abstract text states, on top of the conformant engine.
+"""WebShop as an environment: tasks, sessions and abstract text states, on top of the exact engine.
 
-With `$WEBSHOP_DATA` (or `data_dir`) set, the official catalogue is read; otherwise the embedded one is generated into `cache`. `describe()` says which,
-and with which noun tagger: both belong into every result. 15 steps, reward 1 iff upstream's R is 1; R is kept as the score.
+With `$WEBSHOP_DATA` (or `data_dir`) set, the official catalogue is read; otherwise one is generated into
+`cache`. `describe()` says which, and with which noun tagger: both belong into every result. An episode has 15
+steps. Reward is 1 where upstream's score R is 1; R is the raw score.
 """
 from __future__ import annotations
 
@@ -9,94 +10,136 @@ import os
 from functools import cached_property
 from pathlib import Path
 
-from dreamgym.envs import Session, StepResult, webshop_text
+import numpy as np
+
+from dreamgym.envs.base import Environment, Player, Session, StepResult
+from dreamgym.envs.webshop import relabel, scripted, text
+from dreamgym.envs.webshop.audit import WebShopAudit
 from dreamgym.envs.webshop.engine import WebShopEngine
+from dreamgym.envs.webshop.prompts import PROMPTS
 from dreamgym.envs.webshop.toy_catalogue import embedded_nouns, make_catalogue
-from dreamgym.episode import Task
+from dreamgym.episode import Episode, Step, StopReason, Task
 
-MAX_STEPS = 15
-TEST_SHARE = 4                                   # one product in four of the embedded shop is held out
+# Goal numbers; upstream calls "valid" eval.
+OFFICIAL_SPLITS = {"test": slice(0, 500), "valid": slice(500, 1500), "train": slice(1500, None)}
+TEST_EVERY = 4                                   # generated catalogue: one target product in four is a test's
+VALID_EVERY = 6                                  # and of the others one in six is for validation
 
 
-class WebShop:
-    """Real WebShop. `results_shown`: how many of a page's ten results the mapping keeps (default 5 for the embedded shop, 10 for official data)."""
+class WebShop(Environment):
+    """WebShop, real. `human_goals` (official data): instructions by people instead of synthetic ones."""
+    name = "webshop"
+    max_steps = 15
+    prompts = PROMPTS
+    audit = WebShopAudit()
 
-    text = webshop_text
-    max_steps = MAX_STEPS
-
-    def __init__(self, data_dir: str = "", cache: str | Path = "out/shop", seed: int = 7, human_goals: bool = False, results_shown: int = 0):
+    def __init__(self, data_dir: str = "", seed: int = 7, human_goals: bool = False, cache: str = "out/shop"):
         data_dir = data_dir or os.environ.get("WEBSHOP_DATA", "")
-        self.embedded = not data_dir
-        if self.embedded:
-            folder = Path(cache) / f"catalogue-{seed}"
-            if not (folder / "items_human_ins.json").exists():
-                make_catalogue(folder, seed)
-            data_dir = str(folder)
-        self.engine = WebShopEngine(data_dir, "text_rich", human_goals, seed, nouns=embedded_nouns if self.embedded else None)
-        self.human_goals, self.results_shown = human_goals, results_shown or (5 if self.embedded else 10)
+        self.generated = not data_dir
+        self.label = "generated catalogue" if self.generated else "official data"
+        folder = Path(data_dir or Path(cache) / f"catalogue-{seed}")
+        if self.generated and not (folder / "items_human_ins.json").exists():
+            make_catalogue(folder, seed)
+        nouns = embedded_nouns if self.generated else None
+        self.engine = WebShopEngine(folder, "text_rich", human_goals, seed, nouns=nouns)
+        self.seed, self.human_goals = seed, human_goals
+        self.results_shown = 5 if self.generated else 10            # of a page's ten results
         self.started = 0
 
-    @property
-    def label(self) -> str:
-        """Which data this is: belongs beside every result."""
-        return "generated catalogue" if self.embedded else "official data"
-
-    @cached_property
-    def option_values(self) -> list[str]:
-        """Values of options that the shop has: what a prober tries where they are not listed."""
-        return sorted({value for product in self.engine.products[:2000] for values in product.options.values() for value in values}) or ["red"]
-
     def describe(self) -> dict:
-        return {"env": "webshop", "catalogue": self.label, "goals": "human" if self.human_goals else "synthetic",
-                "products": len(self.engine.products), "noun_tagger": "catalogue's own nouns" if self.embedded else self.engine.noun_tagger, "results_shown": self.results_shown}
+        nouns = "catalogue's own nouns" if self.generated else self.engine.noun_tagger
+        return {"env": self.name, "form": text.FORM, "catalogue": self.label, "seed": self.seed,
+                "goals": "human" if self.human_goals else "synthetic", "products": len(self.engine.products),
+                "noun_tagger": nouns, "results_shown": self.results_shown}
+
+    # ---- tasks
 
     def tasks(self, split: str) -> list[Task]:
-        """All tasks of a split ('train' | 'test', official data also 'eval'). The embedded shop is split by target product, so that no product is the
-        target of a train and of a test task, and no instruction is in both; official data by goal index as upstream does (test 0-499, eval 500-1499, train 1500-)."""
-        goals = self.engine.goals
-        if self.embedded:
-            if split not in ("train", "test"):
-                raise ValueError(f"split {split!r}: the embedded shop has train and test")
-            asins = sorted({goal.asin for goal in goals})
-            held_out = set(asins[::TEST_SHARE])
-            known = {goal.instruction for goal in goals if goal.asin not in held_out}       # two products may have the same instruction
-            chosen = [i for i, goal in enumerate(goals) if (goal.asin not in held_out if split == "train" else goal.asin in held_out and goal.instruction not in known)]
-        else:
-            chosen = list(self.engine.split(split))
-        return [Task(f"webshop-{i}", webshop_text.clean(goals[i].instruction), "webshop", webshop_text.START, {"goal_index": i}) for i in chosen]
+        """All tasks of a split. Official data is split by goal number, as upstream splits it. The generated
+        catalogue is split by target product: no product and no instruction is in two splits."""
+        if split not in OFFICIAL_SPLITS:
+            raise ValueError(f"split {split!r}: expected {', '.join(OFFICIAL_SPLITS)}")
+        if self.generated:
+            return [self._task(number) for number in self._generated_splits[split]]
+        return [self._task(number) for number in range(len(self.engine.goals))[OFFICIAL_SPLITS[split]]]
 
-    def start(self, tasks: list[Task]) -> list[Session]:
+    def _task(self, number: int) -> Task:
+        goal = self.engine.goals[number]
+        return Task(id=f"webshop-{number}", text=text.clean(goal.instruction), env=self.name,
+                    start=text.START, goal={"goal_index": number}, groups=[f"category {goal.category}"])
+
+    @cached_property
+    def _generated_splits(self) -> dict[str, list[int]]:
+        """Split -> goal numbers. Two products may have the same instruction: it stays where it is seen
+        first."""
+        targets = sorted({goal.asin for goal in self.engine.goals})
+        test = set(targets[::TEST_EVERY])
+        others = [asin for asin in targets if asin not in test]
+        valid = set(others[::VALID_EVERY])
+        groups = {"train": set(others) - valid, "valid": valid, "test": test}
+        splits, known = {}, set()
+        for split, asins in groups.items():
+            splits[split] = [i for i, goal in enumerate(self.engine.goals)
+                             if goal.asin in asins and goal.instruction not in known]
+            known |= {self.engine.goals[i].instruction for i in splits[split]}
+        return splits
+
+    # ---- playing
+
+    def reset(self, tasks: list[Task]) -> list[Session]:
         """Raises ValueError for a generated task: only the dream can play those."""
         sessions = []
         for task in tasks:
             if "goal_index" not in task.goal:
-                raise ValueError(f"task {task.id}: has no goal in the real shop (a generated task?); expected goal_index")
+                raise ValueError(f"task {task.id}: has no goal_index; only the dream can play a generated task")
             engine = self.engine.fork()
-            state, _ = webshop_text.abstract(engine.reset(task.goal["goal_index"]), self.results_shown)
+            state = text.abstract(engine.reset(task.goal["goal_index"]), self.results_shown)
             self.started += 1
             sessions.append(Session(f"real-{self.started}", task, state, inner=engine))
         return sessions
 
-    def act(self, sessions: list[Session], actions: list[str]) -> list[StepResult]:
-        return [self._act(session, action) for session, action in zip(sessions, actions)]
+    def step(self, sessions: list[Session], actions: list[str]) -> list[StepResult]:
+        return [self._step(session, action) for session, action in zip(sessions, actions, strict=True)]
 
-    def _act(self, session: Session, action: str) -> StepResult:
-        engine, before = session.inner, session.state
-        official = self._official(engine, before, action)
-        page, raw, done = engine.step(official)
-        session.state, _ = webshop_text.abstract(page, self.results_shown)
+    def _step(self, session: Session, action: str) -> StepResult:
+        engine = session.inner
+        page, score, done = engine.step(self._official(engine, session.state, action))
+        if engine.valid:
+            session.state = text.abstract(page, self.results_shown)
         session.steps += 1
-        reward = float(done and raw == 1.0)
-        stop = ("success" if reward else "failure") if done else ""
-        return StepResult(session.state, reward, done, {"valid": engine.valid, "score": float(raw), "stop": stop, "grounded": webshop_text.ground(before, action)})
+        if not done:
+            return StepResult(session.state)
+        stop = StopReason.SUCCESS if score == 1.0 else StopReason.FAILURE
+        return StepResult(session.state, float(score == 1.0), True, stop, raw_score=float(score))
+
+    def end(self, sessions: list[Session]) -> None:
+        for session in sessions:
+            session.inner = None
 
     def _official(self, engine: WebShopEngine, state: str, action: str) -> str:
-        """`click[2]` on a results page -> upstream's click on that product; a value as the state shows it -> upstream's own text of it, which may hold
-        no-break or double blanks; everything else goes to the engine as it is."""
-        verb, argument = webshop_text.split_action(action)
-        kind = webshop_text.page_kind(state)
-        if verb == "click" and kind == "results" and argument in webshop_text.read_results(state):     # '01', '\u00b2' and the like are not in it
+        """`click[2]` on a results page -> upstream's click on that product; a value as the state shows it ->
+        upstream's own text of it, which may hold no-break or double blanks; anything else as it is."""
+        verb, argument = text.split_action(action)
+        kind = text.page_kind(state)
+        # '01', '\u00b2' and the like are not among the numbers of a results page.
+        if verb == "click" and kind == "results" and argument in text.read_results(state):
             return f"click[{engine.page_asins[int(argument) - 1]}]"
         if verb == "click" and kind == "item" and argument not in (targets := engine.clickables):
-            return next((f"click[{target}]" for target in targets if webshop_text.clean(target) == argument), action)
+            return next((f"click[{target}]" for target in targets if text.clean(target) == argument), action)
         return action
+
+    # ---- optional parts of the contract
+
+    def ground(self, state: str, action: str) -> str:
+        return text.ground(state, action)
+
+    def players(self) -> dict[str, Player]:
+        products = self.engine.products[:2000]
+        values = {value for product in products for values in product.options.values() for value in values}
+        return scripted.players(sorted(values) or ["red"])
+
+    def explain(self, task: Task, history: list[Step], step: Step) -> tuple[str, str]:
+        return relabel.explain(task.text, step)
+
+    def counterfactuals(self, episodes: list[Episode], count: int, rng: np.random.Generator) -> list[Episode]:
+        return relabel.counterfactuals(self.engine, episodes, count, rng)

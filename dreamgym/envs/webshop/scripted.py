@@ -1,8 +1,8 @@
-"""Who acts in WebShop when no model does: a demonstrator, an imperfect one, random exploration, and a prober of what the shop refuses.
+"""Who acts in WebShop when no model does: a demonstrator, an imperfect one, random exploration, and a prober.
 
-All of them read abstract states only (never the engine), so that whatever they do can be imitated. Each player is `player(task_text, rng)` -> a
-function `act(state) -> action` with its own memory of one episode. The mix of an offline set follows the paper's (demonstrations, oracle and
-random policies); the shares are ours: see collect.py.
+All of them read abstract states only (never the engine), so that whatever they do can be imitated. A player
+is a function `act(state) -> action` with its own memory of one episode. The mix of an offline set follows the
+paper's (demonstrations, oracle and random policies); the shares are ours: see `players`.
 """
 from __future__ import annotations
 
@@ -10,20 +10,34 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dreamgym.envs.webshop.text import Item, Wanted, page_kind, read_item, read_results, read_task
+from dreamgym.envs.base import Player
+from dreamgym.envs.webshop.text import (
+    Item, Wanted, page_kind, read_item, read_results, read_task, title_words,
+)
 
 Act = Callable[[str], str]
+MAX_PROBES = 4                                   # of a prober in one episode
+
+
+def wishes(task_text: str) -> Wanted:
+    """What an instruction asks for; where its options cannot be read, the words alone."""
+    try:
+        return read_task(task_text)
+    except ValueError:
+        return Wanted(title_words(task_text) or ["gift"], {})
 
 
 class Shopper:
-    """Searches for the wanted words, opens each fitting result, goes back when an option is absent, chooses the options, buys.
+    """Searches for the wanted words, opens each fitting result, goes back when an option is absent, chooses
+    the options, buys.
 
-    `slip` is the chance, per step, of a mistake a hurried shopper makes: opening any result, buying at once, choosing another value, reading the
-    details, leaving a good product. Mistakes are what gives imitation something to improve on (a clean imitation leaves GRPO no variance).
+    `slip` is the chance, per step, of a mistake: opening any result, buying at once, choosing another value,
+    reading the details, leaving a good product. Mistakes leave imitation something to improve on: a clean
+    imitation gives GRPO no variance.
     """
 
     def __init__(self, task_text: str, rng: np.random.Generator, slip: float = 0.0):
-        self.wanted: Wanted = read_task(task_text)
+        self.wanted = wishes(task_text)
         self.rng, self.slip = rng, slip
         self.seen: set[str] = set()              # titles and prices of products that were opened
         self.pages = 0
@@ -46,7 +60,8 @@ class Shopper:
         for number, (title, price) in listed.items():
             low = float(price[1:].split(" ")[0])
             fits = all(word in title.lower().split() for word in self.wanted.words)
-            if fits and f"{title} {price}" not in self.seen and (self.wanted.price is None or low <= self.wanted.price):
+            cheap = self.wanted.price is None or low <= self.wanted.price
+            if fits and cheap and f"{title} {price}" not in self.seen:
                 self.seen.add(f"{title} {price}")
                 return f"click[{number}]"
         if listed and self.pages < 1:
@@ -62,25 +77,27 @@ class Shopper:
         return f"click[{missing[0]}]" if missing else "click[buy now]"
 
     def _slip(self, item: Item) -> str:
-        others = [f"click[{value}]" for value in item.values]
-        return str(self.rng.choice(["click[buy now]", "click[buy now]", "click[< prev]", "click[features]", *others[:2]]))
+        buttons = ["click[buy now]", "click[buy now]", "click[< prev]", "click[features]"]
+        return str(self.rng.choice(buttons + [f"click[{value}]" for value in item.values[:2]]))
 
 
-def _explorer(task_text: str, rng: np.random.Generator) -> Act:
-    """Random but legal: every button of the page, searches made of the task's words, products by number."""
-    words = read_task(task_text).words
+def explorer(task_text: str, rng: np.random.Generator) -> Act:
+    """Random valid actions: buttons of the page, searches made of the task's words, products by number."""
+    words = wishes(task_text).words
 
     def act(state: str) -> str:
         kind = page_kind(state)
         if kind == "index":
             return f"search[{' '.join(rng.permutation(words)[:rng.integers(1, len(words) + 1)])}]"
         if kind == "results":
-            choices = [f"click[{n}]" for n in read_results(state)] * 2 + ["click[next >]", "click[back to search]"]
+            choices = [f"click[{n}]" for n in read_results(state)] * 2
+            choices += ["click[next >]", "click[back to search]"]
             if not state.startswith("results page 1 "):
                 choices.append("click[< prev]")
         elif kind == "item":
             item = read_item(state)
-            choices = [f"click[{v}]" for v in (item.values if item else [])] + ["click[buy now]", "click[< prev]", "click[back to search]"]
+            choices = [f"click[{value}]" for value in (item.values if item else [])]
+            choices += ["click[buy now]", "click[< prev]", "click[back to search]"]
             choices += ["click[description]", "click[features]"][rng.integers(2):][:1]
         else:
             choices = ["click[< prev]", "click[< prev]", "click[back to search]"]
@@ -88,34 +105,33 @@ def _explorer(task_text: str, rng: np.random.Generator) -> Act:
     return act
 
 
-def _prober(task_text: str, rng: np.random.Generator, values: list[str]) -> Act:
-    """A shopper who keeps trying what the shop refuses: option values that are not on the page, numbers that are not listed, buttons of other pages."""
-    shopper = Shopper(task_text, rng, slip=0.2)
-    refused = 0
+def prober(task_text: str, rng: np.random.Generator, values: list[str]) -> Act:
+    """A shopper who keeps trying what the shop refuses: option values that are not on the page (some of
+    `values`, which exist somewhere in the shop), numbers that are not listed, buttons of other pages."""
+    shopper, probes = Shopper(task_text, rng, slip=0.2), 0
 
     def act(state: str) -> str:
-        nonlocal refused
+        nonlocal probes
         kind, item = page_kind(state), read_item(state)
-        if refused < 4 and rng.random() < 0.6:
-            refused += 1
-            if item:
-                absent = [v for v in [*shopper.wanted.options.values(), *rng.choice(values, 6)] if v not in item.values]
-                return str(rng.choice([f"click[{v}]" for v in absent[:4]] + ["click[next >]"])) if absent else "click[next >]"
-            if kind == "results":
-                return str(rng.choice(["click[9]", "click[buy now]", f"click[{rng.choice(values)}]", "buy it"]))
-            return str(rng.choice(["click[buy now]", "click[1]", "click[next >]", "search[]"]))
-        return shopper(state)
+        if probes >= MAX_PROBES or rng.random() >= 0.6:
+            return shopper(state)
+        probes += 1
+        if item:
+            tried = [*shopper.wanted.options.values(), *rng.choice(values, 6)]
+            absent = [f"click[{value}]" for value in tried if value not in item.values]
+            return str(rng.choice([*absent[:4], "click[next >]"])) if absent else "click[next >]"
+        if kind == "results":
+            return str(rng.choice(["click[9]", "click[buy now]", f"click[{rng.choice(values)}]", "buy it"]))
+        return str(rng.choice(["click[buy now]", "click[1]", "click[next >]", "search[]"]))
     return act
 
 
-def make_player(kind: str, task_text: str, rng: np.random.Generator, values: list[str]) -> Act:
-    """kind: demonstrator | imperfect | random | prober; `values`: option values known to exist somewhere in the shop (for probes)."""
-    if kind == "demonstrator":
-        return Shopper(task_text, rng)
-    if kind == "imperfect":
-        return Shopper(task_text, rng, slip=0.25)
-    if kind == "random":
-        return _explorer(task_text, rng)
-    if kind == "prober":
-        return _prober(task_text, rng, values)
-    raise ValueError(f"player {kind!r}: expected demonstrator, imperfect, random or prober")
+def players(values: list[str]) -> dict[str, Player]:
+    """The players of an offline set. `values`: option values that exist somewhere in the shop."""
+    return {
+        "demonstrator": Player(lambda session, rng: Shopper(session.task.text, rng), share=0.30),
+        "imperfect": Player(lambda session, rng: Shopper(session.task.text, rng, slip=0.25), share=0.35,
+                            imitate=True),
+        "random": Player(lambda session, rng: explorer(session.task.text, rng), share=0.20),
+        "prober": Player(lambda session, rng: prober(session.task.text, rng, values), share=0.15),
+    }

@@ -1,9 +1,11 @@
-"""The embedded shop: a generated catalogue in upstream's own JSON formats, read by the same engine as the official one.
+"""The embedded shop: a generated catalogue in upstream's own JSON formats, read by the same engine as the
+official one.
 
-1,000 products in 5 categories x 8 nouns x 5 leading attributes = 200 kinds of product, 5 products of each. The five are near misses of each
-other: another line, another second attribute, another price, other option values. All words are our own and few (about 250), so that a model
-of 200k parameters trained from scratch can read them. Prices lie on a grid of ten; 6 % are ranges, as upstream has them.
-Product categories share one level only, so that upstream's reward tells nouns apart (two shared levels would count as the same type).
+1,000 products in 5 categories x 8 nouns x 5 leading attributes = 200 kinds of product, 5 products of each.
+The five are near misses of each other: another line, another second attribute, another price, other option
+values. All words are our own and few (about 250), so that a model of 200k parameters trained from scratch can
+read them. Prices lie on a grid of ten; 6 % are ranges, as upstream has them. Product categories share one
+level only, so that upstream's reward tells nouns apart (two shared levels would count as the same type).
 """
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from pathlib import Path
 CATEGORIES = {
     "clothing": (["jacket", "shirt", "sweater", "dress", "coat", "skirt", "hoodie", "vest"],
                  ["waterproof", "slim", "warm", "breathable", "casual", "striped"],
-                 {"color": ["red", "blue", "black", "green", "white", "gray"], "size": ["small", "medium", "large", "xlarge"]}),
+                 {"color": ["red", "blue", "black", "green", "white", "gray"],
+                  "size": ["small", "medium", "large", "xlarge"]}),
     "shoes": (["boots", "sandals", "sneakers", "slippers", "loafers", "heels", "clogs", "flats"],
               ["leather", "padded", "flexible", "sturdy", "wide", "vegan"],
               {"color": ["red", "blue", "black", "brown", "white", "pink"], "size": ["6", "7", "8", "9"]}),
@@ -24,17 +27,20 @@ CATEGORIES = {
                 {"color": ["yellow", "blue", "black", "green", "silver", "orange"]}),
     "beauty": (["shampoo", "soap", "lotion", "perfume", "serum", "balm", "scrub", "mask"],
                ["organic", "gentle", "hydrating", "sensitive", "mild", "herbal"],
-               {"scent": ["rose", "lemon", "mint", "vanilla", "coconut", "lavender"], "volume": ["travel", "regular", "family"]}),
+               {"scent": ["rose", "lemon", "mint", "vanilla", "coconut", "lavender"],
+                "volume": ["travel", "regular", "family"]}),
     "grocery": (["tea", "coffee", "cookies", "crackers", "granola", "chocolate", "noodles", "sauce"],
                 ["sugarfree", "spicy", "roasted", "crunchy", "natural", "instant"],
-                {"flavor": ["honey", "ginger", "cherry", "almond", "maple", "apple"], "pack": ["single", "twin", "bulk"]}),
+                {"flavor": ["honey", "ginger", "cherry", "almond", "maple", "apple"],
+                 "pack": ["single", "twin", "bulk"]}),
 }
 LINES = ["modern", "classic", "royal", "rustic", "urban", "northern", "golden", "simple", "bright", "noble"]
 LOWERCASE_NOUNS = frozenset(noun for nouns, _, _ in CATEGORIES.values() for noun in nouns)
 
 
 def embedded_nouns(title: str) -> list[str]:
-    """The rule tagger's answer for our own titles, which hold exactly one noun; conformance runs inject their own table instead."""
+    """The rule tagger's answer for our own titles, which hold exactly one noun; conformance runs inject their
+    own table instead."""
     return [word for word in title.lower().split() if word in LOWERCASE_NOUNS]
 
 
@@ -45,28 +51,37 @@ def _price(rng: random.Random, base: int) -> str:
     return f"${price:.2f}"
 
 
-def _product(rng: random.Random, number: int, category: str, noun: str, attribute: str, line: str, base: int) -> tuple[dict, list[str]]:
+def _product(rng: random.Random, asin: str, kind: tuple[str, str, str], line: str,
+             base: int) -> tuple[dict, list[str]]:
+    """A product of a kind (category, noun, leading attribute) in upstream's JSON form, and its attributes."""
+    category, noun, attribute = kind
     _, attributes, options = CATEGORIES[category]
     second = rng.choice([a for a in attributes if a != attribute]) if rng.random() < 0.5 else None
     owned = [attribute] + ([second] if second else [])
     title = " ".join([line, *owned, noun])
     names = list(options) if rng.random() < 0.85 else list(options)[:rng.randrange(2)]
-    chosen = {name: sorted(rng.sample(options[name], min(3, len(options[name]) - 1)), key=options[name].index) for name in names}
-    asin = f"DG{number:08d}"
+    chosen = {}
+    for name in names:
+        values = options[name]
+        chosen[name] = sorted(rng.sample(values, min(3, len(values) - 1)), key=values.index)
+    listed = {name: [{"value": value, "image": None} for value in values] for name, values in chosen.items()}
     item = {
-        "asin": asin, "name": title, "category": category, "query": noun, "product_category": f"{category.title()} \u203a {noun.title()}",
+        "asin": asin, "name": title, "category": category, "query": noun,
+        "product_category": f"{category.title()} \u203a {noun.title()}",
         "pricing": _price(rng, base), "images": ["none"],
         "full_description": f"this {noun} is {' and '.join(owned)}",
         "small_description": [f"{line} {noun} for every day", f"made to be {' and '.join(owned)}"],
-        "customization_options": {name: [{"value": value, "image": None} for value in values] for name, values in chosen.items()},
+        "customization_options": listed,
     }
     return item, owned
 
 
 def make_catalogue(folder: Path | str, seed: int = 0) -> Path:
-    """Writes items_shuffle_1000.json, items_ins_v2_1000.json and items_human_ins.json (upstream's small-set names) and returns the folder.
+    """Writes items_shuffle_1000.json, items_ins_v2_1000.json and items_human_ins.json (upstream's small-set
+    names) and returns the folder.
 
-    The same seed gives the same bytes. 42 % of the products carry an instruction, as upstream; the others are only there to be found.
+    The same seed gives the same bytes. 42 % of the products carry an instruction, as upstream; the others are
+    only there to be found.
     """
     rng = random.Random(f"dreamgym-shop-{seed}")
     items, instructions = [], {}
@@ -75,22 +90,29 @@ def make_catalogue(folder: Path | str, seed: int = 0) -> Path:
             base = 10 * rng.randint(1, 4)
             for attribute in rng.sample(attributes, 5):
                 for line in rng.sample(LINES, 5):
-                    item, owned = _product(rng, len(items), category, noun, attribute, line, base)
+                    kind = (category, noun, attribute)
+                    item, owned = _product(rng, f"DG{len(items):08d}", kind, line, base)
                     items.append(item)
                     entry: dict = {"attributes": owned}
                     if rng.random() < 0.42:
                         wanted = owned if rng.random() < 0.6 else owned[:1]
-                        entry |= {"instruction": f"find me {' '.join(wanted)} {noun}", "instruction_attributes": wanted}
+                        instruction = f"find me {' '.join(wanted)} {noun}"
+                        entry |= {"instruction": instruction, "instruction_attributes": wanted}
                     instructions[item["asin"]] = entry
     rng.shuffle(items)
     human = {}
     for item in items[:40]:
         entry = instructions[item["asin"]]
-        human[item["asin"]] = [{"instruction": f"i need a {' '.join(entry['attributes'])} {item['query']}.", "instruction_attributes": entry["attributes"],
-                                "instruction_options": [values[0]["value"] for values in item["customization_options"].values()]}]
+        human[item["asin"]] = [{
+            "instruction": f"i need a {' '.join(entry['attributes'])} {item['query']}.",
+            "instruction_attributes": entry["attributes"],
+            "instruction_options": [values[0]["value"] for values in item["customization_options"].values()],
+        }]
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, content in (("items_shuffle_1000.json", items), ("items_ins_v2_1000.json", instructions), ("items_human_ins.json", human)):
+    contents = {"items_shuffle_1000.json": items, "items_ins_v2_1000.json": instructions,
+                "items_human_ins.json": human}
+    for name, content in contents.items():
         temporary = folder / f"{name}.tmp"
         temporary.write_text(json.dumps(content, ensure_ascii=False, indent=0), encoding="utf-8")
         temporary.rename(folder / name)

@@ -1,0 +1,36 @@
+"""What the truth says about a step of WebShop, by rule: for reports, never for training."""
+from __future__ import annotations
+
+from dreamgym.envs.base import Audit
+from dreamgym.envs.webshop import text
+from dreamgym.episode import Step, Task
+
+
+class WebShopAudit(Audit):
+
+    def action_type(self, state: str, action: str) -> str:
+        """search | open | option | prev | back | next | sub | buy | refused."""
+        return text.action_type(state, action)
+
+    def success(self, task: Task, state: str, action: str, next_state: str) -> bool | None:
+        """Whether a purchase fulfils the task; None for other steps, and where page or task cannot be read.
+        A price range counts by its lower end; the price that is drawn within it is not on the page."""
+        item = text.read_item(state)
+        if not text.is_purchase(state, action) or item is None:
+            return None
+        try:
+            return all(met for _, _, met in text.checks(text.read_task(task.text), item))
+        except ValueError:
+            return None
+
+    def inconsistencies(self, steps: list[Step]) -> tuple[int, int]:
+        """(item pages seen again, those of them whose options differ from the first time)."""
+        known: dict[str, list[str]] = {}
+        seen_again = differ = 0
+        for step in steps:
+            if text.page_kind(step.next_state) == "item":
+                title, *options = step.next_state.split("\n")
+                options = [line for line in options if not line.startswith("chosen: ")]
+                seen_again += title in known
+                differ += known.setdefault(title, options) != options
+        return seen_again, differ
