@@ -4,7 +4,7 @@ import shutil
 
 import pytest
 
-from dreamgym.envs.webarena.ax_tree_sources import from_browsergym_text, from_cdp, from_html, from_webarena_text, webarena_tabs
+from dreamgym.envs.webarena.ax_tree_sources import from_cdp, from_html, from_text, webarena_tabs
 from dreamgym.envs.webarena.page import abstract
 
 HTML = """<!doctype html><html><head><title>One Stop Mini</title><style>p { color: red }</style></head><body>
@@ -129,8 +129,8 @@ def test_a_recorded_page_gives_one_text_from_all_four_feeders():
     nodes = cdp_nodes(RECORDED)
     assert shown(from_cdp(nodes)) == STATE
     assert shown(from_html(HTML)) == STATE
-    assert shown(from_webarena_text(webarena_text(nodes))) == STATE
-    assert shown(from_browsergym_text(browsergym_text(nodes))) == STATE
+    assert shown(from_text(webarena_text(nodes))) == STATE
+    assert shown(from_text(browsergym_text(nodes))) == STATE
 
 
 def test_every_shown_line_leads_to_its_element():
@@ -138,15 +138,15 @@ def test_every_shown_line_leads_to_its_element():
     screen = abstract(title, "shopping", nodes)
     assert screen.refs[3].ref.get("name") == "q" and screen.refs[8].ref.get("href") == "/p/1" and screen.refs[10].ref.tag == "b"
     assert abstract("", "", from_cdp(cdp_nodes(RECORDED))[1]).refs[4].ref == 131
-    assert abstract("", "", from_webarena_text(webarena_text(cdp_nodes(RECORDED)))[1]).refs[4].ref == "31"
-    assert abstract("", "", from_browsergym_text(browsergym_text(cdp_nodes(RECORDED)))[1]).refs[4].ref == "a31"
+    assert abstract("", "", from_text(webarena_text(cdp_nodes(RECORDED)))[1]).refs[4].ref == "31"
+    assert abstract("", "", from_text(browsergym_text(cdp_nodes(RECORDED)))[1]).refs[4].ref == "a31"
 
 
 # ---- text observations -------------------------------------------------------------------------------------------------------------------------
 
 def test_a_text_of_2023():
     """Older Chromium: menuitem for option, img, gridcell; a value as the text inside; names as Python writes them; a cut last line."""
-    title, nodes = from_webarena_text("""Tab 0: x | Tab 1 (current): Orders | Tab 2: y
+    title, nodes = from_text("""Tab 0: x | Tab 1 (current): Orders | Tab 2: y
 
 [1] RootWebArea 'Orders' focused: True
 \t[11] link '\\ue604 DASHBOARD'
@@ -172,7 +172,7 @@ def test_a_text_of_2023():
 
 
 def test_a_text_without_indentation_still_reads():
-    title, nodes = from_webarena_text("[1] RootWebArea 'T' focused: True\n"
+    title, nodes = from_text("[1] RootWebArea 'T' focused: True\n"
                                       "[5] combobox 'Sort' hasPopup: menu\n[6] option 'A' selected: False\n[7] option 'B' selected: True\n[8] link 'Home'")
     assert shown((title, nodes)).split("\n")[2:] == ["[1] combobox 'Sort' value 'B' options 'A' | 'B'", "[2] link 'Home'"]
 
@@ -308,7 +308,7 @@ def test_a_live_tree_gives_one_text_from_all_four_feeders(browser):
     page, client = browser
     page.set_content(HTML)
     nodes = client.send("Accessibility.getFullAXTree")["nodes"]
-    assert shown(from_cdp(nodes)) == shown(from_webarena_text(webarena_text(nodes))) == shown(from_browsergym_text(browsergym_text(nodes))) == STATE
+    assert shown(from_cdp(nodes)) == shown(from_text(webarena_text(nodes))) == shown(from_text(browsergym_text(nodes))) == STATE
 
 
 def test_live_frames(browser):

@@ -27,7 +27,7 @@ from urllib.parse import urlsplit
 from lxml import etree
 
 from dreamgym.envs.webarena.actions import ON_ELEMENT, Action, parse
-from dreamgym.envs.webarena.ax_tree_sources import from_browsergym_text, from_webarena_text, text_rows, webarena_tabs
+from dreamgym.envs.webarena.ax_tree_sources import from_text, text_rows, webarena_tabs
 from dreamgym.envs.webarena.page import STOPPED, Screen, abstract, clean
 from dreamgym.envs.webarena.text import ground
 from dreamgym.episode import Episode, Step, Task
@@ -185,8 +185,8 @@ class Reader:
         return find
 
 
-FORMATS = {"render": Reader(from_webarena_text, webarena_action), "acctree": Reader(from_webarena_text, webarena_action),
-           "browsergym": Reader(from_browsergym_text, browsergym_action)}
+FORMATS = {"render": Reader(from_text, webarena_action), "acctree": Reader(from_text, webarena_action),
+           "browsergym": Reader(from_text, browsergym_action)}
 
 
 def _window_of(element: int, screen: Screen) -> int:

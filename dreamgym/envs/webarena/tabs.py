@@ -1,4 +1,5 @@
-"""What both back ends share: an episode in a browser is a row of tabs, and an action works on the one in front. Notes are worded here, once for both.
+"""What both back ends share: an episode in a browser is a row of tabs, and an action works on the one in
+front. Notes are worded here, once for both.
 
 `Tabs` turns (action) into (screen); `InProcessBrowser` and `Chromium` supply the tabs. A tab has
 
@@ -6,8 +7,9 @@
     goto(url) click(node) fill(node, text) press(key) hover(node) choose(node, index) -> note or ""
     options(node) -> [label]   move(step) -> bool (one page back or forward; False: there is none)   close()
 
-Choices that hold in both: `type` replaces what a field holds; history has no empty page and no answer to a posted form in it; links that lead to other hosts
-are not followed; a new tab comes to the front, and when it is closed the one before it; the last tab stays.
+Choices that hold in both: `type` replaces what a field holds; history has no empty page and no answer to a
+posted form in it; links that lead to other hosts are not followed; a new tab comes to the front, and when it
+is closed the one before it; the last tab stays.
 """
 from __future__ import annotations
 
@@ -35,8 +37,17 @@ class Tabs:
         """A new empty tab."""
         raise NotImplementedError
 
+    def release(self) -> None:
+        """Ends the episode, also in the middle of it; may be called again."""
+        self.tabs = []
+
+    def close(self) -> None:
+        """Ends the episode, and whatever was started for it."""
+        self.release()
+
     def start(self, urls: Sequence[str]) -> Screen:
-        """One tab for each url, the first in front. Raises ValueError for a url that is on none of the sites, or does not load."""
+        """One tab for each url, the first in front. Raises ValueError for a url that is on none of the sites,
+        or does not load."""
         if not urls:
             raise ValueError("no address to start from; expected at least one")
         full = [self.addresses.full(url) for url in urls]
@@ -64,7 +75,9 @@ class Tabs:
         tab = self.tabs[self.at]
         self.nodes = tab.read() if tab.url else NOTHING
         titles = [t.title if t.url else NEW_TAB for t in self.tabs]
-        self.shown = abstract(titles[self.at], self.addresses.short(tab.url), self.nodes, titles, self.at, tab.window, self.size, note)
+        address = self.addresses.short(tab.url)
+        self.shown = abstract(titles[self.at], address, self.nodes, titles, self.at, tab.window, self.size,
+                              note)
         tab.window = self.shown.window
         return self.shown
 
@@ -113,8 +126,10 @@ class Tabs:
         if node.options:
             labels = [quotable(label) for label in tab.options(node)]
             wanted = quotable(action.text)
-            index = next((i for same in (str, str.lower) for i, label in enumerate(labels) if same(label) == same(wanted)), None)
-            return tab.choose(node, index) if index is not None else f"no option '{wanted}', options: {' | '.join(labels)}"
+            for same in (str, str.lower):
+                if same(wanted) in (same(label) for label in labels):
+                    return tab.choose(node, [same(label) for label in labels].index(same(wanted)))
+            return f"no option '{wanted}', options: {' | '.join(labels)}"
         if node.role not in TYPED:
             return f"cannot type into {node.role} '{node.name}'"
         return tab.fill(node, action.text) or (tab.press("Enter") if action.enter else "")
@@ -130,7 +145,8 @@ class Tabs:
 
 def incomplete(nodes: list[Node], ref: Any) -> str:
     """The note on a form that a browser does not send: its first field with a missing or wrong value."""
-    return f"not sent: '{next((quotable(node.name) for node in nodes if node.ref == ref), 'a field')}' is missing or wrong"
+    name = next((quotable(node.name) for node in nodes if node.ref == ref), "a field")
+    return f"not sent: '{name}' is missing or wrong"
 
 
 Cookies = Mapping[str, Mapping[str, str]]        # site -> name -> value
