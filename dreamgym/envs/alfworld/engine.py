@@ -1,15 +1,19 @@
-"""The ALFWorld engine: one `game.tw-pddl` file played at hundreds of times the speed of the stock environment, with the same answers.
+"""The ALFWorld engine: one `game.tw-pddl` file played at hundreds of times the speed of the stock
+environment, with the same answers.
 
     engine = Engine("json_2.1.1/valid_seen/.../game.tw-pddl")
-    text = engine.reset()                         # "You are in the middle of a room. ..."; engine.task = "put some cup in fridge"
-    text = engine.step("go to fridge 1")          # engine.won, engine.admissible, engine.facts
+    text = engine.reset()        # "You are in the middle of a room. ..."; engine.task = "put some cup in ..."
+    text = engine.step("go to fridge 1")  # engine.won, engine.admissible, engine.facts
 
-What decides is TextWorld's: its translation of the PDDL, the state and the rules in its Fast Downward library, its parser of the grammar, alfworld's names
-of things. What TextWorld computes anew at every step is kept: translations, parsed grammars, the commands of an operator, and each game as a graph of the
-states seen so far. All engines on one game share that graph and one copy of the library, which can be put back into any state it has met.
-`StockEngine` is TextWorld's own PddlEnv, unchanged, behind the same methods: the measure of equality (tests) and of speed (benchmarks/alfworld_speed.py).
-Not for threads: one process plays its games one step at a time. Left out: planning, scores, shuffled names.
+What decides is TextWorld's: its translation of the PDDL, the state and the rules in its Fast Downward
+library, its parser of the grammar, alfworld's names of things. What TextWorld computes anew at every step is
+kept: translations, parsed grammars, the commands of an operator, and each game as a graph of the states seen
+so far. All engines on one game share that graph and one copy of the library, which can be put back into any
+state it has met. `StockEngine` is TextWorld's own PddlEnv, unchanged, behind the same methods: the measure of
+equality (tests) and of speed (benchmarks/alfworld_speed.py). Not for threads: one process plays its games one
+step at a time. Left out: planning, scores, shuffled names.
 """
+
 from __future__ import annotations
 
 import contextlib
@@ -27,8 +31,10 @@ from dreamgym.envs.alfworld.library import Library, own_argv, translation
 
 VERSIONS = {"alfworld": "0.4.2", "textworld": "1.7.0"}
 NOTHING = "Nothing happens."
-GAMES_KEPT = 16                                  # graphs of idle games that stay in memory, 2-8 MB each; to open one again from a translation costs 5-20 ms
-STATES_KEPT = 4000                               # a graph larger than this is left to its sessions and begun anew
+# graphs of idle games that stay in memory, 2-8 MB each; to open one again from a translation costs 5-20 ms
+GAMES_KEPT = 16
+# a graph larger than this is left to its sessions and begun anew
+STATES_KEPT = 4000
 
 _alive: weakref.WeakValueDictionary[tuple, _Game] = weakref.WeakValueDictionary()
 _recent: OrderedDict[tuple, _Game] = OrderedDict()
@@ -43,12 +49,16 @@ def require() -> None:
         except importlib.metadata.PackageNotFoundError:
             found = "none"
         if found != version:
-            raise ValueError(f"ALFWorld needs {package}=={version}, found {found}: pip install -r requirements-alfworld.txt "
-                             "(it compiles Fast Downward; on Debian: apt-get install -y build-essential cmake)")
+            raise ValueError(
+                f"ALFWorld needs {package}=={version}, found {found}: "
+                "pip install -r requirements-alfworld.txt "
+                "(it compiles Fast Downward; on Debian: apt-get install -y build-essential cmake)"
+            )
 
 
 def read_game(path: str | Path) -> dict:
-    """The content of a game.tw-pddl file, with its task sentence as `task`. Raises ValueError naming the file and what does not fit."""
+    """The content of a game.tw-pddl file, with its task sentence as `task`. Raises ValueError naming the file
+    and what does not fit."""
     try:
         game = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -56,7 +66,10 @@ def read_game(path: str | Path) -> dict:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not a game: no JSON ({str(error)[:100]})") from None
     if not isinstance(game, dict):
-        raise ValueError(f"{path}: not a game: {type(game).__name__}, expected an object with pddl_domain, grammar and pddl_problem")
+        raise ValueError(
+            f"{path}: not a game: {type(game).__name__}, "
+            "expected an object with pddl_domain, grammar and pddl_problem"
+        )
     for key in ("pddl_domain", "grammar", "pddl_problem"):
         if not isinstance(game.get(key), str) or not game[key].strip():
             raise ValueError(f"{path}: not a game: `{key}` is missing or no text")
@@ -64,13 +77,20 @@ def read_game(path: str | Path) -> dict:
     if not put or put[1] != "move {o} to {r}":
         found = f"says `{put[1]}`" if put else "has no PutObject"
         hint = "a game of alfworld < 0.4: " if put and put[1].startswith("put") else ""
-        raise ValueError(f"{path}: the grammar {found}, alfworld {VERSIONS['alfworld']} says `move {{o}} to {{r}}`: {hint}"
-                         "take the games of `alfworld-download` of that version, or unset ALFWORLD_DATA to generate games")
+        raise ValueError(
+            f"{path}: the grammar {found}, alfworld {VERSIONS['alfworld']} says `move {{o}} to {{r}}`: {hint}"
+            "take the games of `alfworld-download` of that version, or unset ALFWORLD_DATA to generate games"
+        )
     task = _TASK.search(game["grammar"])
     if not task or "UNKNOWN GOAL" in task[0]:
-        raise ValueError(f"{path}: the grammar has no sentence `Your task is to: ...`; expected the goal in it")
+        raise ValueError(
+            f"{path}: the grammar has no sentence `Your task is to: ...`; expected the goal in it"
+        )
     if re.search(r'[\\{}\[\]|#"]', task[1]):
-        raise ValueError(f"{path}: the task {task[1]!r} has a character that the grammar reads as code; expected plain words")
+        raise ValueError(
+            f"{path}: the task {task[1]!r} has a character that the grammar reads as code; "
+            "expected plain words"
+        )
     return {**game, "task": task[1]}
 
 
@@ -79,7 +99,8 @@ _TASK = re.compile(r'(?<="Your task is to: )(.*?)(?=\.")')
 
 @contextlib.contextmanager
 def variable_kept():
-    """`import alfworld` sets $ALFWORLD_DATA, which a later environment would take for the user's: it is put back."""
+    """`import alfworld` sets $ALFWORLD_DATA, which a later environment would take for the user's: it is put
+    back."""
     before = os.environ.get("ALFWORLD_DATA")
     try:
         yield
@@ -90,7 +111,8 @@ def variable_kept():
 
 
 class Engine:
-    """A session of one game. `cache`: a folder that keeps translations between runs ("": none). Raises ValueError for a file that is no game."""
+    """A session of one game. `cache`: a folder that keeps translations between runs ("": none). Raises
+    ValueError for a file that is no game."""
 
     def __init__(self, path: str | Path, cache: str | Path = ""):
         self.path, self.cache = Path(path), cache
@@ -119,7 +141,8 @@ class Engine:
 
     @property
     def facts(self) -> frozenset[tuple[str, ...]]:
-        """The hidden true state: (predicate, name, ...) with the names the player sees, e.g. ("inreceptacle", "apple 1", "fridge 1"). Never for prompts.
+        """The hidden true state: (predicate, name, ...) with the names the player sees, e.g. ("inreceptacle",
+        "apple 1", "fridge 1"). Never for prompts.
 
         A lamp that was used is `istoggled`; `ison` is not told.
         """
@@ -178,7 +201,8 @@ class _Options:
 
 
 class _Node:
-    """A state of a game: the library's id of it, the facts that differ from the start, and the steps taken from here."""
+    """A state of a game: the library's id of it, the facts that differ from the start, and the steps taken
+    from here."""
     __slots__ = ("state_id", "changed", "won", "options", "moves", "facts")
 
     def __init__(self, state_id: int, changed: dict, won: bool, options: _Options):
@@ -190,8 +214,9 @@ class _Node:
 class _Game:
     """The graph of one game's states, grown as they are met.
 
-    TextWorld keeps a second record of facts beside the library's state, and its texts are written from that one: each effect of an operator removes its
-    opposite and is added, so that `not_inreceptacle(apple, fridge)` exists only once the apple was taken out. A node is a pair of both.
+    TextWorld keeps a second record of facts beside the library's state, and its texts are written from that
+    one: each effect of an operator removes its opposite and is added, so that `not_inreceptacle(apple,
+    fridge)` exists only once the apple was taken out. A node is a pair of both.
     """
 
     def __init__(self, data: dict, translation: dict):
@@ -205,12 +230,18 @@ class _Game:
         self.templates, rules = _parse_grammar(_TASK.sub("UNKNOWN GOAL", data["grammar"], count=1))
         self.narrator = Narrator(rules, translation["hierarchy"], self.entities, self.first_facts)
         if missing := sorted(set(self.parameters) - set(self.templates)):
-            raise ValueError(f"the grammar has no command for the PDDL's {', '.join(missing)}; expected one for each action")
+            raise ValueError(
+                f"the grammar has no command for the PDDL's {', '.join(missing)}; "
+                "expected one for each action"
+            )
         self.words: dict[str, set[str]] = {}                 # of each action's command
         for action, (template, _) in self.templates.items():
             predicates, self.words[action] = self.narrator.sources(template)
             if changing := predicates & self.fluents:
-                raise ValueError(f"the grammar's command `{template}` depends on {', '.join(sorted(changing))}, which change in play; expected fixed commands")
+                raise ValueError(
+                    f"the grammar's command `{template}` depends on {', '.join(sorted(changing))}, "
+                    "which change in play; expected fixed commands"
+                )
         self.commands: dict[tuple, str] = {}
         self.task = data["task"]
         self.intro, _ = _split_intro(self.narrator.text("#intro#", {}, {}))
@@ -234,14 +265,18 @@ class _Game:
     def _move(self, node: _Node, operator: _Operator) -> tuple[str, _Node]:
         self.library.state_id = node.state_id
         if operator.effects is None:
-            operator.effects = [self._effect(atom) for atom in self.library.apply_and_tell(operator.id, operator.count)]
+            operator.effects = [
+                self._effect(atom) for atom in self.library.apply_and_tell(operator.id, operator.count)
+            ]
         else:
             self.library.apply(operator.id)
         changed = dict(node.changed)
         for true, false, row in operator.effects:
             _change(changed, self.first_facts, false, row, False)
             _change(changed, self.first_facts, true, row, True)
-        text = self.narrator.text(self.templates[operator.action][1], self._mapping(operator.action, operator.names), changed)
+        text = self.narrator.text(
+            self.templates[operator.action][1], self._mapping(operator.action, operator.names), changed
+        )
         return text.strip(), self._node(changed)
 
     def _node(self, changed: dict) -> _Node:
@@ -266,16 +301,23 @@ class _Game:
 
     def _operator(self, number: int, name: str, count: int) -> _Operator:
         action, *names = name.split()
-        key = (action, *[name for (word, _), name in zip(self.parameters[action], names) if word in self.words[action]])     # one for all ways to go there
+        # one for all ways to go there
+        key = (
+            action,
+            *[name for (word, _), name in zip(self.parameters[action], names) if word in self.words[action]],
+        )
         if key not in self.commands:
-            self.commands[key] = self.narrator.text(self.templates[action][0], self._mapping(action, names), {})
+            self.commands[key] = self.narrator.text(
+                self.templates[action][0], self._mapping(action, names), {}
+            )
         return _Operator(number, action, names, self.commands[key], count)
 
     def _mapping(self, action: str, names: list[str]) -> dict[tuple, tuple]:
         return {(word, kind): (name, kind) for (word, kind), name in zip(self.parameters[action], names)}
 
     def _effect(self, atom: str) -> tuple[tuple, tuple, tuple]:
-        """"NegatedAtom holds(agent1, apple)" -> the signature that becomes true, its opposite, and the names."""
+        """"NegatedAtom holds(agent1, apple)" -> the signature that becomes true, its opposite, and the
+        names."""
         kind, rest = atom.split(" ", 1)
         predicate, names = rest[:-1].split("(", 1)
         row = tuple(name for name in names.split(", ") if name)
@@ -284,19 +326,33 @@ class _Game:
         return (*(signatures[::-1] if kind == "NegatedAtom" else signatures), row)
 
     def facts(self, node: _Node) -> frozenset[tuple[str, ...]]:
-        """Named facts, without `ison`: the library tells an operator's effects without their conditions, so TextWorld's record of those is wrong."""
+        """Named facts, without `ison`: the library tells an operator's effects without their conditions, so
+        TextWorld's record of those is wrong."""
         if self._static is None:
-            self._static = self._named({s: rows for s, rows in self.first_facts.items() if s[0] not in self.fluents})
+            self._static = self._named(
+                {s: rows for s, rows in self.first_facts.items() if s[0] not in self.fluents}
+            )
         if node.facts is None:
-            node.facts = self._named({s: rows for s, rows in {**self.first_facts, **node.changed}.items() if s[0] in self.fluents - self.untold})
+            node.facts = self._named(
+                {
+                    s: rows
+                    for s, rows in {**self.first_facts, **node.changed}.items()
+                    if s[0] in self.fluents - self.untold
+                }
+            )
         return self._static | node.facts
 
     def _named(self, facts: dict) -> frozenset[tuple[str, ...]]:
-        return frozenset((predicate, *[self.entities[name].name.strip() for name in row]) for (predicate, _), rows in facts.items() for row in rows)
+        return frozenset(
+            (predicate, *[self.entities[name].name.strip() for name in row])
+            for (predicate, _), rows in facts.items()
+            for row in rows
+        )
 
 
 class _Operator:
-    """A ground operator: its PDDL action and arguments, its command, and (once applied) its effects on the facts."""
+    """A ground operator: its PDDL action and arguments, its command, and (once applied) its effects on the
+    facts."""
     __slots__ = ("id", "action", "names", "command", "count", "effects")
 
     def __init__(self, number: int, action: str, names: list[str], command: str, count: int):
@@ -309,10 +365,18 @@ def _entities(facts: dict) -> dict:
     with variable_kept():
         from alfworld.agents.utils.misc import Demangler
     from textworld.generator.game import EntityInfo
-    entities = {name: EntityInfo(name, kind) for (_, types), rows in facts.items() for row in rows for name, kind in zip(row, types)}
+
+    entities = {
+        name: EntityInfo(name, kind)
+        for (_, types), rows in facts.items()
+        for row in rows
+        for name, kind in zip(row, types)
+    }
     demangler = Demangler(game_infos=entities)
     for entity in entities.values():
-        entity.name, entity.definite, entity.indefinite = demangler.demangle_alfred_name(entity.id), "the", "a"
+        entity.name, entity.definite, entity.indefinite = (
+            demangler.demangle_alfred_name(entity.id), "the", "a",
+        )
     return entities
 
 
@@ -326,7 +390,8 @@ def _change(facts: dict, first: dict, signature: tuple, row: tuple, true: bool) 
 
 
 def _release(library: Library, nodes: dict) -> None:
-    """A game that nobody plays gives its library back; its nodes point at each other and would wait for the garbage collector."""
+    """A game that nobody plays gives its library back; its nodes point at each other and would wait for the
+    garbage collector."""
     for node in nodes.values():
         node.moves.clear()
     library.clear()
@@ -345,7 +410,9 @@ def _open_game(path: Path, cache: str | Path) -> _Game:
         require()
         data = read_game(path)
         try:
-            game = _alive[key] = _Game(data, translation(data["pddl_domain"], data["pddl_problem"], str(VERSIONS), cache))
+            game = _alive[key] = _Game(
+                data, translation(data["pddl_domain"], data["pddl_problem"], str(VERSIONS), cache)
+            )
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
     _recent[key] = game
@@ -361,6 +428,10 @@ def _parse_grammar(grammar: str) -> tuple[dict[str, tuple[str, str]], dict]:
     from textworld.envs.pddl.logic import GameLogic
     try:
         logic = aside(lambda: GameLogic(domain="", grammar=grammar))
-    except Exception as error:                   # whatever the generated parser and its JSON raise
-        raise ValueError(f"TextWorld cannot parse the grammar ({type(error).__name__}: {str(error).splitlines()[0][:150]})") from None
-    return {name: (action.template, action.feedback_rule) for name, action in logic.actions.items()}, dict(logic.grammar._rules)
+    except Exception as error:  # whatever the generated parser and its JSON raise
+        raise ValueError(
+            f"TextWorld cannot parse the grammar ({type(error).__name__}: {str(error).splitlines()[0][:150]})"
+        ) from None
+    return {name: (action.template, action.feedback_rule) for name, action in logic.actions.items()}, dict(
+        logic.grammar._rules
+    )

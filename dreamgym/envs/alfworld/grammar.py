@@ -1,7 +1,9 @@
-"""Texts from a TextWorld grammar: what `ContextSensitiveGrammar.derive` writes, without parsing and copying everything anew for every word.
+"""Texts from a TextWorld grammar: what `ContextSensitiveGrammar.derive` writes, without parsing and copying
+everything anew for every word.
 
-The rules are the symbols that TextWorld's own parser made. Facts are {(predicate, types): frozenset of names}, in two layers: those of the start of the
-game and those changed since. A mapping is {(placeholder, its type): (name, its type)}, because TextWorld compares both.
+The rules are the symbols that TextWorld's own parser made. Facts are {(predicate, types): frozenset of
+names}, in two layers: those of the start of the game and those changed since. A mapping is {(placeholder, its
+type): (name, its type)}, because TextWorld compares both.
 """
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ Mapping = dict[tuple[str, str], tuple[str, str]]
 
 
 def aside(parse: Callable):
-    """parse() on a stack of its own: TextWorld's parsers keep the frames of their last call, and through them every object of every caller."""
+    """parse() on a stack of its own: TextWorld's parsers keep the frames of their last call, and through them
+    every object of every caller."""
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(parse).result()
 
@@ -31,17 +34,23 @@ def _symbols(text: str) -> list:
 def _query(text: str) -> list[tuple[str, tuple[str, ...], list[tuple[str, str]]]]:
     """"p(x:a, y:b) & q(x:a)" -> [(predicate, types, placeholders)]."""
     from textworld.logic import Rule
-    return [(p.name, tuple(p.signature.types), [(ph.name, ph.type) for ph in p.parameters]) for p in aside(lambda: Rule.parse_conjunctive_query(text)).preconditions]
+
+    return [
+        (p.name, tuple(p.signature.types), [(ph.name, ph.type) for ph in p.parameters])
+        for p in aside(lambda: Rule.parse_conjunctive_query(text)).preconditions
+    ]
 
 
 class Narrator:
-    """Writes the texts of one game. `types`: [(name, supertypes)] of the PDDL domain; `entities`: name -> TextWorld's EntityInfo."""
+    """Writes the texts of one game. `types`: [(name, supertypes)] of the PDDL domain; `entities`: name ->
+    TextWorld's EntityInfo."""
 
     def __init__(self, rules: dict, types: list, entities: dict, first_facts: Facts):
         from textworld.logic import Type, TypeHierarchy
         self.rules, self.entities, self.first_facts = rules, entities, first_facts
         self.hierarchy = TypeHierarchy()
-        for name, supertypes in dict(reversed(types)).items():       # of a type named twice the first counts ("object" is PDDL's own and ALFWorld's)
+        # of a type named twice the first counts ("object" is PDDL's own and ALFWorld's)
+        for name, supertypes in dict(reversed(types)).items():
             self.hierarchy.add(Type(name, supertypes))
         self._signatures: dict[Signature, list[Signature]] = {}
         self._values: dict[tuple, str] = {}
@@ -67,7 +76,9 @@ class Narrator:
                 todo.append(symbol.symbol)
             elif kind == "EvalSymbol":
                 words.update(_words(symbol.expression))
-            for predicate, _, placeholders in [atom for condition in conditions if condition for atom in _query(condition)]:
+            for predicate, _, placeholders in [
+                atom for condition in conditions if condition for atom in _query(condition)
+            ]:
                 predicates.add(predicate)
                 words.update(name for name, _ in placeholders)
         return predicates, words
@@ -91,7 +102,11 @@ class Narrator:
             return self._rule("list_empty", mapping, changed)
         if len(items) == 1:
             return items[0]
-        return self._rule("list_separator", mapping, changed).join(items[:-1]) + self._rule("list_last_separator", mapping, changed) + items[-1]
+        return (
+            self._rule("list_separator", mapping, changed).join(items[:-1])
+            + self._rule("list_last_separator", mapping, changed)
+            + items[-1]
+        )
 
     def _each(self, symbol, mapping: Mapping, changed: Facts) -> list[str]:
         """The texts of `{expression | query}`, one for each answer of the query."""
@@ -103,12 +118,16 @@ class Narrator:
     def _rule(self, name: str, mapping: Mapping, changed: Facts) -> str:
         """The first rule of a name whose condition holds."""
         for rule in self.rules.get(name, ()):
-            if not rule.condition or next(self._answers(_query(rule.condition), mapping, changed), None) is not None:
+            if (
+                not rule.condition
+                or next(self._answers(_query(rule.condition), mapping, changed), None) is not None
+            ):
                 return self._write(rule.rhs, mapping, changed)
         raise ValueError(f"the grammar's `{name}` has no rule that applies here")
 
     def _value(self, symbol, mapping: Mapping) -> str:
-        """An expression such as `o.indefinite + ' ' + o.name`, computed by TextWorld once for each choice of its variables."""
+        """An expression such as `o.indefinite + ' ' + o.name`, computed by TextWorld once for each choice of
+        its variables."""
         chosen = {placeholder: name for (placeholder, _), (name, _) in mapping.items()}
         key = (symbol.expression, *[chosen.get(word) for word in _words(symbol.expression)])
         if key not in self._values:
@@ -117,7 +136,8 @@ class Narrator:
         return self._values[key]
 
     def _answers(self, query: list, mapping: Mapping, changed: Facts, depth: int = 0) -> Iterator[Mapping]:
-        """All mappings that make a conjunction true, in TextWorld's order: by type signature, then by name; two placeholders never share a thing."""
+        """All mappings that make a conjunction true, in TextWorld's order: by type signature, then by name;
+        two placeholders never share a thing."""
         if depth == len(query):
             yield mapping
             return
@@ -129,10 +149,17 @@ class Narrator:
                 rows = self.first_facts.get(signature, ())
             kinds = signature[1]
             if None not in bound:
-                if all([b[1] == kind for b, kind in zip(bound, kinds)]) and tuple([b[0] for b in bound]) in rows:
+                if (
+                    all([b[1] == kind for b, kind in zip(bound, kinds)])
+                    and tuple([b[0] for b in bound]) in rows
+                ):
                     yield from self._answers(query, mapping, changed, depth + 1)
                 continue
-            fits = [row for row in rows if all([b is None or b == thing for b, thing in zip(bound, zip(row, kinds))])]
+            fits = [
+                row
+                for row in rows
+                if all([b is None or b == thing for b, thing in zip(bound, zip(row, kinds))])
+            ]
             for row in sorted(fits):
                 answer = _bind(mapping, placeholders, zip(row, kinds))
                 if answer is not None:
@@ -142,7 +169,9 @@ class Narrator:
         found = self._signatures.get((predicate, types))
         if found is None:
             combinations = self.hierarchy.multi_subtypes([self.hierarchy.get(name) for name in types])
-            found = self._signatures[predicate, types] = [(predicate, tuple(t.name for t in combination)) for combination in combinations]
+            found = self._signatures[predicate, types] = [
+                (predicate, tuple(t.name for t in combination)) for combination in combinations
+            ]
         return found
 
 

@@ -1,7 +1,9 @@
-"""Below the ALFWorld engine: translated games and TextWorld's compiled planner library, which holds the state of a game and knows its rules.
+"""Below the ALFWorld engine: translated games and TextWorld's compiled planner library, which holds the state
+of a game and knows its rules.
 
-Translations (PDDL to SAS, 0.1-0.6 s of CPU a game) are kept compressed: the latest ones in memory, all of them in a folder where the caller names one.
-Only `translate` runs TextWorld's code; nothing here is imported from it before a game is opened.
+Translations (PDDL to SAS, 0.1-0.6 s of CPU a game) are kept compressed: the latest ones in memory, all of
+them in a folder where the caller names one. Only `translate` runs TextWorld's code; nothing here is imported
+from it before a game is opened.
 """
 from __future__ import annotations
 
@@ -25,23 +27,30 @@ _translations: OrderedDict[str, bytes] = OrderedDict()
 
 
 class Library:
-    """A private copy of the Fast Downward library, whose global variables are one game: its rules, the states met so far, and the current one.
+    """A private copy of the Fast Downward library, whose global variables are one game: its rules, the states
+    met so far, and the current one.
 
-    `state_id` reads and sets the current state: ids are 0 (the start), 1, ... in the order of meeting, and equal states have one id.
+    `state_id` reads and sets the current state: ids are 0 (the start), 1, ... in the order of meeting, and
+    equal states have one id.
     """
 
-    OPERATOR = 1032                              # bytes of its struct: int id, char name[1024], int number of effects
+    # bytes of its struct: int id, char name[1024], int number of effects
+    OPERATOR = 1032
     ATOM = 1024                                  # bytes of a fact's name
 
     def __init__(self):
         from fast_downward.interface import DOWNWARD_LIB_PATH
-        with tempfile.TemporaryDirectory() as folder:        # the loader would share one file; the copy stays mapped when its name is gone
+        # the loader would share one file; the copy stays mapped when its name is gone
+        with tempfile.TemporaryDirectory() as folder:
             copy = Path(folder) / "libdownward.so"
             copy.write_bytes(_loadable(Path(DOWNWARD_LIB_PATH)))
             self._lib = ctypes.CDLL(str(copy))
         self._lib.apply_operator.argtypes = [ctypes.c_size_t, ctypes.c_void_p]
         self._lib.load_sas.argtypes, self._lib.load_sas.restype = [ctypes.c_char_p], None
-        self._lib.get_applicable_operators.argtypes, self._lib.get_applicable_operators.restype = [ctypes.c_void_p], None
+        self._lib.get_applicable_operators.argtypes, self._lib.get_applicable_operators.restype = (
+            [ctypes.c_void_p],
+            None,
+        )
         self._lib.check_goal.restype = ctypes.c_bool
         self._room(256)
 
@@ -67,7 +76,8 @@ class Library:
         return self._lib.check_goal()
 
     def operators(self) -> tuple[int, ...]:
-        """Ids of the operators that apply in the current state, in the library's order; `operator(i)` reads the i-th."""
+        """Ids of the operators that apply in the current state, in the library's order; `operator(i)` reads
+        the i-th."""
         count = self._lib.get_applicable_operators_count()
         if count > self._count:
             self._room(2 * count)
@@ -83,14 +93,18 @@ class Library:
         self._lib.apply_operator(operator, None)
 
     def apply_and_tell(self, operator: int, count: int) -> list[str]:
-        """Applies an operator of `count` effects; their names, such as "NegatedAtom holds(agent1, apple_bar_1)"."""
+        """Applies an operator of `count` effects; their names, such as "NegatedAtom holds(agent1,
+        apple_bar_1)"."""
         atoms = ctypes.create_string_buffer(self.ATOM * max(count, 1))
         self._lib.apply_operator(operator, atoms)
-        return [ctypes.string_at(ctypes.addressof(atoms) + i * self.ATOM).decode("cp1252") for i in range(count)]
+        return [
+            ctypes.string_at(ctypes.addressof(atoms) + i * self.ATOM).decode("cp1252") for i in range(count)
+        ]
 
 
 def _loadable(path: Path) -> bytes:
-    """The part of a shared library that is mapped when it is loaded: 1 MB of 33, the rest is debugging information."""
+    """The part of a shared library that is mapped when it is loaded: 1 MB of 33, the rest is debugging
+    information."""
     with path.open("rb") as file:
         head = file.read(64)
         if head[:5] != b"\x7fELF\x02":           # macOS
@@ -98,13 +112,18 @@ def _loadable(path: Path) -> bytes:
         start, (size, count) = struct.unpack_from("<Q", head, 32)[0], struct.unpack_from("<HH", head, 54)
         file.seek(start)
         segments = [file.read(size) for _ in range(count)]
-        ends = [offset + length for kind, offset, length in (struct.unpack_from("<I4xQ16xQ", segment) for segment in segments) if kind == 1]
+        ends = [
+            offset + length
+            for kind, offset, length in (struct.unpack_from("<I4xQ16xQ", segment) for segment in segments)
+            if kind == 1
+        ]
         file.seek(0)
         return file.read(max(ends))
 
 
 def translation(domain: str, problem: str, version: str, cache: str | Path = "") -> dict:
-    """The translated game from memory, else from the folder `cache`, else from `translate`. `version` (of the packages) is part of the key.
+    """The translated game from memory, else from the folder `cache`, else from `translate`. `version` (of the
+    packages) is part of the key.
 
     Raises ValueError, without a file name, for PDDL that makes no game.
     """
@@ -138,29 +157,41 @@ def _write(file: Path, content: bytes) -> None:
 def translate(domain: str, problem: str) -> dict:
     """PDDL to SAS by TextWorld's translator, with what its PddlState reads from the task beside it.
 
-    sas; types {name: type}; hierarchy [(type, supertypes)]; facts [[predicate, *names]] at the start; parameters {action: [(name, type)]};
-    fluents: the predicates that actions change; conditional: those of them that some action changes only `when` something holds.
+    sas; types {name: type}; hierarchy [(type, supertypes)]; facts [[predicate, *names]] at the start;
+    parameters {action: [(name, type)]}; fluents: the predicates that actions change; conditional: those of
+    them that some action changes only `when` something holds.
     """
     import fast_downward
     collecting = gc.isenabled()
-    gc.disable()                                 # a fifth of the time: nothing of this is garbage before the end
+    # a fifth of the time: nothing of this is garbage before the end
+    gc.disable()
     try:
         with own_argv():
             task, sas = fast_downward.pddl2sas(domain, problem)
-    except (Exception, SystemExit) as error:     # the translator asserts, raises and exits
-        raise ValueError(f"Fast Downward cannot translate the PDDL ({type(error).__name__}: {str(error)[:150]})") from None
+    except (Exception, SystemExit) as error:  # the translator asserts, raises and exits
+        raise ValueError(
+            f"Fast Downward cannot translate the PDDL ({type(error).__name__}: {str(error)[:150]})"
+        ) from None
     finally:
         if collecting:
             gc.enable()
     if "Atom dummy(val1)" in sas:
         raise ValueError("the goal is out of reach, or reached from the start; expected a solvable game")
     effects = [effect for action in task.actions for effect in action.effects]
-    return {"sas": sas, "types": {thing.name: thing.type_name for thing in task.objects},
-            "hierarchy": [(kind.name, kind.supertype_names) for kind in task.types],
-            "facts": [fact for fact in map(_initial_fact, task.init) if fact],
-            "parameters": {action.name: [(p.name.strip("?"), p.type_name) for p in action.parameters] for action in task.actions},
-            "fluents": sorted({effect.literal.predicate for effect in effects}),
-            "conditional": sorted({effect.literal.predicate for effect in effects if type(effect.condition).__name__ != "Truth"})}
+    return {
+        "sas": sas,
+        "types": {thing.name: thing.type_name for thing in task.objects},
+        "hierarchy": [(kind.name, kind.supertype_names) for kind in task.types],
+        "facts": [fact for fact in map(_initial_fact, task.init) if fact],
+        "parameters": {
+            action.name: [(p.name.strip("?"), p.type_name) for p in action.parameters]
+            for action in task.actions
+        },
+        "fluents": sorted({effect.literal.predicate for effect in effects}),
+        "conditional": sorted(
+            {effect.literal.predicate for effect in effects if type(effect.condition).__name__ != "Truth"}
+        ),
+    }
 
 
 def _initial_fact(element) -> list[str] | None:

@@ -1,9 +1,11 @@
 """The 120 rooms of generated ALFWorld games, from what the `alfworld` wheel ships.
 
-The wheel's layout files give the receptacles of each AI2-THOR room with their real ids and view points, where the agent can stand, and the object types
-found there. They leave out receptacles that official games have (stove burners, toasters, garbage cans, cabinets and drawers that do not open) and
-say nothing of windows, chairs or lamps: those are added here at random places, from the room's number alone, so that a room is the same in all its games.
-The package is read, not imported: `import alfworld` sets $ALFWORLD_DATA as a side effect.
+The wheel's layout files give the receptacles of each AI2-THOR room with their real ids and view points, where
+the agent can stand, and the object types found there. They leave out receptacles that official games have
+(stove burners, toasters, garbage cans, cabinets and drawers that do not open) and say nothing of windows,
+chairs or lamps: those are added here at random places, from the room's number alone, so that a room is the
+same in all its games. The package is read, not imported: `import alfworld` sets $ALFWORLD_DATA as a side
+effect.
 """
 from __future__ import annotations
 
@@ -19,21 +21,34 @@ import numpy as np
 
 OPENABLE = {"Cabinet", "Drawer", "Fridge", "Microwave", "Safe"}
 # How many of a listed type a room gets when the layout file has none, (least, most); other types: one.
-ADDED = {"StoveBurner": (4, 4), "HandTowelHolder": (1, 2), "TowelHolder": (1, 2), "Drawer": (2, 4), "Cabinet": (2, 4)}
-NEVER_OPEN = {"Cabinet": 0.25, "Drawer": 0.18}   # added ones that do not open, as a share of those that do (cabinets: kitchens only)
-# What cannot be picked up, (least, most) where the room's list has it. There is a sink and a bathtub for each basin.
-FIXTURES = {"StoveKnob": (4, 4), "Window": (1, 2), "Chair": (1, 3), "LightSwitch": (1, 1), "Mirror": (1, 1), "HousePlant": (1, 1), "Blinds": (1, 2),
-            "Painting": (1, 2), "DeskLamp": (1, 1), "FloorLamp": (1, 1), "Television": (1, 1), "ShowerDoor": (1, 1), "ShowerGlass": (1, 1),
-            "Curtains": (1, 2), "LaundryHamperLid": (1, 1), "Poster": (2, 2), "Footstool": (1, 1), "Sink": (0, 0), "Bathtub": (0, 0)}
+ADDED = {
+    "StoveBurner": (4, 4), "HandTowelHolder": (1, 2), "TowelHolder": (1, 2), "Drawer": (2, 4),
+    "Cabinet": (2, 4),
+}
+# added ones that do not open, as a share of those that do (cabinets: kitchens only)
+NEVER_OPEN = {"Cabinet": 0.25, "Drawer": 0.18}
+# What cannot be picked up, (least, most) where the room's list has it. There is a sink and a bathtub for each
+# basin.
+FIXTURES = {
+    "StoveKnob": (4, 4), "Window": (1, 2), "Chair": (1, 3), "LightSwitch": (1, 1), "Mirror": (1, 1),
+    "HousePlant": (1, 1), "Blinds": (1, 2), "Painting": (1, 2), "DeskLamp": (1, 1), "FloorLamp": (1, 1),
+    "Television": (1, 1), "ShowerDoor": (1, 1), "ShowerGlass": (1, 1), "Curtains": (1, 2),
+    "LaundryHamperLid": (1, 1), "Poster": (2, 2), "Footstool": (1, 1), "Sink": (0, 0), "Bathtub": (0, 0),
+}
 MORE_IN_LIVING_ROOMS = {"Window": (2, 5), "Chair": (2, 5), "Painting": (1, 3)}
-STANDS_ON = {"DeskLamp": {"Desk", "SideTable", "Dresser", "Shelf"}, "Television": {"TVStand", "Dresser", "CoffeeTable"},
-             "HousePlant": {"CounterTop", "SideTable", "DiningTable", "Shelf", "CoffeeTable", "Desk"}}
-BESIDE_SHARE = 0.05                              # of the fixtures that stand on nothing are seen from a receptacle's view point
+STANDS_ON = {
+    "DeskLamp": {"Desk", "SideTable", "Dresser", "Shelf"},
+    "Television": {"TVStand", "Dresser", "CoffeeTable"},
+    "HousePlant": {"CounterTop", "SideTable", "DiningTable", "Shelf", "CoffeeTable", "Desk"},
+}
+# of the fixtures that stand on nothing are seen from a receptacle's view point
+BESIDE_SHARE = 0.05
 
 
 @dataclass(frozen=True)
 class Place:
-    """A receptacle or a thing. `at`: its location; `on`: id of the receptacle it is in ("" = none); `xyz`: metres."""
+    """A receptacle or a thing. `at`: its location; `on`: id of the receptacle it is in ("" = none); `xyz`:
+    metres."""
     id: str
     type: str
     at: str
@@ -53,10 +68,14 @@ class Room:
 
 @functools.lru_cache(maxsize=1)
 def shipped() -> tuple[Path, ModuleType, ModuleType]:
-    """(folder of the alfworld package, its gen/constants.py, its gen/goal_library.py). Raises ValueError when it is not installed."""
+    """(folder of the alfworld package, its gen/constants.py, its gen/goal_library.py). Raises ValueError when
+    it is not installed."""
     spec = importlib.util.find_spec("alfworld")
     if spec is None:
-        raise ValueError("generating ALFWorld games needs the package alfworld, which is not installed: pip install -r requirements-alfworld.txt")
+        raise ValueError(
+            "generating ALFWorld games needs the package alfworld, which is not installed: "
+            "pip install -r requirements-alfworld.txt"
+        )
     folder, modules = Path(spec.submodule_search_locations[0]), []
     for name in ("constants", "goal_library"):
         file = importlib.util.spec_from_file_location(f"alfworld_{name}", folder / "gen" / f"{name}.py")
@@ -66,7 +85,8 @@ def shipped() -> tuple[Path, ModuleType, ModuleType]:
 
 
 def pddl_id(key: str) -> str:
-    """'Mug|+01.15|-00.34' -> 'Mug_bar__plus_01_dot_15_bar__minus_00_dot_34', as official problems write it."""
+    """'Mug|+01.15|-00.34' -> 'Mug_bar__plus_01_dot_15_bar__minus_00_dot_34', as official problems write
+    it."""
     for sign, word in (("|", "_bar_"), ("+", "_plus_"), ("-", "_minus_"), (".", "_dot_")):
         key = key.replace(sign, word)
     return key
@@ -82,10 +102,16 @@ def random_view(rng: random.Random, points: list[tuple]) -> tuple:
 
 
 def place_near(rng: random.Random, taken: set, xyz: tuple, kind: str, at: str, on: str = "") -> Place:
-    """A new place within 0.3 m of `xyz`; its id joins `taken`. Ids are coordinates, so they say nothing of the role of a thing in its game."""
+    """A new place within 0.3 m of `xyz`; its id joins `taken`. Ids are coordinates, so they say nothing of
+    the role of a thing in its game."""
     while True:                                  # two decimals: two draws may meet
         spot = tuple(c + rng.uniform(-0.3, 0.3) for c in xyz)
-        key = pddl_id("|".join([kind.removesuffix("Basin"), *(f"{c:+06.2f}" for c in spot), *[kind] * kind.endswith("Basin")]))     # Sink|x|y|z|SinkBasin
+        # Sink|x|y|z|SinkBasin
+        key = pddl_id(
+            "|".join(
+                [kind.removesuffix("Basin"), *(f"{c:+06.2f}" for c in spot), *[kind] * kind.endswith("Basin")]
+            )
+        )
         if key not in taken:
             taken.add(key)
             return Place(key, kind, at, spot, on)
@@ -95,7 +121,9 @@ def place_anywhere(rng: random.Random, taken: set, points: list[tuple], kind: st
     """In front of a random view point, at a random height, in no receptacle."""
     x, z, rotation, horizon = random_view(rng, points)
     dx, dz = ((0, 0.6), (0.6, 0), (0, -0.6), (-0.6, 0))[rotation // 90]
-    return place_near(rng, taken, (x + dx, rng.uniform(0.3, 1.6), z + dz), kind, location(x, z, rotation, horizon))
+    return place_near(
+        rng, taken, (x + dx, rng.uniform(0.3, 1.6), z + dz), kind, location(x, z, rotation, horizon)
+    )
 
 
 @functools.cache
@@ -103,29 +131,46 @@ def room(number: int) -> Room:
     """A room as all its games have it, whatever the seed."""
     folder, constants, _ = shipped()
     files = folder / "gen" / "layouts"
-    listed = set(json.loads((files / f"FloorPlan{number}-objects.json").read_text())) & (constants.OBJECTS_SET | constants.RECEPTACLES)
+    listed = set(json.loads((files / f"FloorPlan{number}-objects.json").read_text())) & (
+        constants.OBJECTS_SET | constants.RECEPTACLES
+    )
     holders = set(constants.VAL_RECEPTACLE_OBJECTS) - constants.MOVABLE_RECEPTACLES_SET
     receptacles = []
     for key, view in sorted(json.loads((files / f"FloorPlan{number}-openable.json").read_text()).items()):
         kind, *rest = key.split("|")
         kind = rest[3] if len(rest) > 3 else kind                # Sink|x|y|z|SinkBasin
         if kind in holders:
-            receptacles.append(Place(pddl_id(key), kind, location(*view), tuple(map(float, rest[:3])), openable=kind in OPENABLE))
+            receptacles.append(
+                Place(
+                    pddl_id(key), kind, location(*view), tuple(map(float, rest[:3])),
+                    openable=kind in OPENABLE,
+                )
+            )
     points = sorted((float(x), float(z)) for x, z in np.load(files / f"FloorPlan{number}-layout.npy")[:, :2])
     rng, taken = random.Random(f"room {number}"), {r.id for r in receptacles}
     for kind in sorted(listed & holders):
         receptacles += _added(rng, taken, points, kind, receptacles, kitchen=number < 100)
     numbers = {**FIXTURES, **MORE_IN_LIVING_ROOMS} if 200 < number < 300 else FIXTURES
-    fixtures = [place for kind in sorted(listed & set(FIXTURES)) for place in _fixtures(rng, taken, points, kind, rng.randint(*numbers[kind]), receptacles)]
+    fixtures = [
+        place
+        for kind in sorted(listed & set(FIXTURES))
+        for place in _fixtures(rng, taken, points, kind, rng.randint(*numbers[kind]), receptacles)
+    ]
     return Room(number, receptacles, fixtures, sorted(listed - holders - set(FIXTURES)), points)
 
 
-def _added(rng: random.Random, taken: set, points: list[tuple], kind: str, receptacles: list[Place], kitchen: bool) -> list[Place]:
+def _added(
+    rng: random.Random, taken: set, points: list[tuple], kind: str, receptacles: list[Place], kitchen: bool
+) -> list[Place]:
     """Receptacles of a listed type that official rooms have and the layout file leaves out."""
     given = [r for r in receptacles if r.type == kind]
     if given:
         share = NEVER_OPEN.get(kind, 0) if kitchen or kind == "Drawer" else 0
-        return [place_near(rng, taken, rng.choice(given).xyz, kind, location(*random_view(rng, points))) for _ in given if rng.random() < share]
+        return [
+            place_near(rng, taken, rng.choice(given).xyz, kind, location(*random_view(rng, points)))
+            for _ in given
+            if rng.random() < share
+        ]
     tops = [r for r in receptacles if r.type == "CounterTop"]
     if kind in ("CoffeeMachine", "Toaster") and tops and rng.random() < 0.2:
         top = rng.choice(tops)
@@ -136,8 +181,14 @@ def _added(rng: random.Random, taken: set, points: list[tuple], kind: str, recep
     return new
 
 
-def _fixtures(rng: random.Random, taken: set, points: list[tuple], kind: str, number: int, receptacles: list[Place]) -> list[Place]:
-    places = [Place(r.id.rsplit("_bar_", 1)[0], kind, r.at, r.xyz) for r in receptacles if r.id.startswith(f"{kind}_") and r.id.endswith("Basin")]
+def _fixtures(
+    rng: random.Random, taken: set, points: list[tuple], kind: str, number: int, receptacles: list[Place]
+) -> list[Place]:
+    places = [
+        Place(r.id.rsplit("_bar_", 1)[0], kind, r.at, r.xyz)
+        for r in receptacles
+        if r.id.startswith(f"{kind}_") and r.id.endswith("Basin")
+    ]
     stands = sorted({r.type for r in receptacles} & STANDS_ON.get(kind, set()))
     for _ in range(number):
         if stands:

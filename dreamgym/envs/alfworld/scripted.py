@@ -1,8 +1,9 @@
-"""Who acts in ALFWorld when no model does: an oracle, a searching expert, an imperfect one, random exploration, and a prober of what the engine refuses.
+"""Scripted policies of ALFWorld: an oracle, a searching expert, an imperfect one, random exploration, and a
+prober of refused actions.
 
-`make_player(kind, task_text, rng, session)` -> a function `act(state) -> action` with its own memory of one episode. The searcher, the imperfect player
-and the prober read abstract states only, so whatever they do can be imitated; the oracle reads the engine's hidden facts and the random player its
-admissible commands, through `session.inner.engine`. The mix of an offline set is in alfworld_offline.py.
+The searcher, the imperfect player and the prober read abstract states only, so whatever they do can be
+imitated. The oracle reads the engine's hidden facts and the random player its admissible commands, through
+`session.inner.engine`: they need an environment that plays in this process.
 """
 from __future__ import annotations
 
@@ -10,47 +11,74 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dreamgym.envs.alfworld.text import LAMPS, TOOL, View, by_name, kind_of, name_of, read_task, read_view
+from dreamgym.envs.alfworld.text import (
+    LAMPS, TOOL, View, by_name, kind_of, name_of, read_task, read_view, tags_of,
+)
+from dreamgym.envs.base import Player, Session
 
-Act = Callable[[str], str]
-KINDS = ("oracle", "searcher", "imperfect", "random", "prober")
 _TREATS = {tool: verb for verb, tool in TOOL.values()}
 SLIP = 0.20                                      # the imperfect player's chance of a mistake per step
 
-# Where things of a kind are, the most finds per step first (a closed place costs two): counted in 200 official train games
+# Where things of a kind are, the most finds per step first (a closed place costs two): counted in 200
+# official train games
 _HOMES = {
-    "apple bread egg lettuce potato tomato": "diningtable countertop sidetable fridge garbagecan sinkbasin microwave coffeetable",
+    "apple bread egg lettuce potato tomato":
+        "diningtable countertop sidetable fridge garbagecan sinkbasin microwave coffeetable",
     "butterknife dishsponge fork knife ladle peppershaker saltshaker spatula spoon":
-        "diningtable countertop sidetable sinkbasin bathtubbasin toilet cart shelf coffeetable drawer cabinet",
-    "bowl cup glassbottle mug plate winebottle": "desk diningtable dresser sidetable countertop coffeetable sinkbasin coffeemachine shelf fridge microwave garbagecan cabinet",
-    "kettle pan pot": "stoveburner countertop diningtable fridge sinkbasin sidetable coffeetable shelf cabinet",
+        "diningtable countertop sidetable sinkbasin bathtubbasin toilet cart shelf coffeetable drawer "
+        "cabinet",
+    "bowl cup glassbottle mug plate winebottle":
+        "desk diningtable dresser sidetable countertop coffeetable sinkbasin coffeemachine shelf fridge "
+        "microwave garbagecan cabinet",
+    "kettle pan pot":
+        "stoveburner countertop diningtable fridge sinkbasin sidetable coffeetable shelf cabinet",
     "candle cloth handtowel papertowelroll soapbar soapbottle spraybottle tissuebox toiletpaper towel":
-        "countertop toilet sidetable bathtubbasin dresser diningtable coffeetable cart shelf sinkbasin garbagecan handtowelholder towelholder toiletpaperhanger cabinet drawer",
-    "alarmclock book box cd pen pencil statue vase wateringcan": "desk diningtable dresser coffeetable sidetable countertop tvstand bed sofa shelf garbagecan drawer cabinet safe",
+        "countertop toilet sidetable bathtubbasin dresser diningtable coffeetable cart shelf sinkbasin "
+        "garbagecan handtowelholder towelholder toiletpaperhanger cabinet drawer",
+    "alarmclock book box cd pen pencil statue vase wateringcan":
+        "desk diningtable dresser coffeetable sidetable countertop tvstand bed sofa shelf garbagecan "
+        "drawer cabinet safe",
     "cellphone creditcard keychain laptop newspaper remotecontrol watch":
-        "diningtable desk dresser coffeetable sofa bed tvstand countertop sidetable armchair ottoman shelf safe drawer",
-    "baseballbat basketball pillow tennisracket": "bed sofa armchair ottoman diningtable desk dresser coffeetable sidetable countertop",
-    "desklamp floorlamp": "desk sidetable dresser coffeetable shelf",
+        "diningtable desk dresser coffeetable sofa bed tvstand countertop sidetable armchair ottoman "
+        "shelf safe drawer",
+    "baseballbat basketball pillow tennisracket":
+        "bed sofa armchair ottoman diningtable desk dresser coffeetable sidetable countertop",
+    "desklamp floorlamp":
+        "desk sidetable dresser coffeetable shelf",
 }
 _PLACES = {thing: places.split() for things, places in _HOMES.items() for thing in things.split()}
-_OPENABLE = ("safe", "fridge", "microwave", "cabinet", "drawer")         # looked into last when nothing is known of a thing
+# looked into last when nothing is known of a thing
+_OPENABLE = ("safe", "fridge", "microwave", "cabinet", "drawer")
 _ELSEWHERE = ("drawer 99", "shelf 99", "aquarium 1", "piano 1")          # places that no room has
-_COMMON = ("bed", "cabinet", "countertop", "desk", "diningtable", "drawer", "dresser", "fridge", "laundryhamper", "shelf", "sidetable", "sofa", "toilet")
-_TYPOS = ("grab the {thing}", "go {place}", "put {thing} in {place}", "open the {place}", "take {thing}", "find {thing}", "go to {place} and take {thing}", "use", "wait", "help")
+_COMMON = (
+    "bed cabinet countertop desk diningtable drawer dresser fridge laundryhamper shelf sidetable sofa toilet"
+).split()
+_TYPOS = (
+    "grab the {thing}", "go {place}", "put {thing} in {place}", "open the {place}", "take {thing}",
+    "find {thing}", "go to {place} and take {thing}", "use", "wait", "help",
+)
 
 
 class Searcher:
-    """Looks for the wanted thing where such things usually are, places of a kind by ascending number, and remembers what it saw on the way; does to it what the
-    task says; puts it down. A second thing goes to the receptacle of the first. It survives mistakes, its own (see `Imperfect`) and refusals."""
+    """Looks for the wanted thing where such things usually are, places of a kind by ascending number, and
+    remembers what it saw. It does to the thing what the task says and puts it down; a second thing goes to
+    the receptacle of the first. It survives mistakes, its own (see `Imperfect`) and refusals."""
 
-    def __init__(self, task_text: str, rng: np.random.Generator):
-        self.wanted, self.rng = read_task(task_text), rng
+    def __init__(self, session: Session, rng: np.random.Generator):
+        self.wanted, self.rng = read_task(session.task.text), rng
+        if self.wanted is None:
+            raise ValueError(
+                f"task {session.task.text[:80]!r}: cannot be read; "
+                "expected one of ALFWorld's sentences, such as "
+                "'put a clean mug in desk' or 'find two pen and put them in drawer'"
+            )
         self.room: list[str] = []
         self.contents: dict[str, list[str]] = {}     # by place, as last seen
         self.closed: set[str] = set()
         self.origin: dict[str, str] = {}             # where a held thing came from
         self.last = ""                               # the last state
-        self.refused: set[str] = set()               # since the page last changed, such as to go where one stands already: places may share a spot
+        # since the state last changed: places may share a spot, where one stands already
+        self.refused: set[str] = set()
 
     def __call__(self, state: str) -> str:
         view = read_view(state)
@@ -87,7 +115,9 @@ class Searcher:
                 return f"go to {place}"
             if place in self.closed:
                 return f"open {place}"
-            thing = next(name_of(thing) for thing in self.contents[place] if kind_of(thing) == self.wanted.thing)
+            thing = next(
+                name_of(thing) for thing in self.contents[place] if kind_of(thing) == self.wanted.thing
+            )
             self.origin[thing] = place
             return f"take {thing} from {place}"
         return self.explore(view, self.wanted.thing)
@@ -100,28 +130,39 @@ class Searcher:
         return f"go to {away[0]}" if away else self._any_way(view)
 
     def order(self, thing: str) -> list[str]:
-        """The places of the room, the likeliest for `thing` first; where a thing is just to be put, none or one of them lies there already: last."""
+        """The places of the room, the likeliest for `thing` first; where a thing is just to be put, none or
+        one of them lies there already: last."""
         likely = _PLACES.get(thing, [])
         own = self.wanted.place if self.wanted.kind in ("pick", "two") else ""
 
         def rank(place: str) -> tuple:
             kind = kind_of(place)
-            return kind == own, likely.index(kind) if kind in likely else len(likely), kind in _OPENABLE, kind, int(place.split()[1])
+            return (
+                kind == own, likely.index(kind) if kind in likely else len(likely), kind in _OPENABLE, kind,
+                int(place.split()[1]),
+            )
+
         return sorted(self.room, key=rank)
 
     def deliver(self, view: View) -> str:
         """Treats the held thing when the task asks for it, then puts it down where the task says."""
         thing = name_of(view.holding)
-        if self.wanted.kind in TOOL and self.wanted.kind not in view.holding.split()[:-2]:
+        if self.wanted.kind in TOOL and self.wanted.kind not in tags_of(view.holding):
             verb, tool = TOOL[self.wanted.kind]
             if kind_of(view.place) == tool:
                 return f"{verb} {thing} with {view.place}"
-            return next((f"go to {place}" for place in by_name(self.room) if kind_of(place) == tool), self._any_way(view))
+            return next(
+                (f"go to {place}" for place in by_name(self.room) if kind_of(place) == tool),
+                self._any_way(view),
+            )
         return self._put(view, self.target())
 
     def target(self) -> str:
-        """The receptacle of the task: the one that has most of the wanted things, then the lowest number; '' when the room has none."""
-        things = lambda place: [thing for thing in self.contents.get(place, []) if kind_of(thing) == self.wanted.thing]
+        """The receptacle of the task: the one that has most of the wanted things, then the lowest number; ''
+        when the room has none."""
+        things = lambda place: [
+            thing for thing in self.contents.get(place, []) if kind_of(thing) == self.wanted.thing
+        ]
         places = [place for place in by_name(self.room) if kind_of(place) == self.wanted.place]
         return max(places, key=lambda place: len(things(place)), default="")
 
@@ -147,30 +188,45 @@ class Searcher:
 
     def _known(self, kind: str, view: View) -> list[str]:
         """Places where things of a kind were seen, the current one first."""
-        return sorted((place for place, things in self.contents.items() if kind in map(kind_of, things)), key=lambda place: place != view.place)
+        return sorted(
+            (place for place, things in self.contents.items() if kind in map(kind_of, things)),
+            key=lambda place: place != view.place,
+        )
 
     def _others(self, view: View) -> list[str]:
         """Commands that take another thing than the wanted one."""
-        others = [name_of(thing) for thing in view.things if kind_of(thing) in _PLACES and kind_of(thing) not in (self.wanted.thing, *LAMPS)]
+        spared = (self.wanted.thing, *LAMPS)
+        others = [
+            name_of(thing)
+            for thing in view.things
+            if kind_of(thing) in _PLACES and kind_of(thing) not in spared
+        ]
         self.origin |= {thing: view.place for thing in others}
         return [f"take {thing} from {view.place}" for thing in others]
 
     def _any_way(self, view: View) -> str:
-        others = [place for place in self.room if place != view.place and f"go to {place}" not in self.refused]
+        others = [
+            place for place in self.room if place != view.place and f"go to {place}" not in self.refused
+        ]
         return f"go to {self.rng.choice(others)}" if others else "look"
 
 
 class Oracle(Searcher):
-    """The same errands with the engine's facts in place of a memory: no search, and a way back from any state."""
+    """The same errands with the engine's facts in place of a memory: no search, and a way back from any
+    state."""
 
-    def __init__(self, task_text: str, rng: np.random.Generator, session):
-        super().__init__(task_text, rng)
+    def __init__(self, session: Session, rng: np.random.Generator):
+        super().__init__(session, rng)
+        if not hasattr(session.inner, "engine"):
+            raise ValueError("the oracle reads the engine: it needs a session of ALFWorld with workers=1")
         self.session = session
 
     def notice(self, view: View) -> None:
         facts = self.session.inner.engine.facts
         self.room = sorted({fact[1] for fact in facts if fact[0] == "receptacleatlocation"})
-        self.closed = {fact[1] for fact in facts if fact[0] == "openable"} - {fact[1] for fact in facts if fact[0] == "opened"}
+        self.closed = {fact[1] for fact in facts if fact[0] == "openable"} - {
+            fact[1] for fact in facts if fact[0] == "opened"
+        }
         self.contents = {place: [] for place in by_name(self.room)}
         for fact in sorted(facts):
             if fact[0] == "inreceptacle" and fact[2] in self.contents:
@@ -178,27 +234,29 @@ class Oracle(Searcher):
 
 
 class Imperfect(Searcher):
-    """The searcher with the mistakes of a hurried agent: it passes places by, wanders, takes something else, forgets what the task asks to do with the thing.
+    """The searcher with the mistakes of a hurried agent: it passes places by, wanders, takes something else,
+    forgets to clean.
 
     Mistakes are what gives imitation something to improve on (a clean imitation leaves GRPO no variance)."""
 
-    def __init__(self, task_text: str, rng: np.random.Generator, slip: float):
-        super().__init__(task_text, rng)
-        self.slip = slip
-        self.forgets = rng.random() < slip           # to clean, heat or cool; until it has put the thing down
+    def __init__(self, session: Session, rng: np.random.Generator):
+        super().__init__(session, rng)
+        self.forgets = rng.random() < SLIP           # to clean, heat or cool; until it has put the thing down
         self.passed_by: dict[str, bool] = {}
 
     def order(self, thing: str) -> list[str]:
         for place in self.room:
-            self.passed_by.setdefault(place, self.rng.random() < self.slip)
-        return sorted(super().order(thing), key=self.passed_by.__getitem__)      # looked into when nothing else is left
+            self.passed_by.setdefault(place, self.rng.random() < SLIP)
+        # looked into when nothing else is left
+        return sorted(super().order(thing), key=self.passed_by.__getitem__)
 
     def choose(self, view: View) -> str:
         if not view.holding and view.place and kind_of(view.place) == self.wanted.place:
             self.forgets = False
-        slips = self._slips(view) if self.rng.random() < self.slip else []
-        if slips and self.contents and self.rng.random() < self.slip:
-            del self.contents[str(self.rng.choice(list(self.contents)))]         # what it saw there is forgotten
+        slips = self._slips(view) if self.rng.random() < SLIP else []
+        if slips and self.contents and self.rng.random() < SLIP:
+            # what it saw there is forgotten
+            del self.contents[str(self.rng.choice(list(self.contents)))]
         return str(self.rng.choice(slips)) if slips else super().choose(view)
 
     def deliver(self, view: View) -> str:
@@ -210,21 +268,19 @@ class Imperfect(Searcher):
             slips.append(str(self.rng.choice([f"examine {view.place}", "inventory"])))
         if view.opened is True:
             slips += [f"close {view.place}"] * 2
-        if view.holding and view.place and view.opened is not False and kind_of(view.holding) in _HELD_BY.get(kind_of(view.place), ()):
+        usual = kind_of(view.place) in _PLACES.get(kind_of(view.holding), ()) and view.opened is not False
+        if usual:
             slips.append(f"move {name_of(view.holding)} to {view.place}")
         if not view.holding:
             slips += self._others(view)[:3]
         return slips
 
 
-_HELD_BY = {place: {thing for thing, places in _PLACES.items() if place in places} for places in _PLACES.values() for place in places}
-
-
 class Prober(Searcher):
     """A searcher that keeps trying what the engine refuses, and what a thing in its hand can be made."""
 
-    def __init__(self, task_text: str, rng: np.random.Generator):
-        super().__init__(task_text, rng)
+    def __init__(self, session: Session, rng: np.random.Generator):
+        super().__init__(session, rng)
         self.tried: set[str] = set()
         self.errand: list[str] = []
 
@@ -247,36 +303,69 @@ class Prober(Searcher):
         rng, names, held = self.rng, [name_of(thing) for thing in view.things], name_of(view.holding)
         here = view.place or str(rng.choice(self.room or _ELSEWHERE))
         others = [place for place in self.room if place != here] or [_ELSEWHERE[0]]
-        elsewhere = [name_of(thing) for place, things in self.contents.items() if place != here for thing in things]
+        elsewhere = [
+            name_of(thing) for place, things in self.contents.items() if place != here for thing in things
+        ]
         thing, place = str(rng.choice(elsewhere or [f"{self.wanted.thing} 1"])), str(rng.choice(others))
         anything = str(rng.choice([*names, held, thing] if held else [*names, thing]))
         tool = [other for other in self.room if kind_of(other) in _TREATS] or others
         verb = str(rng.choice(list(_TREATS.values())))
         typo = str(rng.choice(_TYPOS)).format(thing=anything, place=place)
-        near = [f"{kind_of(name)} {n}" for name in [*names, f"{self.wanted.thing} 1"] for n in range(1, 5) if f"{kind_of(name)} {n}" not in names]
-        wrong = str(rng.choice(near or [thing]))     # what a policy gets wrong most often: the number
-        absent = [name for kind in dict.fromkeys([*map(kind_of, self.room), *_COMMON]) for n in range(1, 9) if (name := f"{kind} {n}") not in self.room]
+        near = [f"{kind_of(name)} {n}" for name in [*names, f"{self.wanted.thing} 1"] for n in range(1, 5)]
+        # what a policy gets wrong most: the number
+        wrong = str(rng.choice([name for name in near if name not in names] or [thing]))
+        kinds = dict.fromkeys([*map(kind_of, self.room), *_COMMON])
+        absent = [name for kind in kinds for n in range(1, 9) if (name := f"{kind} {n}") not in self.room]
         takes = [
-            [f"take {wrong} from {here}", f"take {wrong} from {here}", f"take {thing} from {here}", f"take {thing} from {place}",
-             *([f"take {names[0]} from {here}"] if held and names else [])]]
+            f"take {wrong} from {here}", f"take {wrong} from {here}", f"take {thing} from {here}",
+            f"take {thing} from {place}",
+        ]
+        if held and names:
+            takes.append(f"take {names[0]} from {here}")
         families = [
-            *takes, *takes, *takes,
-            [f"move {thing} to {here}", f"move {wrong} to {here}", f"move {held or thing} to {place}", f"move {held or thing} to {here}"],
-            [f"open {place}", f"close {place}", f"{'close' if view.opened is False else 'open'} {here}", f"open {here}", f"close {here}"],
-            [f"{verb} {held or anything} with {here}", f"{verb} {held or anything} with {rng.choice(tool)}", f"{verb} {anything} with {place}"],
-            [f"go to {rng.choice(_ELSEWHERE)}", f"go to {rng.choice(absent)}", f"go to {rng.choice(absent)}", f"go to {here}", f"go to {here}", f"go to {anything}"],
-            [f"use {anything}", f"use {thing}", "use desklamp 1", f"slice {anything} with {held or 'knife 1'}", f"examine {thing}"],
-            [typo]]
+            takes,
+            takes,
+            takes,
+            [
+                f"move {thing} to {here}", f"move {wrong} to {here}", f"move {held or thing} to {place}",
+                f"move {held or thing} to {here}",
+            ],
+            [
+                f"open {place}", f"close {place}", f"{'close' if view.opened is False else 'open'} {here}",
+                f"open {here}", f"close {here}",
+            ],
+            [
+                f"{verb} {held or anything} with {here}",
+                f"{verb} {held or anything} with {rng.choice(tool)}", f"{verb} {anything} with {place}",
+            ],
+            [
+                f"go to {rng.choice(_ELSEWHERE)}", f"go to {rng.choice(absent)}",
+                f"go to {rng.choice(absent)}", f"go to {here}", f"go to {here}", f"go to {anything}",
+            ],
+            [
+                f"use {anything}", f"use {thing}", "use desklamp 1",
+                f"slice {anything} with {held or 'knife 1'}", f"examine {thing}",
+            ],
+            [typo],
+        ]
         if held:
             families += [[f"move {held} to {here}"], [f"go to {place}"]]
         return str(rng.choice(families[rng.integers(len(families))]))
 
 
-# How often the random player draws each command before the number of its objects counts: 'go to' and 'examine' would drown everything else
-_WEIGHTS = {"go": 6, "open": 4, "close": 1, "take": 5, "move": 3, "clean": 4, "heat": 4, "cool": 4, "use": 4, "slice": 3, "examine": 0.7, "look": 0.3, "inventory": 0.3}
+# How often the random player draws each command before the number of its objects counts: 'go to' and
+# 'examine' would drown the rest
+_WEIGHTS = {
+    "go": 6, "open": 4, "close": 1, "take": 5, "move": 3, "clean": 4, "heat": 4, "cool": 4, "use": 4,
+    "slice": 3, "examine": 0.7, "look": 0.3, "inventory": 0.3,
+}
 
 
-def _explorer(rng: np.random.Generator, session) -> Act:
+def explorer(session: Session, rng: np.random.Generator) -> Callable[[str], str]:
+    """Random admissible commands."""
+    if not hasattr(session.inner, "engine"):
+        raise ValueError("the random player reads the engine: it needs a session of ALFWorld with workers=1")
+
     def act(state: str) -> str:
         groups: dict[str, list[str]] = {}
         for command in session.inner.engine.admissible:
@@ -286,20 +375,8 @@ def _explorer(rng: np.random.Generator, session) -> Act:
     return act
 
 
-def make_player(kind: str, task_text: str, rng: np.random.Generator, session=None) -> Act:
-    """kind: oracle | searcher | imperfect | random | prober; `session`, a running one of the real environment, for oracle and random.
-
-    Raises ValueError for an unknown kind, a task that cannot be read, or an oracle or random player without a session."""
-    if kind in ("oracle", "random") and session is None:
-        raise ValueError(f"player {kind!r}: needs the session of a real environment, because it reads the engine")
-    if kind == "oracle":
-        return Oracle(task_text, rng, session)
-    if kind == "searcher":
-        return Searcher(task_text, rng)
-    if kind == "imperfect":
-        return Imperfect(task_text, rng, SLIP)
-    if kind == "random":
-        return _explorer(rng, session)
-    if kind == "prober":
-        return Prober(task_text, rng)
-    raise ValueError(f"player {kind!r}: expected {', '.join(KINDS)}")
+PLAYERS = {
+    "oracle": Player(Oracle, 0.08), "searcher": Player(Searcher, 0.08),
+    "imperfect": Player(Imperfect, 0.50, imitate=True), "random": Player(explorer, 0.06),
+    "prober": Player(Prober, 0.28),
+}
