@@ -1,85 +1,96 @@
-"""M_task: the experience model's own weights write harder and different tasks (DreamGym, arXiv 2511.03773, Eq. 6).
+"""M_task: the experience model's own weights write harder and different tasks (DreamGym, Eq. 6).
 
-The paper shares parameters between M_task and M_exp; so `variation_rows` adds task-variation rows to the experience model's training, and
-`write_tasks` samples from the same weights with another prompt. What it writes is checked by rule (grammar, known words and options, no copy)
-before any policy sees it. A generated task has no goal in the real shop: only the dream can play it.
+The paper shares the parameters of M_task and M_exp. `variation_samples` makes pairs of training tasks for
+the experience model's training; `write_tasks` then asks the same weights for candidates and selects.
+The paper lets a language model select. Here the acceptable candidate with most words is kept, since tiny
+models judge badly.
+A generated task has no goal in the real environment: only the dream can play it.
+Left out on purpose: any grammar of tasks.
 """
 from __future__ import annotations
 
+import re
 from collections import Counter
-from dataclasses import replace
-from types import ModuleType
+from collections.abc import Callable, Collection, Sequence
+from functools import lru_cache
 
 import numpy as np
+from msgspec.structs import replace
 
 from dreamgym.episode import Task
-from dreamgym.experience_model import ExperienceModel
-from dreamgym.model import Row, chat_format, encode, encode_untrusted
-from dreamgym.prompts import VARY_SYSTEM, parse_task, vary_prompt
+from dreamgym.prompts import parse_task
 
 
-def variation_rows(tokenizer, rules: ModuleType, tasks: list[Task], count: int, rng: np.random.Generator, system: str) -> list[Row]:
-    """`count` rows 'vary: seed task -> another real task that shares a word with it, the hardest of three'."""
-    readable = [task.text for task in tasks if rules.readable(task.text)]
-    words = {text: set(rules.topics(text)) for text in dict.fromkeys(readable)}
-    texts, hardness = list(words), {text: rules.difficulty(text) for text in words}
-    by_word: dict[str, list[str]] = {}
-    for text in texts:
-        for word in words[text]:
-            by_word.setdefault(word, []).append(text)
-    fmt = chat_format(tokenizer, system)
-    rows = []
-    for _ in range(count if texts else 0):
-        seed = texts[rng.integers(len(texts))]
-        group = by_word[sorted(words[seed])[rng.integers(len(words[seed]))]]
-        target = max((group[i] for i in rng.integers(len(group), size=3)), key=lambda t: (t != seed, hardness[t]))
-        prompt = encode(tokenizer, fmt.open) + encode_untrusted(tokenizer, vary_prompt(seed)) + encode(tokenizer, fmt.ask)
-        answer = encode_untrusted(tokenizer, target) + fmt.end_ids[:1]
-        rows.append(Row(prompt + answer, [0] * len(prompt) + [1] * len(answer)))
-    return rows
+def words(text: str) -> list[str]:
+    """The words and numbers of a text, in lower case."""
+    return re.findall(r"\w+(?:[.'-]\w+)*", text.lower())
 
 
-class TaskCheck:
-    """What a written task must be: within the grammar, made of what the world is known to have, doable from where it starts, and new."""
+def variation_samples(tasks: Sequence[Task], count: int, rng: np.random.Generator) -> list[tuple[str, str]]:
+    """`count` pairs (seed text, target text) of training tasks; none where no two tasks share a rare word.
 
-    def __init__(self, rules: ModuleType, tasks: list[Task], states: list[str]):
-        self.rules, self.known = rules, {task.text for task in tasks}
-        self.offered = set().union(*(rules.needs(task.text) for task in tasks if rules.readable(task.text)), *map(rules.offers, set(states)))
-
-    def problem(self, text: str | None, start: str = "") -> str:
-        """Why a text is no new task ('' when it is one): malformed, grammar, unknown (to the world), start, copy."""
-        if text is None:
-            return "malformed"
-        if not self.rules.readable(text):
-            return "grammar"
-        if not self.rules.needs(text) <= self.offered:
-            return "unknown"
-        if start and not self.rules.starts(text, start):
-            return "start"
-        return "copy" if text in self.known else ""
-
-
-def write_tasks(dream: ExperienceModel, env: str, seeds: list[Task], per_seed: int, check: TaskCheck, name: str, temperature: float = 0.8) -> tuple[list[Task], dict]:
-    """For each seed task, `per_seed` candidates are sampled and the hardest acceptable one is kept (the paper's second step, selection, by rule).
-
-    Returns the new tasks (ids `name-index`) and counts of what was refused and why. Accepted texts are added to `check.known`.
+    A rare word is in at most a tenth of the texts, or in two. The target is the longest, in words, of three
+    draws among the tasks that share one with the seed, so that targets are harder than seeds on average.
     """
-    system = VARY_SYSTEM[env] if dream.settings.system else ""
-    fmt = chat_format(dream.tokenizer, system)
-    prompts = [encode(dream.tokenizer, fmt.open) + encode_untrusted(dream.tokenizer, vary_prompt(seed.text)) + encode(dream.tokenizer, fmt.ask)
-               for seed in seeds for _ in range(per_seed)]
-    keys = [f"{name}-candidate-{i}" for i in range(len(prompts))]
-    samples = dream.sampler.sample(prompts, keys, 80, temperature)
-    counts, made = Counter(), []
-    for i, seed in enumerate(seeds):
-        candidates = []
-        for sample in samples[i * per_seed:(i + 1) * per_seed]:
-            text = parse_task(dream.tokenizer.decode([t for t in sample.ids if t not in fmt.end_ids])) if sample.stop == "end" else None
-            problem = check.problem(text, seed.start)
-            counts[problem or "accepted"] += 1
-            candidates += [] if problem else [text]
-        if candidates:
-            best = max(candidates, key=check.rules.difficulty)
-            check.known.add(best)
-            made.append(replace(seed, id=f"{name}-{len(made)}", text=best, goal={}, generated=True, parent=seed.id))
+    texts = list(dict.fromkeys(task.text for task in tasks))
+    length = {text: len(words(text)) for text in texts}
+    having: dict[str, list[str]] = {}
+    for text in texts:
+        for word in sorted(set(words(text))):
+            having.setdefault(word, []).append(text)
+    rare = {word: group for word, group in having.items() if 2 <= len(group) <= max(2, len(texts) // 10)}
+    groups = {text: [rare[word] for word in sorted(set(words(text))) if word in rare] for text in texts}
+    seeds = [text for text in texts if groups[text]]
+    pairs = []
+    for _ in range(count if seeds else 0):
+        seed = seeds[rng.integers(len(seeds))]
+        others = [text for text in groups[seed][rng.integers(len(groups[seed]))] if text != seed]
+        drawn = [others[i] for i in rng.integers(len(others), size=3)]
+        pairs.append((seed, max(drawn, key=lambda text: length[text])))
+    return pairs
+
+
+def known_words(texts: Collection[str]) -> set[str]:
+    """The words of training tasks and training pages, for `problem`."""
+    return {word for text in set(texts) for word in words(text)}
+
+
+@lru_cache(maxsize=None)
+def _key(text: str) -> str:
+    """Texts that differ in case, blanks or punctuation only are copies."""
+    return " ".join(words(text))
+
+
+def problem(text: str | None, known_texts: Collection[str], known_words: Collection[str]) -> str:
+    """Why a text is no new task: "malformed", "unknown" (a word that no training task or page has) or "copy";
+    "" for a good one. `known_texts`: all tasks there are, also held-out ones, for none may be trained on."""
+    if text is None or parse_task(text) != text or not words(text):
+        return "malformed"
+    if any(word not in known_words for word in words(text)):
+        return "unknown"
+    return "copy" if _key(text) in {_key(known) for known in known_texts} else ""
+
+
+def write_tasks(experience_model, seeds: Sequence[Task], per_seed: int, check: Callable[[str | None], str],
+                name: str, temperature: float) -> tuple[list[Task], dict[str, int]]:
+    """(new tasks `name-0`, `name-1`, …, counts of candidates that were accepted or refused, by reason).
+
+    Each seed gets at most one new task, from `per_seed` candidates; no new task is a copy of another.
+    check: text -> why it is refused, "" for a good one: `problem` with its known texts and words.
+    """
+    written = experience_model.write_variations([seed.text for seed in seeds], per_seed, temperature)
+    made: list[Task] = []
+    counts: Counter[str] = Counter()
+    for seed, candidates in zip(seeds, written):
+        good = []
+        for text in candidates:
+            reason = check(text)
+            if not reason and _key(text) in {_key(task.text) for task in [seed, *made]}:
+                reason = "copy"
+            counts[reason or "accepted"] += 1
+            good += [] if reason else [text]
+        if good:
+            longest = max(good, key=lambda text: len(words(text)))
+            made.append(replace(seed, id=f"{name}-{len(made)}", text=longest, goal={}, generated=True,
+                                parent=seed.id))
     return made, dict(counts)

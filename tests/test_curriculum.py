@@ -1,138 +1,154 @@
 """curriculum.py: each test says which bug it stops."""
-
 import json
+import math
 
 import numpy as np
 import pytest
 
 from dreamgym.curriculum import Curriculum, cluster, task_value
+from dreamgym.episode import Episode, Step, Task
 
 
-def names(n: int, prefix: str = "t") -> list[str]:
-    return [f"{prefix}{i}" for i in range(n)]
+def task(name: str) -> Task:
+    generated = name.startswith("g")
+    return Task(id=name, text=f"text of {name}", generated=generated, parent="t0" * generated)
 
 
-def frequency(curriculum: Curriculum, n: int, draws: int = 400, seed: int = 0) -> dict[str, float]:
-    rng, count = np.random.default_rng(seed), dict.fromkeys(curriculum.stats, 0)
+def tasks(n: int, prefix: str = "t") -> list[Task]:
+    return [task(f"{prefix}{i}") for i in range(n)]
+
+
+def played(**rewards: list[float]) -> list[Episode]:
+    return [Episode(id=f"{name}-{i}", task=task(name),
+                    steps=[Step(state="", action="", next_state="", reward=reward)])
+            for name, group in rewards.items() for i, reward in enumerate(group)]
+
+
+def frequency(curriculum: Curriculum, n: int, draws: int = 400) -> dict[str, float]:
+    rng, count = np.random.default_rng(0), dict.fromkeys(curriculum.stats, 0)
     for _ in range(draws):
-        for task in curriculum.pick(n, rng):
-            count[task] += 1
-    return {task: c / draws for task, c in count.items()}
+        for chosen in curriculum.sample(n, rng):
+            count[chosen.id] += 1
+    return {name: c / draws for name, c in count.items()}
 
 
-def test_task_value_is_the_population_variance_with_its_maximum_at_half():
-    """Stops: the sample variance (n - 1), which rises above 0.25; a value of a solved or a hopeless task that is not exactly 0."""
-    values = [task_value([1.0] * s + [0.0] * (8 - s)) for s in range(9)]
-    assert max(values) == values[4] == 0.25 and values[0] == values[8] == 0.0 and values == values[::-1]
+def value(curriculum: Curriculum, names: str) -> list[float]:
+    return [curriculum.stats[name].value for name in names]
+
+
+def test_task_value_is_the_population_variance():
+    """Stops: the sample variance (n - 1), which rises above 0.25; a solved task whose value is not exactly
+    0."""
     rng = np.random.default_rng(0)
     for _ in range(200):
         rewards = rng.integers(0, 2, size=int(rng.integers(1, 12))).tolist()
         mean = sum(rewards) / len(rewards)
-        assert task_value(rewards) == pytest.approx(sum((r - mean) ** 2 for r in rewards) / len(rewards)) and task_value(rewards) <= 0.25
-    assert task_value([0.1] * 3) == 0.0
+        assert task_value(rewards) == pytest.approx(sum((r - mean) ** 2 for r in rewards) / len(rewards))
+    assert task_value([0, 1, 0, 1]) == 0.25 and task_value([0.1] * 3) == 0.0
     for wrong in ([], [1.0, float("nan")]):
         with pytest.raises(ValueError, match="task_value"):
             task_value(wrong)
 
 
-def test_generated_share_never_exceeds_lambda():
-    """Stops: a bound that holds only on average, rounds up, or is lost when the generated tasks are the most valuable; and a task picked twice."""
+@pytest.mark.parametrize("uniform", [False, True])
+@pytest.mark.parametrize("fraction", [0.0, 0.29, 0.3, 1.0])
+def test_generated_share_never_exceeds_lambda(fraction, uniform):
+    """Stops: a bound that holds on average only, rounds up, or is lost where generated tasks are the most
+    valuable."""
     rng = np.random.default_rng(1)
-    for lam in (0.0, 0.29, 0.3, 1.0):
-        for uniform in (False, True):
-            curriculum = Curriculum(names(40), lam=lam, uniform=uniform)
-            for i in range(60):
-                curriculum.add_generated(f"g{i}", parent=f"t{i % 40}")
-            most = 0.0
-            for iteration in range(250):
-                n = int(rng.integers(1, 31))
-                chosen = curriculum.pick(n, rng)
-                share = sum(curriculum.stats[task].generated for task in chosen) / n
-                assert len(set(chosen)) == len(chosen) == n and share <= lam + 1e-12 and share == curriculum.last_share_generated
-                most = max(most, share)
-                for task in chosen:
-                    curriculum.update(task, [0, 1, 0, 1] if task.startswith("g") else [0, 0, 0, 0], iteration)
-            assert most >= 0.9 * lam  # the bound is used, too
-    many = Curriculum(names(100), lam=0.29)
-    for i in range(200):
-        many.add_generated(f"g{i}", "t0")
-        many.update(f"g{i}", [0, 1], 0)
-    for task in names(100):
-        many.update(task, [0, 0], 0)
-    assert sum(task.startswith("g") for task in many.pick(100, rng)) == 29  # 0.29 * 100 is 28.999... in floating point
-    assert not any(task.startswith("g") for task in many.pick(100, rng, lam=0.0)) and len(many.pick(150, rng, lam=0.5)) == 150
+    curriculum = Curriculum(tasks(40), fraction, uniform=uniform)
+    curriculum.add(tasks(60, "g"))
+    most = 0.0
+    for iteration in range(60):
+        n = 100 if iteration == 0 and fraction == 1 else int(rng.integers(1, 31))
+        chosen = curriculum.sample(n, rng)
+        generated = sum(t.generated for t in chosen)
+        assert len({t.id for t in chosen}) == n and generated <= math.floor(n * fraction + 1e-9)
+        assert curriculum.summary()["share_generated"] == generated / n
+        most = max(most, generated / n)
+        curriculum.update(played(**{t.id: [0, 1] if t.generated else [0, 0] for t in chosen}), iteration)
+    assert most >= (0.6 if uniform or fraction == 1 else 0.9) * fraction          # the bound is reached
+    assert not any(t.generated for t in curriculum.sample(40, rng, max_generated_fraction=0.0))
+
+
+def test_the_bound_rounds_down_once():
+    """Stops: floor(0.29 * 100) = 28, because the product is 28.999... in floating point."""
+    curriculum = Curriculum(tasks(100), 0.29, explore=0.0)
+    curriculum.add(tasks(200, "g"))
+    curriculum.update(played(**{t.id: [0, int(t.generated)] for t in tasks(100) + tasks(200, "g")}), 0)
+    assert sum(t.generated for t in curriculum.sample(100, np.random.default_rng(0))) == 29
+
+
+def test_worthless_generated_tasks_fade():
+    """Stops: lambda as a quota, which gave tasks measured 0 six times in a row a quarter of all draws for
+    ever."""
+    curriculum = Curriculum(tasks(300), 0.25)
+    curriculum.add(tasks(40, "g"))
+    for iteration in range(6):
+        curriculum.update(played(**{t.id: [0, 0] for t in tasks(40, "g")}), iteration)
+    now = frequency(curriculum, 16)
+    assert sum(share for name, share in now.items() if name.startswith("g")) < 0.4  # the quota gave 4
 
 
 def test_tasks_without_variance_fade_and_return():
-    """Stops: a curriculum that goes on with tasks that teach nothing, and one that never looks at a task again after the policy has changed."""
-    curriculum = Curriculum(names(20), explore=0.0, decay=0.9)
-    for task in names(20):
-        curriculum.update(task, [0, 1, 0, 1] if task in names(10) else [0, 0, 0, 0] if task in names(15) else [1, 1, 1, 1], 0)
+    """Stops: tasks that teach nothing drawn again and again, or never again after the policy has changed."""
+    curriculum = Curriculum(tasks(20), explore=0.0, decay=0.9)
+    groups = {f"t{i}": [0, 1, 0, 1] if i < 10 else [0] * 4 if i < 15 else [1] * 4 for i in range(20)}
+    curriculum.update(played(**groups), 0)
     now = frequency(curriculum, 5)
-    assert all(now[f"t{i}"] == pytest.approx(0.5, abs=0.12) for i in range(10)) and all(now[f"t{i}"] == 0 for i in range(10, 20))
-    estimates = []
+    assert all(now[f"t{i}"] == pytest.approx(0.5 * (i < 10), abs=0.12 * (i < 10)) for i in range(20))
     for iteration in range(1, 60):
-        for task in names(10):
-            curriculum.update(task, [0, 1], iteration)
-        estimates.append(curriculum.estimate("t12"))
+        curriculum.update(played(**{f"t{i}": [0, 1] for i in range(10)}), iteration)
         assert curriculum.estimate("t12") == pytest.approx(0.25 * (1 - 0.9**iteration))
-    later = frequency(curriculum, 5)
-    assert estimates == sorted(estimates) and all(later[f"t{i}"] > 0.15 for i in range(20))
-    curriculum.update("t12", [0, 0, 0], 60)
-    assert curriculum.estimate("t12") == 0.0
+    assert all(share > 0.15 for share in frequency(curriculum, 5).values())
 
 
-def test_picks_follow_the_values_and_explore_lifts_the_least():
-    """Stops: weights used as ranks, or the exploration share left out: for one task per pick the frequency is the weight."""
-    rewards = {"t0": [0, 1], "t1": [0, 0, 0, 1], "t2": [0, 0], "t3": None}
-    for explore in (0.0, 0.4):
-        curriculum = Curriculum(names(4), explore=explore)
-        for task, group in rewards.items():
-            if group:
-                curriculum.update(task, group, 0)
-        value = np.array([0.25, 3 / 16, 0.0, 0.25])  # the unseen task stands at the prior
-        want = (1 - explore) * value / value.sum() + explore / 4
-        got = frequency(curriculum, 1, draws=6000)
-        assert [got[task] for task in names(4)] == pytest.approx(want, abs=0.025)
-        flat = Curriculum(names(4), explore=explore, uniform=True)
-        flat.update("t2", [0, 0], 0)
-        assert list(frequency(flat, 1, draws=6000).values()) == pytest.approx([0.25] * 4, abs=0.025)
+@pytest.mark.parametrize("uniform", [False, True])
+@pytest.mark.parametrize("explore", [0.0, 0.4])
+def test_draws_follow_the_values(explore, uniform):
+    """Stops: weights used as ranks, an exploration share left out: for one task a draw the frequency is the
+    weight."""
+    curriculum = Curriculum([*tasks(3), task("unseen")], explore=explore, uniform=uniform)
+    curriculum.update(played(t0=[0, 1], t1=[0, 0, 0, 1], t2=[0, 0]), 0)
+    weight = np.ones(4) if uniform else np.array([0.25, 3 / 16, 0.0, 0.25])    # the unseen one has the prior
+    want = (1 - explore) * weight / weight.sum() + explore / 4
+    assert list(frequency(curriculum, 1, draws=6000).values()) == pytest.approx(want, abs=0.025)
 
 
-def test_running_value_weighs_the_newest_group():
-    """Stops: a first visit averaged with the prior, and one lucky group that erases what was known."""
-    curriculum = Curriculum(["a"], fresh=0.25)
-    curriculum.update("a", [0, 1], 3)
-    assert curriculum.stats["a"].value == 0.25
-    curriculum.update("a", [1, 1], 4)
-    assert curriculum.stats["a"].value == pytest.approx(0.75 * 0.25) and curriculum.stats["a"].zeros == 1
-    curriculum.update("a", [1], 5)  # nothing to measure
-    assert curriculum.stats["a"].value == pytest.approx(0.75 * 0.25) and curriculum.stats["a"].visits == 3 and curriculum.stats["a"].last == 4
+def test_the_running_value_weighs_the_newest_group():
+    """Stops: a first value averaged with the prior, one lucky group that erases what was known, a group of
+    one episode taken for a group without variance."""
+    curriculum = Curriculum(tasks(1), fresh=0.25)
+    for iteration, group, want in ((3, [0, 1], 0.25), (4, [1, 1], 0.1875), (5, [1], 0.1875)):
+        curriculum.update(played(t0=group), iteration)
+        assert value(curriculum, ["t0"]) == pytest.approx([want])
+    stats = curriculum.stats["t0"]
+    assert (stats.zeros, stats.episodes, stats.last, curriculum.iteration) == (1, 5, 4, 5)
 
 
-def test_update_clusters_shares_one_value_per_cluster():
-    """Stops: PPO's single rollout per task taken as a group of one, whose variance 0 fades every task."""
-    curriculum = Curriculum(["a", "b", "c", "d", "e"])
-    cluster_of = {"a": 0, "b": 0, "c": 0, "d": 1, "e": 2}
-    curriculum.update_clusters(["a", "b", "d", "b"], [1.0, 0.0, 1.0, 0.0], cluster_of, iteration=2)
-    shared = task_value([1.0, 0.0, 0.0])
-    assert [curriculum.stats[task].value for task in "abc"] == pytest.approx([shared] * 3)
-    assert [curriculum.stats[task].visits for task in "abcde"] == [1, 2, 0, 1, 0]
-    assert curriculum.estimate("d") == curriculum.estimate("e") == 0.25  # one reward, and no reward
-    with pytest.raises(ValueError, match="no cluster"):
-        curriculum.update_clusters(["a"], [1.0], {}, 3)
-    with pytest.raises(ValueError, match="one reward per episode"):
-        curriculum.update_clusters(["a"], [1.0, 0.0], cluster_of, 3)
+@pytest.mark.parametrize("labels,want,share", [
+    (None, {"a": 0.0, "b": 0.25, "c": 0.0, "d": 0.0, "e": 0.0}, 2 / 3),
+    (dict(zip("abcde", [0, 0, 0, 1, 2])), {"a": 0.1875, "b": 0.1875, "c": 0.1875, "d": 0.0, "e": 0.0}, 1 / 2),
+])
+def test_groups_are_tasks_or_clusters_of_tasks(labels, want, share):
+    """Stops: PPO's few episodes per task taken as groups of their own, whose variance 0 fades every task."""
+    curriculum = Curriculum([task(name) for name in "abcde"])
+    episodes = played(a=[0, 0], b=[0, 1], d=[1])
+    assert curriculum.update(episodes[::-1], 2, labels) == share
+    assert {name: curriculum.stats[name].value for name in "abcde"} == pytest.approx(want)
+    assert curriculum.estimate("d") == curriculum.estimate("e") == 0.25  # one reward, and none
+    assert curriculum.update([], 3, labels) == 0.0
 
 
-def test_cluster_finds_groups_behind_a_common_offset_and_repeats_itself():
-    """Stops: embeddings of one language model all landing in one cluster, labels that change between runs, a crash on equal vectors."""
+def test_cluster_finds_directions_and_repeats_itself():
+    """Stops: embeddings with a common offset all in one cluster, labels that change between runs, a crash on
+    equal vectors."""
     rng = np.random.default_rng(3)
     truth = np.arange(120) % 4
     directions = np.concatenate([np.eye(8)[:2], -np.eye(8)[:2]])[truth]
     vectors = 50 + rng.uniform(1, 20, size=(120, 1)) * (directions + 0.05 * rng.standard_normal((120, 8)))
     labels = cluster(vectors, 4, np.random.default_rng(0))
-    assert len({(a, b) for a, b in zip(truth, labels)}) == 4 == len(set(labels.tolist()))
+    assert len(set(zip(truth.tolist(), labels.tolist()))) == 4 == len(set(labels.tolist()))
     assert np.array_equal(labels, cluster(vectors, 4, np.random.default_rng(0)))
     assert set(cluster(np.ones((5, 4)), 3, rng).tolist()) == {0}
     assert len(set(cluster(vectors[:2], 5, rng).tolist())) == 2
@@ -142,80 +158,72 @@ def test_cluster_finds_groups_behind_a_common_offset_and_repeats_itself():
 
 def test_seeds_are_the_most_valuable_known_tasks():
     """Stops: variations of tasks that nobody tried, that are solved, or whose value is old."""
-    curriculum = Curriculum(names(6), decay=0.5)
-    curriculum.update("t0", [0, 1], 0)
-    for task, group in (("t1", [0, 0, 0, 1]), ("t2", [0, 0]), ("t3", [0, 0, 1, 1])):
-        curriculum.update(task, group, 5)
-    assert curriculum.seeds(2) == ["t3", "t1"] and curriculum.seeds(10) == ["t3", "t1", "t0"] and Curriculum(["a"]).seeds(3) == []
+    curriculum = Curriculum(tasks(6), decay=0.5)
+    assert curriculum.seeds(3) == []
+    curriculum.update(played(t0=[0, 1]), 0)
+    curriculum.update(played(t1=[0, 0, 0, 1], t2=[0, 0], t3=[0, 0, 1, 1]), 5)
+    assert curriculum.seeds(2) == [task("t3"), task("t1")] and curriculum.seeds(9)[2:] == [task("t0")]
 
 
-def test_generated_tasks_are_bounded_and_the_useless_go_first():
-    """Stops: a task list that grows for ever, an original task dropped, a fresh variation dropped before it was tried."""
-    curriculum = Curriculum(names(3), max_generated=4)
-    for i in range(4):
-        assert curriculum.add_generated(f"g{i}", "t0") is None
+def test_generated_tasks_are_bounded_and_the_worthless_go_first():
+    """Stops: tasks that grow for ever, an original task dropped, a fresh variation dropped before it was
+    tried."""
+    curriculum, gone = Curriculum(tasks(3), max_generated=4), []
+    curriculum.add(tasks(4, "g"))
     for iteration in range(3):
-        curriculum.update("t0", [0, 0], iteration)
-        curriculum.update("g0", [0, 1], iteration)
-        curriculum.update("g2", [0, 0], iteration)
-    curriculum.update("g1", [1, 1], 3)
-    assert [curriculum.add_generated(f"h{i}", "g0") for i in range(6)] == ["g2", "g1", "g0", "g3", "h0", "h1"]
-    assert curriculum.summary()["generated"] == 4 and set(names(3)) <= set(curriculum.stats)
-    with pytest.raises(ValueError, match="exists already"):
-        curriculum.add_generated("h5", "t0")
+        curriculum.update(played(t0=[0, 0], g0=[0, 1], g2=[0, 0]), iteration)
+    curriculum.update(played(g1=[1, 1]), 3)
+    for i in range(4):
+        before = set(curriculum.stats)
+        curriculum.add([task(f"gg{i}")])
+        gone += before - set(curriculum.stats)
+    assert gone == ["g2", "g1", "g0", "g3"] and {"t0", "t1", "t2"} <= set(curriculum.stats)
+    for wrong in ("gg3", "t9"):
+        with pytest.raises(ValueError, match=f"'{wrong}' exists already or is not a generated one"):
+            curriculum.add([task(wrong)])
 
 
 def run(curriculum: Curriculum, start: int, end: int) -> list:
     log = []
     for iteration in range(start, end):
         rng = np.random.default_rng([7, iteration])
-        chosen = curriculum.pick(5, rng)
-        for task in chosen:
-            curriculum.update(task, rng.integers(0, 2, size=3).tolist(), iteration)
-        for i, seed in enumerate(curriculum.seeds(2)):
-            log.append(curriculum.add_generated(f"g{iteration}.{i}", seed))  # the first may drop the task that the second came from
+        chosen = curriculum.sample(5, rng)
+        curriculum.update(played(**{t.id: rng.integers(0, 2, size=3).tolist() for t in chosen}), iteration)
+        curriculum.add([task(f"g{iteration}_{i}") for i, _ in enumerate(curriculum.seeds(2))])
         log += [chosen, curriculum.summary()]
     return log
 
 
-def test_resume_goes_on_as_if_nothing_had_happened():
-    """Stops: state that is lost or reordered on its way through JSON: draws depend on the order of the tasks."""
-    whole, first = Curriculum(names(12), max_generated=10), Curriculum(names(12), max_generated=10)
-    want = run(whole, 0, 60)
-    begun = run(first, 0, 25)
-    state = json.loads(json.dumps(first.get_state()))
-    resumed = Curriculum(reversed(names(12)), max_generated=10)
-    resumed.set_state(state)
-    assert resumed.get_state() == first.get_state()
+def test_a_resumed_run_goes_on_as_if_nothing_had_happened():
+    """Stops: state or generated tasks lost or reordered on their way through JSON: draws depend on the
+    order."""
+    whole, first = Curriculum(tasks(12), max_generated=10), Curriculum(tasks(12), max_generated=10)
+    resumed = Curriculum(tasks(12)[::-1], max_generated=10)
+    want, begun = run(whole, 0, 60), run(first, 0, 25)
+    resumed.set_state(json.loads(json.dumps(first.get_state())))
     assert begun + run(resumed, 25, 60) == want and resumed.get_state() == whole.get_state()
-    json.dumps(whole.summary())
 
 
-def test_set_state_refuses_another_run():
-    """Stops: resuming with another task file, whose statistics would be those of other tasks."""
-    state = Curriculum(names(3)).get_state()
-    with pytest.raises(ValueError, match=r"also had \['t2'\], it did not have \['x'\]"):
-        Curriculum(["t0", "t1", "x"]).set_state(state)
-    with pytest.raises(ValueError, match="schema is 9"):
-        Curriculum(names(3)).set_state({**state, "schema": 9})
-    del state["tasks"]["t1"]["zeros"]
-    with pytest.raises(ValueError, match="task 't1' has fields"):
-        Curriculum(names(3)).set_state(state)
-
-
-def test_impossible_requests_are_refused():
-    """Stops: fewer tasks than asked for without a word, which changes the batch size."""
-    curriculum = Curriculum(names(5), lam=0.3)
-    for i in range(9):
-        curriculum.add_generated(f"g{i}", "t0")
-    rng = np.random.default_rng(0)
-    assert len(curriculum.pick(7, rng)) == 7
-    for n in (0, 8):
-        with pytest.raises(ValueError, match=f"n is {n}, expected 1 to"):
-            curriculum.pick(n, rng)
-    with pytest.raises(ValueError, match="no id twice"):
-        Curriculum(["a", "a"])
-    with pytest.raises(ValueError, match="lam is 1.5"):
-        Curriculum(["a"], lam=1.5)
-    with pytest.raises(ValueError, match="unknown task 'zz'"):
-        curriculum.update("zz", [0, 1], 0)
+def test_what_does_not_fit_is_refused():
+    """Stops: a resume with another task file, a smaller batch than asked for, an episode of an unknown
+    task."""
+    curriculum, rng = Curriculum(tasks(5), 0.3), np.random.default_rng(0)
+    state = json.loads(json.dumps(curriculum.get_state()))
+    other = Curriculum([*tasks(4), task("x")])
+    broken = state | {"tasks": [{**state["tasks"][0], "zeros": "1"}]}
+    curriculum.add(tasks(9, "g"))
+    assert len(curriculum.sample(7, rng)) == 7
+    for call, message in (
+        (lambda: other.set_state(state), r"also had \['t4'\], it did not have \['x'\]"),
+        (lambda: curriculum.set_state(state | {"schema": 9}), "schema is 9"),
+        (lambda: curriculum.set_state(broken), "int.*zeros"),
+        (lambda: curriculum.sample(0, rng), "n is 0, expected 1 to"),
+        (lambda: curriculum.sample(8, rng), "n is 8, expected 1 to 7"),
+        (lambda: Curriculum(tasks(2) * 2), "no id twice"),
+        (lambda: Curriculum(tasks(1), 1.5), "max_generated_fraction is 1.5"),
+        (lambda: curriculum.update(played(zz=[0, 1]), 0), "'zz' is not one of the 14 tasks"),
+        (lambda: curriculum.update(played(t0=[0, 1]), 0, {}), "has no cluster"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+    assert curriculum.stats["t0"].episodes == 0
