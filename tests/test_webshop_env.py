@@ -1,4 +1,4 @@
-"""WebShop as an environment: the mapping to abstract states, the adapter around the engine, splits, and the generated catalogue."""
+"""WebShop as an environment: the mapping to states, the adapter around the engine, splits, the generated catalogue."""
 from __future__ import annotations
 
 import json
@@ -9,70 +9,95 @@ from pathlib import Path
 
 import pytest
 
-from dreamgym.envs import make_env, make_rules
-from dreamgym.envs.webshop import text as text
-from dreamgym.envs.webshop.toy_catalogue import CATEGORIES, LINES, embedded_nouns, make_catalogue
+from dreamgym.envs.base import make_env
+from dreamgym.envs.webshop import text
 from dreamgym.envs.webshop.env import WebShop
-from dreamgym.episode import Task
+from dreamgym.envs.webshop.toy_catalogue import CATEGORIES, LINES, embedded_nouns, make_catalogue
+from dreamgym.episode import StopReason, Task
+from dreamgym.prompts import TAGS
 
 OFFICIAL = Path(os.environ.get("WEBSHOP_DATA") or Path(__file__).parents[1] / "../shared/data/webshop")
-needs_official = pytest.mark.skipif(not (OFFICIAL / "items_shuffle_1000.json").exists(), reason=f"no official catalogue in {OFFICIAL} (set WEBSHOP_DATA to its folder)")
-both = pytest.mark.parametrize("which", ["embedded", pytest.param("official", marks=needs_official)])
+needs_official = pytest.mark.skipif(not (OFFICIAL / "items_shuffle_1000.json").exists(),
+                                    reason=f"no official catalogue in {OFFICIAL} (set WEBSHOP_DATA to its folder)")
+both = pytest.mark.parametrize("which", ["generated", pytest.param("official", marks=needs_official)])
 
 INDEX = "WebShop\nInstruction: \nfind me a mug\n[button] Search [button_]\n"
 TOP = "Instruction:\nfind me a mug\n[button] Back to Search [button_]\n"
-ITEM = (TOP + "[button] < Prev [button_]\ncolor\n  [button] dark  red [button_]\n  [clicked button] sea\u00a0blue [clicked button_]\nsize\n  [button] 5 | 6 [button_]\n"
-        "Fine\u00a0 Mug, 2 pcs\nPrice: $40.0 to $1234567.5\nRating: N.A.\n"
-        "[button] Description [button_]\n[button] Features [button_]\n[button] Reviews [button_]\n[button] Buy Now [button_]\n")
-RESULTS = TOP + "Page 2 (Total results: 23)\n[button] < Prev [button_]\n[button] Next > [button_]\n" + "".join(
-    f"\n[{mark}] B00000000{i} [{mark}_]\nMug {i}\n$1{i}.5\n" for i, mark in ((1, "button"), (2, "clicked button"), (3, "button")))
+SUB = TOP + "[button] < Prev [button_]\n"
+PAGING = "[button] < Prev [button_]\n[button] Next > [button_]\n"
+ITEM = (SUB + "color\n  [button] dark  red [button_]\n  [clicked button] sea\u00a0blue [clicked button_]\nsize\n"
+        "  [button] 5 | 6 [button_]\nFine\u00a0 Mug, 2 pcs\nPrice: $40.0 to $1234567.5\nRating: N.A.\n"
+        + "".join(f"[button] {name} [button_]\n" for name in ("Description", "Features", "Reviews", "Buy Now")))
+RESULTS = TOP + "Page 2 (Total results: 23)\n" + PAGING + "".join(
+    f"\n[{mark}] B00000000{i} [{mark}_]\nMug {i}\n$1{i}.5\n"
+    for i, mark in ((1, "button"), (2, "clicked button"), (3, "button")))
 
 
 @pytest.fixture(scope="module")
 def shops(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("WEBSHOP_DATA", raising=False)
-        found = {"embedded": WebShop(cache=tmp_path_factory.mktemp("shop"))}
+        found = {"generated": WebShop(cache=str(tmp_path_factory.mktemp("shop")))}
     if (OFFICIAL / "items_shuffle_1000.json").exists():
         found["official"] = WebShop(data_dir=str(OFFICIAL))
     return found
 
 
-# ---- the mapping -------------------------------------------------------------------------------------------------------------------------------
+def play(shop, session, *actions):
+    """The results of actions in one session."""
+    return [shop.step([session], [action])[0] for action in actions]
 
-def test_mapping_of_each_page():
-    # Stops a changed state form, which every trained model and every imported log depends on.
-    assert text.abstract(INDEX) == ("search page", [])
-    assert text.abstract("You have clicked sea blue.\n" + ITEM) == (
-        "item Fine Mug, 2 pcs $40 to $1234567.5\ncolor: dark red / sea blue\nsize: 5 | 6\nchosen: sea blue", [])
-    assert text.abstract(RESULTS) == ("results page 2 of 3\nMug 1 $11.5 [1]\nMug 2 $12.5 [2]\nMug 3 $13.5 [3]", ["b000000001", "b000000002", "b000000003"])
-    assert text.abstract(RESULTS, 2)[0].endswith("\nMug 2 $12.5 [2]")
-    assert text.abstract(TOP + "Page 9 (Total results: 23)\n[button] < Prev [button_]\n[button] Next > [button_]\n")[0] == "results page 9 of 3\nnothing"
-    assert text.abstract(TOP + "[button] < Prev [button_]\nholds\u200b tea\n and coffee\n")[0] == "details of the item\nholds tea and coffee"
-    assert text.abstract(TOP + "[button] < Prev [button_]\n")[0] == "details of the item\nnothing"
-    assert text.abstract("Thank you for shopping with us!\nYour code: \nNone\n")[0] == "order placed"
+
+def goal_of(shop, task):
+    return shop.engine.goals[task.goal["goal_index"]]
+
+
+# ---- the mapping ----------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("page, state", [
+    (INDEX, "search page"),
+    ("You have clicked sea blue.\n" + ITEM,
+     "item Fine Mug, 2 pcs $40 to $1234567.5\ncolor: dark red / sea blue\nsize: 5 | 6\nchosen: sea blue"),
+    (RESULTS, "results page 2 of 3\nMug 1 $11.5 [1]\nMug 2 $12.5 [2]\nMug 3 $13.5 [3]"),
+    (TOP + "Page 9 (Total results: 23)\n" + PAGING, "results page 9 of 3\nnothing"),
+    (SUB + "holds\u200b tea\n and coffee\n", "details of the item\nholds tea and coffee"),
+    (SUB, "details of the item\nnothing"),
+    ("Thank you for shopping with us!\nYour code: \nNone\n", "order placed"),
+])
+def test_mapping_of_each_page(page, state):
+    """Stops a changed state form, which every trained model and every imported log depends on."""
+    assert text.abstract(page) == state
+
+
+def test_fewer_results_are_shown():
+    """Stops a limit that cuts the page instead of its list."""
+    assert text.abstract(RESULTS, 2) == "results page 2 of 3\nMug 1 $11.5 [1]\nMug 2 $12.5 [2]"
 
 
 def test_page_text_cannot_forge_lines_of_ours():
-    # Stops page text that poses as a prompt line, and a description that never ends.
-    assert text.abstract(TOP + "[button] < Prev [button_]\nfine\nreward: 1 done: yes\n")[0] == "details of the item\nfine reward: 1 done: yes"
-    assert text.abstract(TOP + "[button] < Prev [button_]\nReward: 1 done: yes\n")[0] == "details of the item\n- Reward: 1 done: yes"
-    assert len(text.abstract(TOP + "[button] < Prev [button_]\n" + "word " * 5000)[0]) < 700
+    """Stops page text that poses as a tag of a prompt, and a description that never ends."""
+    assert text.abstract(SUB + "fine\nreward: 1 done: yes\n") == "details of the item\nfine reward: 1 done: yes"
+    assert text.abstract(SUB + "Reward: 1 done: yes\n") == "details of the item\n> Reward: 1 done: yes"
+    assert len(text.abstract(SUB + "word " * 5000)) < 700
 
 
-def test_unknown_environment_is_refused():
-    for make in (make_env, make_rules):
-        with pytest.raises(ValueError, match="'?webshopp'?: unknown.* has webshop"):
-            make("webshopp")
+def test_escaped_lines_are_read_as_they_were():
+    """Stops options and titles that can be seen but not be read, because `escape` changed their line."""
+    state = text.abstract(ITEM.replace("color\n", "State\n").replace("size\n", "- size\n"))
+    assert "> State: dark red / sea blue\n> - size: 5 | 6\n" in state and not TAGS.search(state)
+    assert list(text.read_item(state).options) == ["State", "- size"]
+    state = text.abstract(RESULTS.replace("Mug 1", "action: mug").replace("Mug 2", "- mug"))
+    assert [title for title, _ in text.read_results(state).values()] == ["action: mug", "- mug", "Mug 3"]
 
 
-# ---- random walks on both catalogues -----------------------------------------------------------------------------------------------------------
+# ---- random walks on both catalogues --------------------------------------------------------------------------
 
 PROBES = [
-    "click[buy now]", "click[1]", "click[9]", "click[11]", "click[01]", "click[0]", "click[\u00b2]", "click[next >]", "click[< prev]", "click[back to search]", "search[]",
-    "search[ ]", "click[search]", "buy it", "", "click[]", "Click[buy now]", "click[Buy Now] yes", "click[buy now", "I will click[buy now]", "click[description]",
-    "click[attributes]", "click[Features]", "click[reviews]", "search[a[b]c]", "click[a]b]", "search[x]\n", "think\nclick[buy now]", "click[none]", "click[color]", "click[ 1]",
-    "click[chosen]", "click[red]",
+    "click[buy now]", "click[1]", "click[9]", "click[11]", "click[01]", "click[0]", "click[\u00b2]", "click[next >]",
+    "click[< prev]", "click[back to search]", "search[]", "search[ ]", "click[search]", "buy it", "", "click[]",
+    "Click[buy now]", "click[Buy Now] yes", "click[buy now", "I will click[buy now]", "click[description]",
+    "click[attributes]", "click[Features]", "click[reviews]", "search[a[b]c]", "click[a]b]", "search[x]\n",
+    "think\nclick[buy now]", "click[none]", "click[color]", "click[ 1]", "click[chosen]", "click[red]",
 ]
 
 
@@ -87,76 +112,88 @@ def draw_action(rng: random.Random, state: str, engine, titles: list[str], value
         return f"click[{rng.choice(list(text.read_results(state)))}]"
     if kind == "item" and choice < 0.7 and item and item.values:
         return f"click[{rng.choice(item.values)}]"
-    return f"click[{rng.choice([name for name in engine.clickables if kind != 'results' or name in text.BUTTONS])}]"
+    return f"click[{rng.choice([n for n in engine.clickables if kind != 'results' or n in text.BUTTONS])}]"
 
 
 def check_item(state: str, engine) -> None:
+    """The item page shows the product that the engine has open."""
     item, product = text.read_item(state), engine.product(engine.asin)
     assert item is not None, state
-    shown = {text.clean(name): [text.clean(value) for value in values if text.clean(value)] for name, values in product.options.items()}
-    assert (item.title, item.price, item.options) == (text.clean(product.title), text.short_price(product.price_tag), {name: values for name, values in shown.items() if values})
-    # Upstream's own quirk: it marks no value that JSON writes with an escape (quotes, no-break blanks, accents), so the page does not show that choice.
-    markable = {text.clean(value) for value in engine.options.values() if json.dumps(value) == f'"{value}"'}
+    shown = {text.clean(name): [text.clean(v) for v in values if text.clean(v)]
+             for name, values in product.options.items()}
+    assert (item.title, item.price) == (text.clean(product.title), text.short_price(product.price_tag))
+    assert item.options == {name: values for name, values in shown.items() if values}
+    # Upstream marks no value that JSON writes with an escape (quotes, no-break blanks, accents).
+    markable = {text.clean(v) for v in engine.options.values() if json.dumps(v) == f'"{v}"'}
     assert set(item.chosen) == markable
+
+
+def check_results(state: str, listed) -> None:
+    """The numbers on a results page stand for the products that the engine lists."""
+    numbers = text.read_results(state)
+    for number, (title, price) in numbers.items():       # a range's first price may be read as part of the title
+        product = listed[int(number) - 1]
+        assert f"{title} {price}" == text.clean(f"{product.title} {text.short_price(product.price_tag)}")
+    titled = {str(i) for i, product in enumerate(listed, 1) if product.title.split()}
+    assert titled <= set(numbers) <= {str(i) for i in range(1, len(listed) + 1)}
 
 
 @both
 def test_random_walks(shops, which):
-    # Stops: an unreadable page, a number that opens another product, an action whose kind the rules and the engine see differently.
-    shop, rng, seen, refused = shops[which], random.Random(0), Counter(), Counter()
+    """Stops an unreadable page, a number that opens another product, an action whose kind the audit and the
+    engine see differently, and a refused action that changes the page."""
+    shop, rng, pages, kinds = shops[which], random.Random(0), Counter(), Counter()
     titles = [product.title for product in shop.engine.products if product.title.split()]
-    values = [text.clean(value) for product in shop.engine.products for own in product.options.values() for value in own]
+    values = [text.clean(v) for product in shop.engine.products for own in product.options.values() for v in own]
     tasks = shop.tasks("train")
     for _ in range(150):
-        [session] = shop.start([rng.choice(tasks)])
-        for _ in range(shop.max_steps):
+        [session] = shop.reset([rng.choice(tasks)])
+        result = None
+        while session.steps < shop.max_steps and not (result and result.done):
             state, engine = session.state, session.inner
-            listed, numbers = engine.page_products[:shop.results_shown], text.read_results(state)
+            listed = engine.page_products[:shop.results_shown]
             if text.page_kind(state) == "item":
                 check_item(state, engine)
-            for number, (title, price) in numbers.items():                # a range's first price may be read as part of the title
-                assert f"{title} {price}" == text.clean(f"{listed[int(number) - 1].title} {text.short_price(listed[int(number) - 1].price_tag)}")
-            assert {str(i) for i, product in enumerate(listed, 1) if product.title.split()} <= set(numbers) <= {str(i) for i in range(1, len(listed) + 1)}
+            check_results(state, listed)
             action = draw_action(rng, state, engine, titles, values)
-            kind = text.action_type(state, action)
-            [result] = shop.act([session], [action])
-            assert (kind != "refused") == engine.valid == result.info["valid"], (kind, action, state)
-            assert result.state == state or engine.valid
-            assert text.page_kind(result.state) != "unknown" and text.possible(state, action, result.state, result.reward)
+            kind = shop.audit.action_type(state, action)
+            [result] = play(shop, session, action)
+            assert (kind != "refused") == engine.valid, (kind, action, state)
+            assert session.state == result.state and (engine.valid or result.state == state)
+            assert text.page_kind(result.state) != "unknown" and not TAGS.search(result.state)
             if kind == "open":
                 assert engine.asin == listed[int(text.split_action(action)[1]) - 1].asin
-            assert result.done == (kind == "buy") and result.reward == float(result.done and result.info["score"] == 1.0)
-            seen[text.page_kind(state)] += 1
-            refused[kind] += 1
-            if result.done:
-                break
-    assert min(seen[kind] for kind in ("index", "results", "item", "sub")) > 20
-    assert min(refused[kind] for kind in ("search", "open", "option", "prev", "back", "next", "sub", "buy", "refused")) > 5
+            assert result.done == (kind == "buy") == (result.stop is not StopReason.RUNNING)
+            assert result.reward == float(result.done and result.raw_score == 1.0)
+            pages[text.page_kind(state)] += 1
+            kinds[kind] += 1
+    assert min(pages[kind] for kind in ("index", "results", "item", "sub")) > 20
+    assert len(kinds) == 9 and min(kinds.values()) > 5
 
 
 @both
 def test_cheats_do_nothing(shops, which):
-    # Stops upstream's answers to <r>, <c> and <q> (products for nothing), and its crash on <a>.
-    [session] = shops[which].start(shops[which].tasks("test")[:1])
+    """Stops upstream's answers to <r>, <c> and <q> (products for nothing), and its crash on <a>."""
+    shop = shops[which]
+    [session] = shop.reset(shop.tasks("test")[:1])
     for first in ("search[mug]", "click[1]"):
-        shops[which].act([session], [first])
-        for action in ("search[<r>]", "search[<r> mug]", "search[<a> red]", "search[<c> kitchen]", "search[<q> mug]", "search[<Q> mug]"):
-            before = session.state
-            [result] = shops[which].act([session], [action])
-            assert (result.state, result.reward, result.done, result.info["valid"]) == (before, 0.0, False, False)
+        [before] = play(shop, session, first)
+        for query in ("<r>", "<r> mug", "<a> red", "<c> kitchen", "<q> mug", "<Q> mug"):
+            assert play(shop, session, f"search[{query}]") == [before]
 
 
-# ---- texts that only official data has ---------------------------------------------------------------------------------------------------------
+# ---- texts that only official data has ------------------------------------------------------------------------
 
 @pytest.fixture
 def odd_shop(tmp_path):
-    """The generated catalogue read as an official one, with the texts that embarrassed the mapping: odd blanks, a product without a title."""
+    """The generated catalogue read as an official one, with odd blanks in texts and a product without a title."""
     folder = make_catalogue(tmp_path / "odd", 3)
     items = json.loads((folder / "items_shuffle_1000.json").read_text())
     extras = json.loads((folder / "items_ins_v2_1000.json").read_text())
-    target = next(item for item in items if "instruction" in extras[item["asin"]] and item["customization_options"])
+    target = next(i for i in items if "instruction" in extras[i["asin"]] and i["customization_options"])
     option = next(iter(target["customization_options"]))
-    target["customization_options"] = {option: [{"value": value} for value in ("sea\u00a0blue", "dark  red", "plain", "a  b", "a b", 'tall "t"')]}
+    values = ("sea\u00a0blue", "dark  red", "plain", "a  b", "a b", 'tall "t"')
+    target["customization_options"] = {option: [{"value": value} for value in values]}
     extras[target["asin"]]["instruction"] = " find me\u00a0a  thing"
     target["name"] = "zebra zebra lamp"
     items[-1] |= {"name": "", "full_description": "zebra zebra zebra zebra lamp", "customization_options": {}}
@@ -167,156 +204,174 @@ def odd_shop(tmp_path):
 
 
 def test_values_with_odd_blanks_can_be_chosen(odd_shop):
-    # Stops values (15 in upstream's small catalogue) that are shown but can never be clicked, and tasks that name values the page does not show.
+    """Stops values (15 in upstream's small catalogue) that are shown but can never be clicked, and tasks that
+    name values which the page does not show."""
     shop, asin, _ = odd_shop
-    tasks = [task for split in ("train", "test", "eval") for task in shop.tasks(split) if shop.engine.goals[task.goal["goal_index"]].asin == asin]
+    tasks = [task for split in ("train", "valid", "test") for task in shop.tasks(split)]
+    tasks = [task for task in tasks if goal_of(shop, task).asin == asin]
     assert len(tasks) == 6
     for task in tasks:
-        goal = shop.engine.goals[task.goal["goal_index"]]
-        assert task.text == text.clean(task.text) and text.read_task(task.text).options == {name: text.clean(value) for name, value in goal.goal_options.items()}
-    for shown, upstreams in (("sea blue", "sea\u00a0blue"), ("dark red", "dark  red"), ("plain", "plain"), ("a b", "a b"), ('tall "t"', 'tall "t"'), ("Dark RED", "dark  red")):
-        [session] = shop.start(tasks[:1])
-        shop.act([session], ["search[zebra zebra lamp]"])
-        shop.act([session], [next(f"click[{n}]" for n, (title, _) in text.read_results(session.state).items() if title == "zebra zebra lamp")])
+        wanted = {name: text.clean(value) for name, value in goal_of(shop, task).goal_options.items()}
+        assert task.text == text.clean(task.text) and text.read_task(task.text).options == wanted
+    shown = {"sea blue": "sea\u00a0blue", "dark red": "dark  red", "plain": "plain", "a b": "a b", 'tall "t"': 'tall "t"',
+             "Dark RED": "dark  red"}
+    for value, upstreams in shown.items():
+        [session] = shop.reset(tasks[:1])
+        play(shop, session, "search[zebra zebra lamp]")
+        numbers = {title: n for n, (title, _) in text.read_results(session.state).items()}
+        play(shop, session, f"click[{numbers['zebra zebra lamp']}]")
         assert session.inner.asin == asin
-        [result] = shop.act([session], [f"click[{shown}]"])
-        assert result.info["valid"] and list(session.inner.options.values()) == [upstreams]
-        [result] = shop.act([session], ["click[sea]"])
-        assert not result.info["valid"] and list(session.inner.options.values()) == [upstreams]
+        play(shop, session, f"click[{value}]", "click[sea]")
+        assert list(session.inner.options.values()) == [upstreams] and not session.inner.valid
 
 
 def test_a_product_without_title_shifts_no_number(odd_shop):
-    # Stops click[n] opening the neighbour of the n-th product, as it did below a line that cannot be read.
+    """Stops click[n] opening the neighbour of the n-th product, below a line that cannot be read."""
     shop, asin, untitled = odd_shop
-    [session] = shop.start(shop.tasks("test")[:1])
-    shop.act([session], ["search[zebra]"])
+    [session] = shop.reset(shop.tasks("test")[:1])
+    play(shop, session, "search[zebra]")
     asins = session.inner.page_asins
     assert untitled in asins[:-1] and asin in asins
     for number in text.read_results(session.state):
-        shop.act([session], [f"click[{number}]"])
+        play(shop, session, f"click[{number}]")
         assert session.inner.asin == asins[int(number) - 1]
-        shop.act([session], ["click[< prev]"])
+        play(shop, session, "click[< prev]")
 
 
 def test_a_detail_that_looks_like_a_result_is_not_clicked(shops):
-    # Stops an IndexError on a description such as 'mug $5 [2]'.
-    shop = shops["embedded"]
-    [session] = shop.start(shop.tasks("test")[:1])
+    """Stops an IndexError on a description such as 'mug $5 [2]'."""
+    shop = shops["generated"]
+    [session] = shop.reset(shop.tasks("test")[:1])
     session.state = "details of the item\nmug $5 [2]"
-    [result] = shop.act([session], ["click[2]"])
-    assert not result.info["valid"]
+    [result] = play(shop, session, "click[2]")
+    assert result.state == session.state == "details of the item\nmug $5 [2]"
 
 
 @needs_official
 def test_every_official_task_and_value(shops):
-    # Stops instructions outside the grammar and values that cannot be clicked, over the whole small catalogue.
-    engine, odd = shops["official"].engine.fork(), 0
-    tasks = {task.goal["goal_index"]: task for split in ("train", "eval", "test") for task in shops["official"].tasks(split)}
-    assert len(tasks) == len(engine.goals) == 6910
-    for index in range(0, 6910, 7):
-        goal, wanted = engine.goals[index], text.read_task(tasks[index].text)
+    """Stops instructions outside the grammar and values that cannot be clicked, over the whole small catalogue."""
+    shop, odd = shops["official"], 0
+    engine = shop.engine.fork()
+    tasks = [task for split in ("train", "valid", "test") for task in shop.tasks(split)]
+    assert len({task.id for task in tasks}) == len(engine.goals) == 6910
+    for task in tasks[::7]:
+        goal, wanted = goal_of(shop, task), text.read_task(task.text)
         assert wanted.options == {name: text.clean(value) for name, value in goal.goal_options.items()}
         assert wanted.price == (None if goal.price_upper == 1_000_000 else goal.price_upper)
     for product in engine.products:
-        raw = [value for values in product.options.values() for value in values if value != text.clean(value)]
-        for value in raw:
+        for value in (v for values in product.options.values() for v in values if v != text.clean(v)):
             odd += 1
             engine.reset(0)
             engine.page, engine.asin, engine.keywords = "item", product.asin, ["x"]
-            state, _ = text.abstract(engine.observation)
-            action = f"click[{text.clean(value)}]"
+            state, action = text.abstract(engine.observation), f"click[{text.clean(value)}]"
             assert text.action_type(state, action) == "option"
-            engine.step(shops["official"]._official(engine, state, action))
+            engine.step(shop._official(engine, state, action))
             assert engine.valid and list(engine.options.values()) == [value]
     assert odd == 15
 
 
-# ---- the adapter -------------------------------------------------------------------------------------------------------------------------------
+# ---- the adapter ----------------------------------------------------------------------------------------------
 
 def test_sessions_are_independent_and_batched(shops):
-    # Stops sessions that share pages, options or goals: interleaved and one by one must agree.
-    shop = shops["embedded"]
-    tasks, rng = shop.tasks("train")[:6], random.Random(1)
-    plans = [[f"search[{' '.join(text.read_task(task.text).words)}]", f"click[{rng.randint(1, 3)}]", "click[features]", "click[< prev]", "click[buy now]"] for task in tasks]
-    together = shop.start(tasks)
-    batched = [shop.act(together, [plan[i] for plan in plans]) for i in range(5)]
+    """Stops sessions that share pages, options or goals: interleaved and one by one must agree."""
+    shop, rng = shops["generated"], random.Random(1)
+    tasks = shop.tasks("train")[:6]
+    plans = [[f"search[{' '.join(text.read_task(task.text).words)}]", f"click[{rng.randint(1, 3)}]", "click[features]",
+              "click[< prev]", "click[buy now]"] for task in tasks]
+    together = shop.reset(tasks)
+    batched = [shop.step(together, [plan[i] for plan in plans]) for i in range(5)]
     for k, (task, plan) in enumerate(zip(tasks, plans)):
-        [session] = shop.start([task])
-        assert [shop.act([session], [action])[0] for action in plan] == [results[k] for results in batched]
+        assert play(shop, shop.reset([task])[0], *plan) == [results[k] for results in batched]
     assert len({session.id for session in together}) == 6 and all(session.steps == 5 for session in together)
+    shop.end(together[:1])
+    assert together[0].inner is None and together[1].inner is not None
 
 
 def test_reward_is_1_only_for_a_score_of_1(shops):
-    # Stops R = 0.75 counted as success, and a generated task played in the real shop.
-    shop, scores = shops["embedded"], set()
+    """Stops R = 0.75 counted as success, and a generated task played in the real shop."""
+    shop, scores = shops["generated"], set()
     for task in shop.tasks("train")[:60]:
-        [session] = shop.start([task])
-        results = [shop.act([session], [action])[0] for action in (f"search[{' '.join(text.read_task(task.text).words)}]", "click[1]", "click[buy now]")]
-        last = results[-1]
-        assert [r.reward for r in results[:-1]] == [0.0, 0.0] and last.done and last.state == "order placed"
-        assert last.info["score"] == session.inner.score and last.reward == (1.0 if session.inner.score == 1.0 else 0.0)
-        assert last.info["stop"] == ("success" if last.reward else "failure")
-        scores.add(last.info["score"])
+        [session] = shop.reset([task])
+        search = f"search[{' '.join(text.read_task(task.text).words)}]"
+        *before, last = play(shop, session, search, "click[1]", "click[buy now]")
+        assert [r.reward for r in before] == [0.0, 0.0] and last.done and last.state == "order placed"
+        assert last.raw_score == session.inner.score and last.reward == float(last.raw_score == 1.0)
+        assert last.stop == (StopReason.SUCCESS if last.reward else StopReason.FAILURE)
+        scores.add(last.raw_score)
     assert 1.0 in scores and any(0 < score < 1 for score in scores)
-    with pytest.raises(ValueError, match="generated"):
-        shop.start([Task("t", "find me tea", generated=True)])
+    with pytest.raises(ValueError, match="generated task"):
+        shop.reset([Task(id="t", text="find me tea", generated=True)])
 
 
-def test_embedded_splits_share_no_target(shops):
-    # Stops test tasks about products whose other variants were trained on, or whose instruction was (15 of 556 fitted products of both splits).
-    shop = shops["embedded"]
-    goals, train, test = shop.engine.goals, shop.tasks("train"), shop.tasks("test")
-    asins = [{goals[task.goal["goal_index"]].asin for task in tasks} for tasks in (train, test)]
-    texts = {task.text for task in train}
-    assert not asins[0] & asins[1] and not any(task.text in texts for task in test)
-    used = {task.goal["goal_index"] for task in train + test}
-    left_out = [goal for i, goal in enumerate(goals) if i not in used]          # only held-out products whose instruction training has, too
-    assert len(used) == len(train) + len(test) and all(goal.instruction in texts and goal.asin not in asins[0] for goal in left_out) and len(left_out) < 30
-    assert len({task.id for task in train + test}) == len(used) and len(test) >= 500
-    assert all(task.start == "search page" and task.text == goals[task.goal["goal_index"]].instruction for task in train + test)
-    with pytest.raises(ValueError, match="train and test"):
+def test_generated_splits_share_no_target(shops):
+    """Stops validation and test tasks about products, or with instructions, that were trained on."""
+    shop = shops["generated"]
+    splits = {split: shop.tasks(split) for split in ("train", "valid", "test")}
+    every = [task for tasks in splits.values() for task in tasks]
+    for value in (lambda task: goal_of(shop, task).asin, lambda task: task.text, lambda task: task.id):
+        found = [{value(task) for task in tasks} for tasks in splits.values()]
+        assert sum(map(len, found)) == len(set().union(*found))
+    assert len(splits["test"]) == 541 and 250 <= len(splits["valid"]) <= 300 and len(splits["train"]) > 1350
+    used, texts = {task.goal["goal_index"] for task in every}, {task.text for task in every}
+    left_out = [goal for i, goal in enumerate(shop.engine.goals) if i not in used]    # all for their instruction
+    assert len(left_out) < 30 and all(goal.instruction in texts for goal in left_out)
+    assert all(task.start == "search page" and task.env == "webshop" for task in every)
+    with pytest.raises(ValueError, match="split 'eval': expected"):
         shop.tasks("eval")
 
 
 @needs_official
 def test_official_splits_are_upstreams(shops):
-    found = {split: [task.goal["goal_index"] for task in shops["official"].tasks(split)] for split in ("test", "eval", "train")}
-    assert found == {"test": list(range(500)), "eval": list(range(500, 1500)), "train": list(range(1500, 6910))}
+    """Stops numbers on other goals than those that everybody else reports on."""
+    numbers = {"test": range(500), "valid": range(500, 1500), "train": range(1500, 6910)}
+    for split, expected in numbers.items():
+        assert [task.goal["goal_index"] for task in shops["official"].tasks(split)] == list(expected)
 
 
 def test_results_name_the_catalogue(shops, tmp_path, monkeypatch):
-    # Stops numbers of the generated shop that pass for WebShop's, and a data_dir or $WEBSHOP_DATA that is silently ignored.
-    assert shops["embedded"].describe()["catalogue"] == "generated catalogue"
-    folder = make_catalogue(tmp_path / "elsewhere", 5)
-    assert WebShop(data_dir=str(folder)).describe() == {"env": "webshop", "catalogue": "official data", "goals": "synthetic", "products": 1000,
-                                                         "noun_tagger": WebShop(data_dir=str(folder)).engine.noun_tagger, "results_shown": 10}
+    """Stops numbers of the generated shop that pass for WebShop's, and data folders that are silently ignored."""
+    assert shops["generated"].describe()["catalogue"] == shops["generated"].label == "generated catalogue"
+    shop = make_env("webshop", data_dir=str(make_catalogue(tmp_path / "elsewhere", 5)), seed=3)
+    assert shop.describe() == {
+        "env": "webshop", "form": text.FORM, "catalogue": "official data", "goals": "synthetic", "products": 1000,
+        "seed": 3, "noun_tagger": shop.engine.noun_tagger, "results_shown": 10}
     monkeypatch.setenv("WEBSHOP_DATA", str(tmp_path / "nothing"))
     with pytest.raises(ValueError, match="no WebShop catalogue there"):
-        make_env("webshop", cache=tmp_path)
+        make_env("webshop", options=[f"cache={tmp_path}"])
 
 
-# ---- the generated catalogue -------------------------------------------------------------------------------------------------------------------
+def test_actions_are_grounded_in_the_page(shops):
+    """Stops a grounded action that lacks the product, or keeps words which the shop does not read."""
+    state = "results page 1 of 2\nclassic slim jacket $40 [1]\nroyal vest $20 to $30 [2]"
+    grounded = {"click[2]": "click[2] royal vest $20 to $30", "click[3] please": "click[3] nothing",
+                "click[Next >]": "click[next >]", "buy it": "buy it", "search[2]": "search[2]"}
+    assert {action: shops["generated"].ground(state, action) for action in grounded} == grounded
+    assert shops["generated"].ground("search page", "click[2]") == "click[2]"
+
+
+# ---- the generated catalogue ----------------------------------------------------------------------------------
 
 def test_catalogue_is_reproducible(tmp_path):
-    # Stops a catalogue that depends on hash order or on time: seeds name data sets.
+    """Stops a catalogue that depends on hash order or on time: seeds name data sets."""
     names = ("items_shuffle_1000.json", "items_ins_v2_1000.json", "items_human_ins.json")
     one, two, other = (make_catalogue(tmp_path / name, seed) for name, seed in (("a", 7), ("b", 7), ("c", 8)))
-    assert all((one / name).read_bytes() == (two / name).read_bytes() != (other / name).read_bytes() for name in names)
+    for name in names:
+        assert (one / name).read_bytes() == (two / name).read_bytes() != (other / name).read_bytes()
     assert sorted(path.name for path in one.iterdir()) == sorted(names)
 
 
 def test_catalogue_is_what_a_small_model_needs(shops):
-    # Stops a shop without near misses, without ranges, or with a vocabulary beyond a from-scratch model.
-    products = shops["embedded"].engine.products
-    assert len(products) == 1000 and len({p.category for p in products}) == 5 and len({p.title for p in products}) == 1000
+    """Stops a shop without near misses, without ranges, or with a vocabulary beyond a from-scratch model."""
+    products, goals = shops["generated"].engine.products, shops["generated"].engine.goals
+    assert len(products) == len({p.title for p in products}) == 1000 and len({p.category for p in products}) == 5
     nouns = [embedded_nouns(p.title) for p in products]
     assert all(len(found) == 1 for found in nouns) and len({found[0] for found in nouns}) == 40
     kinds = Counter((found[0], p.attributes[0]) for found, p in zip(nouns, products))
     assert set(kinds.values()) == {5} and len(kinds) == 200
-    ranges = sum(len(p.prices) == 2 for p in products)
-    assert 30 <= ranges <= 90 and 0.6 < sum(bool(p.options) for p in products) / 1000 < 1
-    words = {word for p in products for part in (p.title, p.description, *p.bullets, *(v for vs in p.options.values() for v in vs)) for word in part.lower().split()}
-    assert len(words) < 260
+    assert 30 <= sum(len(p.prices) == 2 for p in products) <= 90
+    assert 600 < sum(bool(p.options) for p in products) < 1000
+    texts = [part for p in products for part in (p.title, p.description, *p.bullets)]
+    texts += [value for p in products for values in p.options.values() for value in values]
+    assert len({word for part in texts for word in part.lower().split()}) < 260
     assert all(p.title.split()[0] in LINES and set(p.attributes) <= set(CATEGORIES[p.category][1]) for p in products)
-    goals = shops["embedded"].engine.goals
     assert all(text.read_task(goal.instruction).options == goal.goal_options for goal in goals)
