@@ -49,7 +49,7 @@ class Disk:
 
 
 class Files(Environment):
-    prompts = Prompts(policy="Use cd FOLDER, cat FILE, mv FILE FOLDER, write FILE WORD, rm FILE, answer WORD.")
+    prompts = Prompts(policy="cd FOLDER, cat FILE, mv FILE FOLDER, write FILE WORD, rm FILE, answer WORD.")
 
     def __init__(self, seed: int = 7, count: int = 500):
         rng, self.splits = np.random.default_rng(seed), {"train": [], "valid": [], "test": []}
@@ -102,15 +102,15 @@ def make_task(name, rng):
 
 
 def play(session, rng, slips):
-    """Looks for the task's file, folder by folder, then does what is asked; a share of the commands are slips."""
+    """Looks for the task's file, then does what is asked; a share of the commands are slips."""
     goal, unseen = session.task.goal, rng.permutation(FOLDERS).tolist()
 
     def act(state):
         file, folder, word = (str(rng.choice(words)) for words in (FILES, FOLDERS, WORDS))
         if rng.random() < slips:
             file = rng.choice([line[5:] for line in state.split("\n") if line.startswith("file ")] or [file])
-            return str(rng.choice([f"cd {folder}", f"cat {file}", f"mv {file} {folder}", f"rm {file}", f"answer {word}",
-                                   f"write {file} {word}", f"cat {rng.choice(FILES)}"]))
+            return str(rng.choice([f"cd {folder}", f"cat {file}", f"mv {file} {folder}", f"rm {file}",
+                                   f"write {file} {word}", f"answer {word}", f"cat {rng.choice(FILES)}"]))
         if f"\nfile {goal['file']}\n" not in state:
             return f"cd {unseen.pop() if unseen else folder}"
         unread = goal["command"].startswith("answer") and f"in {goal['file']} is" not in state

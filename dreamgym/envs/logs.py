@@ -1,0 +1,58 @@
+"""An environment that is only a file of recorded episodes: no world to play in, the dream is all there is.
+
+    python collect.py --env logs --import-file FILE.jsonl
+
+docs/data.md has the file's form. Tasks are those that were recorded, split by a hash of their text; each
+starts in the first state that was recorded for it. Success can be measured in the dream only.
+"""
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from dreamgym.envs.base import Environment
+from dreamgym.episode import Task, read_episodes
+
+NO_WORLD = ("--env logs has only recorded episodes: no world to play in. Evaluate in the dream, or write an "
+            "environment (docs/your-environment.md)")
+
+
+class Logs(Environment):
+    name = "logs"
+    label = "recorded episodes"
+    is_real = False
+
+    def __init__(self, file: str = ""):
+        if not file:
+            raise ValueError("--env logs: no recorded episodes; give --import-file FILE.jsonl to collect.py")
+        played = [episode for episode in read_episodes(file) if episode.source != "counterfactual"]
+        starts = {(episode.task.text, episode.steps[0].state): episode.task for episode in reversed(played)}
+        texts = sorted({text for text, _ in starts}, key=_hash)
+        if len(texts) < 3:
+            raise ValueError(f"{file}: found {len(texts)} different tasks, expected at least 3: "
+                             "one each to train, choose and test on")
+        held_out = max(1, len(texts) // 10)
+        splits = ["valid"] * held_out + ["test"] * held_out + ["train"] * len(texts)
+        self.split_of = dict(zip(texts, splits))
+        self.all = [replace(starts[text, start], id=f"log-{i}", start=start)
+                    for i, (text, start) in enumerate(sorted(starts))]
+        self.max_steps = max(2, *(len(episode.steps) for episode in played))
+        self.fingerprint = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
+
+    def tasks(self, split: str) -> list[Task]:
+        return [task for task in self.all if self.split_of[task.text] == split]
+
+    def reset(self, tasks):
+        raise ValueError(NO_WORLD)
+
+    def step(self, sessions, actions):
+        raise ValueError(NO_WORLD)
+
+    def describe(self) -> dict:
+        return {"env": "logs", "file": self.fingerprint}
+
+
+def _hash(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()

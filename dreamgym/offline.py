@@ -1,0 +1,179 @@
+"""How offline episodes are made: a player plays, or logs are read; rules explain; counterfactuals are added.
+
+Nothing here names an environment, and nothing writes a file: collect.py does.
+"""
+from __future__ import annotations
+
+import numpy as np
+from msgspec.structs import replace
+
+from dreamgym import prompts, run, teacher
+from dreamgym.envs.base import Environment, Player
+from dreamgym.episode import Episode, Step, StopReason, Task, check_episode, read_episodes
+
+SPLITS = ("train", "valid", "test")
+PLAYER_ANSWER_TOK = 512                # of a language model that plays
+TEACHER_CONTEXT_TOK = 16_384           # of a local teacher: an episode with its reasoning
+TEACHER_ANSWER_TOK = 4_096             # ... and the reasoning alone
+
+
+# ---- playing -------------------------------------------------------------------------------------
+
+def explained(env: Environment, episode: Episode) -> Episode:
+    """The episode with what is missing filled in: grounded actions, and reasoning where rules can tell."""
+    steps: list[Step] = []
+    for i, step in enumerate(episode.steps):
+        step = replace(step, grounded=step.grounded or env.ground(step.state, step.action))
+        why, verdict = env.explain(episode.task, episode.steps[:i], step)
+        steps.append(replace(step, reasoning=step.reasoning or why,
+                             reward_reasoning=step.reward_reasoning or verdict))
+    return replace(episode, steps=steps)
+
+
+def play(env: Environment, task: Task, player: Player, rng: np.random.Generator, name: str) -> Episode:
+    """One real episode, called `name`. Raises ValueError where the environment answers what cannot be."""
+    episode = Episode(id=name, task=task)
+    session = env.reset([task])[0]
+    try:
+        act = player.make(session, rng)
+        while not episode.stop:
+            state, action = session.state, act(session.state)
+            result = env.step([session], [action])[0]
+            episode.steps.append(Step(state=state, action=action, next_state=result.state,
+                                      reward=float(result.reward), done=bool(result.done)))
+            if result.done:
+                outcome = StopReason.SUCCESS if result.reward == 1 else StopReason.FAILURE
+                episode.stop, episode.raw_score = result.stop or outcome, float(result.raw_score)
+            elif len(episode.steps) >= env.max_steps:
+                episode.stop = StopReason.STEP_LIMIT
+    finally:
+        env.end([session])
+    return explained(env, check_episode(episode, f"{env.name}, {name}"))
+
+
+def play_many(env: Environment, players: dict[str, Player], tasks: list[Task], transitions: int,
+              rng: np.random.Generator, label: str) -> list[Episode]:
+    """Real episodes of the players by their shares, until there are `transitions` steps."""
+    shares = np.array([player.share for player in players.values()])
+    episodes: list[Episode] = []
+    with run.progress(transitions, f"{label} episodes") as bar:
+        while bar.n < transitions:
+            task = tasks[rng.integers(len(tasks))]
+            name = list(players)[rng.choice(len(players), p=shares / shares.sum())]
+            episode = play(env, task, players[name], rng, f"{label}-{len(episodes)}")
+            episodes.append(replace(episode, source=name))
+            bar.update(len(episode.steps))
+    return episodes
+
+
+def language_model_player(env: Environment, endpoint: teacher.Endpoint, temperature: float,
+                          share: float) -> Player:
+    """A language model as a player: the episode is one conversation with it."""
+    def make(session, rng):
+        messages = [{"role": "system", "content": prompts.policy_system(env.prompts, "tags")}]
+
+        def act(state: str) -> str:
+            if len(messages) == 1:
+                text = prompts.policy_first(session.task.text, state, numbered=env.numbered_lines)
+            else:
+                text = prompts.policy_next(state, env.numbered_lines)
+            messages.append({"role": "user", "content": text})
+            answer = endpoint.complete(messages, PLAYER_ANSWER_TOK, temperature)
+            messages.append({"role": "assistant", "content": answer})
+            return prompts.parse_action(answer)
+        return act
+    return Player(make, share)
+
+
+def local_teacher(name: str) -> teacher.Ask:
+    """A local model as teacher: greedy, one episode at a time, on the GPU where there is one."""
+    import torch
+
+    from dreamgym.model import load_model
+    from dreamgym.sampler import Sampler
+    from dreamgym.tokenizer import chat_format, encode, encode_untrusted
+    model, tokenizer = load_model(name)
+    chat = chat_format(tokenizer)
+    context = min(TEACHER_CONTEXT_TOK, getattr(model.config, "max_position_embeddings", TEACHER_CONTEXT_TOK))
+    sampler = Sampler(model.to("cuda" if torch.cuda.is_available() else "cpu"), 1, context, chat.end_ids, 0)
+
+    def ask(messages: list[dict]) -> str:
+        text = "\n\n".join(message["content"] for message in messages)
+        ids = encode(tokenizer, chat.open) + encode_untrusted(tokenizer, text) + encode(tokenizer, chat.ask)
+        sample = sampler.sample([ids], ["teacher"], TEACHER_ANSWER_TOK, 0.0)[0]
+        return tokenizer.decode([i for i in sample.ids if i not in chat.end_ids])
+    return ask
+
+
+# ---- tasks and recorded episodes -----------------------------------------------------------------
+
+def read_tasks(env: Environment, split: str) -> list[Task]:
+    """The tasks of a split, each with its environment's name and its first state, which a dream starts from.
+    Raises ValueError when there is none."""
+    tasks = []
+    for task in env.tasks(split):
+        if not task.start:
+            session = env.reset([task])[0]
+            task = replace(task, start=session.state)
+            env.end([session])
+        tasks.append(replace(task, env=task.env or env.name))
+    if not tasks:
+        raise ValueError(f"--env {env.name} has no {split} tasks; expected some in {', '.join(SPLITS)}")
+    return tasks
+
+
+def read_logs(env: Environment, path: str, form: str) -> list[Episode]:
+    """The recorded episodes in a file: of our own form (""), or of one that the environment reads.
+    Raises ValueError that names what does not fit."""
+    if form and not hasattr(env, "read_traces"):
+        raise ValueError(f"--import-format {form}: {env.name} reads no traces of other formats")
+    episodes = env.read_traces(path, form) if form else read_episodes(path)
+    if not episodes:
+        raise ValueError(f"--import-file {path}: holds no episode; expected JSONL, one episode a line")
+    for episode in episodes:
+        if episode.world != "real" or (env.is_real and episode.task.env not in ("", env.name)):
+            found = f"{episode.world!r} and {episode.task.env!r}"
+            raise ValueError(f"{path}: episode {episode.id!r}: fields `world` and `task.env` are {found}, "
+                             f"expected 'real' and {env.name!r}")
+    return episodes
+
+
+def by_split(env: Environment, episodes: list[Episode],
+             tasks: dict[str, list[Task]]) -> dict[str, list[Episode]]:
+    """Recorded episodes by the split of their task; unknown tasks are for training.
+    Ids get a prefix, so that they meet none of ours. A source of ours is kept; others become "imported"."""
+    home = {task.text: split for split in reversed(SPLITS) for task in tasks[split]}
+    ours = (*env.players(), "player", "counterfactual")
+    parts: dict[str, list[Episode]] = {split: [] for split in SPLITS}
+    for episode in episodes:
+        task = replace(episode.task, text=prompts.clean(episode.task.text), env=episode.task.env or env.name,
+                       start=episode.task.start or episode.steps[0].state)
+        episode = replace(episode, id=f"imported-{episode.id}", task=task,
+                          source=episode.source if episode.source in ours else "imported")
+        parts[home.get(task.text, "train")].append(explained(env, episode))
+    if not parts["train"]:
+        raise ValueError(f"all {len(episodes)} recorded episodes are of validation and test tasks; expected "
+                         "some of training tasks, or of tasks that the environment does not have")
+    return parts
+
+
+# ---- counterfactuals -----------------------------------------------------------------------------
+
+def counterfactuals(env: Environment, parts: dict[str, list[Episode]], tasks: dict[str, list[Task]],
+                    split: str, count: int, rng: np.random.Generator) -> list[Episode]:
+    """The environment's counterfactuals of one split: none under a task of another split, and none held out
+    whose state and action training judges, too."""
+    texts = {name: {task.text for task in tasks[name]} for name in SPLITS}
+    others = set().union(*(texts[name] for name in SPLITS if name != split)) - texts[split]
+    trained = {(e.steps[0].state, e.steps[0].action) for e in parts["train"] if e.source == "counterfactual"}
+    made: list[Episode] = []
+    for episode in env.counterfactuals(parts[split], count, rng) if count else []:
+        step = episode.steps[0]
+        if episode.task.text in others or (split != "train" and (step.state, step.action) in trained):
+            continue
+        task = replace(episode.task, env=env.name, start=episode.task.start or step.state)
+        name = f"counterfactual-{split}-{len(made)}"
+        episode = replace(episode, id=name, source="counterfactual", task=task,
+                          raw_score=float(episode.raw_score))
+        made.append(explained(env, check_episode(episode, f"{env.name}, counterfactuals")))
+    return made
