@@ -27,7 +27,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from dreamgym.envs.webarena.locators import NotSupported
 from dreamgym.envs.webarena.page import SITES
-from dreamgym.teacher import EndpointError, openai_ask
+from dreamgym.teacher import Endpoint, EndpointError
 
 EVAL_TYPES = ("string_match", "url_match", "program_html")         # the order they are tried in: what costs nothing comes first
 NOT_ACHIEVABLE = "N/A"
@@ -468,14 +468,14 @@ class Judge:
     """A language model behind an OpenAI-compatible endpoint, asked at temperature 0; `partially` counts as wrong. The key comes from `$key_env`."""
 
     def __init__(self, base_url: str, model: str, key_env: str = "OPENAI_API_KEY", tries: int = 6):
-        self.ask = openai_ask(base_url, model, key_env, tries=tries, temperature=0.0)
+        self.endpoint = Endpoint(base_url, model, key_env, retries=tries - 1)
 
     def __call__(self, kind: str, intent: str, reference: str, text: str) -> bool | None:
         """True, False, or None with a warning when the model says neither or does not answer."""
         record = {"task": intent, "right_answer" if kind == "answer" else "reason": reference, "assistant": text}
         messages = [{"role": "system", "content": _ASKS[kind]}, {"role": "user", "content": json.dumps(record, ensure_ascii=False)}]
         try:
-            said = self.ask(messages)
+            said = self.endpoint.complete(messages, temperature=0.0)
         except EndpointError as error:
             warnings.warn(f"judge: {error}; this answer is not judged", stacklevel=2)
             return None
