@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,8 +148,9 @@ def environment_class(name: str) -> type[Environment]:
     if name.endswith(".py"):
         if not Path(name).is_file():
             raise ValueError(f"--env {name}: no such file")
-        spec = importlib.util.spec_from_file_location(Path(name).stem, name)
+        spec = importlib.util.spec_from_file_location(f"env_{Path(name).stem}", name)
         module = importlib.util.module_from_spec(spec)
+        sys.modules[spec.name] = module          # dataclasses look their module up there
         spec.loader.exec_module(module)
         found = [c for c in vars(module).values() if inspect.isclass(c) and issubclass(c, Environment) and c.__module__ == module.__name__]
         if len(found) != 1:

@@ -1,0 +1,96 @@
+"""make_env and the logs environment: what `--env` and `--env-options` take, and what they refuse."""
+import pytest
+
+from dreamgym.envs.base import Environment, make_env
+from dreamgym.envs.logs import Logs
+from dreamgym.episode import Episode, Step, Task, to_json
+from dreamgym.run import write_jsonl
+from tests.conftest import ROOT
+
+FILES = str(ROOT / "examples" / "files.py")
+
+
+class Tiny(Environment):
+    """An environment that can be named as tests.test_envs_base:Tiny."""
+
+    def __init__(self, data_dir: str = "", seed: int = 0, size: int = 3, loud: bool = False, rate: float = 0.5):
+        self.given = (data_dir, seed, size, loud, rate)
+
+
+def test_an_environment_by_class_and_by_file():
+    """A user's own environment that cannot be named, or has no name in reports."""
+    assert make_env("tests.test_envs_base:Tiny").name == "tests.test_envs_base:Tiny"
+    env = make_env(FILES, seed=3)
+    assert env.name == FILES and env.tasks("train")[0] == make_env(FILES, seed=3).tasks("train")[0]
+    assert env.tasks("train")[0] != make_env(FILES, seed=4).tasks("train")[0]
+
+
+def test_options_get_the_types_of_their_defaults():
+    """An option that arrives as text, so that "false" counts as true."""
+    env = make_env("tests.test_envs_base:Tiny", "data", 5, ["size=4", "loud=True", "rate=1e-3"], workers=2)
+    assert env.given == ("data", 5, 4, True, 0.001)
+    assert make_env("tests.test_envs_base:Tiny", options=["loud=false"]).given[3] is False
+
+
+@pytest.mark.parametrize("name, options, message", [
+    ("webshopp", [], "--env webshopp: expected one of webshop, "),
+    ("nowhere.py", [], "nowhere.py: no such file"),
+    ("no_such_package:World", [], "--env no_such_package:World: No module"),
+    ("dreamgym.envs.base:World", [], "--env dreamgym.envs.base:World: .*World"),
+    (str(ROOT / "collect.py"), [], "found 0 subclasses of Environment"),
+    ("tests.test_envs_base:Tiny", ["colour=red"], "no option 'colour'; it has loud, rate, size"),
+    ("tests.test_envs_base:Tiny", ["seed=1"], "no option 'seed'"),
+    ("tests.test_envs_base:Tiny", ["size=big"], "--env-options size=big: expected a int"),
+    ("tests.test_envs_base:Tiny", ["loud=maybe"], "--env-options loud=maybe: expected a bool"),
+    ("logs", [], "no recorded episodes"),
+])
+def test_what_does_not_fit_is_named(name, options, message):
+    """A traceback from importlib, or an option that is silently ignored."""
+    with pytest.raises(ValueError, match=message):
+        make_env(name, options=options)
+
+
+def test_a_data_folder_that_nobody_reads():
+    """A --data-dir that is silently ignored: results on other data than the user believes."""
+    with pytest.raises(ValueError, match="takes no data folder"):
+        make_env(FILES, data_dir="somewhere")
+
+
+# ---- logs ----------------------------------------------------------------------------------------
+
+def write_log(path, count: int, lengths=(1, 4)) -> str:
+    """`count` episodes, each of its own task."""
+    episodes = [Episode(id=f"e{i}", task=Task(id="t", text=f"task {i}"),
+                        steps=[Step(state=f"s{j}", action="go", next_state=f"s{j + 1}")
+                               for j in range(lengths[i % len(lengths)])]) for i in range(count)]
+    write_jsonl(path, map(to_json, episodes), append=False)
+    return str(path)
+
+
+@pytest.mark.parametrize("count, sizes", [(3, [1, 1, 1]), (9, [7, 1, 1]), (30, [24, 3, 3])])
+def test_recorded_tasks_are_split_once(tmp_path, count, sizes):
+    """A task in two splits, an empty split, or a split that changes from run to run."""
+    env = make_env("logs", file=write_log(tmp_path / "log.jsonl", count))
+    parts = [env.tasks(split) for split in ("train", "valid", "test")]
+    assert [len(part) for part in parts] == sizes and env.max_steps == 4 and not env.is_real
+    tasks = [task for part in parts for task in part]
+    assert len({task.text for task in tasks}) == len({task.id for task in tasks}) == count
+    assert all(task.start == "s0" for task in tasks)
+    assert [make_env("logs", file=str(tmp_path / "log.jsonl")).tasks("test")] == parts[2:]
+
+
+def test_logs_cannot_be_played(tmp_path):
+    """An evaluation "in the real world" that does not exist; a log of one task that has no task to test on."""
+    env = Logs(write_log(tmp_path / "log.jsonl", 3))
+    with pytest.raises(ValueError, match="no world to play in"):
+        env.reset(env.tasks("train"))
+    with pytest.raises(ValueError, match="no world to play in"):
+        env.step([], [])
+    with pytest.raises(ValueError, match="found 2 different tasks, expected at least 3"):
+        Logs(write_log(tmp_path / "short.jsonl", 2))
+
+
+def test_another_file_is_another_environment(tmp_path):
+    """A run resumed on other recorded episodes than it began with."""
+    one, two = (Logs(write_log(tmp_path / f"{n}.jsonl", n)).describe() for n in (3, 4))
+    assert one != two and one == Logs(str(tmp_path / "3.jsonl")).describe()
