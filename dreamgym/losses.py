@@ -1,30 +1,33 @@
-"""Advantages, clipped objectives, KL estimators, value, SFT and DPO losses: pure functions of tensors, and the one aggregator that all of them share.
+"""Advantages and losses (clipped policy, KL, value, SFT) as pure functions of tensors, and the one aggregator
+of all.
 
-Every loss is a flat vector over the trained tokens of all rows (suffix _N; no padding, so no mask); `aggregate` makes one number of it:
+Every loss is a flat vector over the trained tokens of all rows (suffix _N; no padding, so no mask);
+`aggregate` makes one number of it:
 
     loss_N, stats = policy_loss(logp_new_N, logp_old_N, adv_N)
     loss_N = loss_N + 0.01 * kl_estimate(logp_new_N, logp_ref_N, "k3")
     aggregate(loss_N, total_tok).backward()
 
-Left out on purpose: per-sequence means (they weigh a token by the length of its episode), and the entropy bonus (it needs the whole logits).
-Suffixes: N trained tokens, E episodes, K turns of one episode, P preference pairs. old = the policy that sampled, new = being trained, ref = frozen.
+Left out on purpose: per-sequence means (they weigh a token by the length of its episode), and the entropy
+bonus (it needs the whole logits). Suffixes: N trained tokens, E episodes, K turns of one episode. old = the
+policy that sampled, new = being trained, ref = frozen.
 """
 
 import math
 from collections.abc import Hashable, Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-MAX_LOG_RATIO = 20.0  # exp(20) = 4.9e8 is far outside every clip range and still finite in float32, squared too
+MAX_LOG_RATIO = 20.0  # exp(20) = 4.9e8 is outside every clip range, and finite in float32, squared too
 
 
 def check_finite(value: Tensor | float, what: str) -> None:
     """Stop the run at the first NaN or infinity.
 
-    `what` names the value for the person who reads the error, for example "policy loss of step 12, micro-batch 3, rows 8-11".
-    Raises FloatingPointError with that name, the number of bad entries, and the place and value of the first one.
+    `what` names the value for the person who reads the error, for example "policy loss of step 12,
+    micro-batch 3, rows 8-11". Raises FloatingPointError with that name, the number of bad entries, and the
+    place and value of the first one.
     """
     flat = torch.as_tensor(value).detach().reshape(-1)
     bad = ~torch.isfinite(flat)
@@ -35,30 +38,31 @@ def check_finite(value: Tensor | float, what: str) -> None:
 
 
 def aggregate(loss_N: Tensor, total: float) -> Tensor:
-    """Sum of the token losses divided by `total`, the count of trained tokens of the WHOLE optimizer step (all micro-batches, all ranks).
+    """Sum of the token losses divided by `total`, the count of trained tokens of the WHOLE optimizer step
+    (all micro-batches, all ranks).
 
-    Because the divisor is the same for each micro-batch, their gradients add up to the gradient of the whole batch: how the rows are cut into
-    micro-batches never changes the result. Dividing by a micro-batch's own count would give a mean of means.
-    FSDP and DDP average gradients over ranks instead of adding them: pass `total / world_size` there. For pairs, `total` counts pairs.
+    Because the divisor is the same for each micro-batch, their gradients add up to the gradient of the whole
+    batch: how the rows are cut into micro-batches never changes the result. Dividing by a micro-batch's own
+    count would give a mean of means. FSDP and DDP average gradients over ranks instead of adding them: pass
+    `total / world_size` there.
     """
     if not total > 0:
-        raise ValueError(f"aggregate: total is {total}, expected the positive global count of trained tokens; skip the step when no token is trained")
+        raise ValueError(f"aggregate: total is {total}, expected the positive global count of trained tokens; skip "
+                         "a step that trains no token")
     return loss_N.sum() / total
 
 
-def sequence_sums(logp_N: Tensor, row_N: Tensor, rows: int) -> Tensor:
-    """Sum of flat token log-probabilities per row: [rows]; `row_N` (int64) names the row of each token."""
-    return logp_N.new_zeros(rows).index_add(0, row_N, logp_N)
-
-
 def group_advantages(
-    rewards_E: Sequence[float] | Tensor, groups_E: Sequence[Hashable], normalize_std: bool = True, eps: float = 1e-6
+    rewards_E: Sequence[float] | Tensor, groups_E: Sequence[Hashable], normalize_std: bool = True,
+    eps: float = 1e-6,
 ) -> Tensor:
-    """GRPO advantage of each episode within its group: (r - mean) / (std + eps), float32 [E] (DreamGym, arXiv 2511.03773, Eq. 3).
+    """GRPO advantage of each episode within its group: (r - mean) / (std + eps), float32 [E] (DreamGym, arXiv
+    2511.03773, Eq. 3).
 
-    `groups_E` holds one group key per episode, in any order. std is the population one, as in Eq. 7. `normalize_std=False` keeps r - mean (Dr. GRPO,
-    arXiv 2503.20783). A group whose rewards are all equal gets exactly 0, never rounding noise divided by rounding noise.
-    Example: rewards [1, 0, 0, 0] of one group -> [1.73, -0.58, -0.58, -0.58]; without std [0.75, -0.25, -0.25, -0.25].
+    `groups_E` holds one group key per episode, in any order. std is the population one, as in Eq. 7.
+    `normalize_std=False` keeps r - mean (Dr. GRPO, arXiv 2503.20783). A group whose rewards are all equal
+    gets exactly 0, never rounding noise divided by rounding noise. Example: rewards [1, 0, 0, 0] of one group
+    -> [1.73, -0.58, -0.58, -0.58]; without std [0.75, -0.25, -0.25, -0.25].
     """
     reward_E = torch.as_tensor(rewards_E, dtype=torch.float64).detach().cpu()
     if reward_E.ndim != 1 or len(reward_E) != len(groups_E):
@@ -79,62 +83,67 @@ def group_advantages(
 
 
 def gae(
-    rewards_K: Sequence[float] | Tensor, values_K: Sequence[float] | Tensor, gamma: float, lam: float, bootstrap_last_value: float = 0.0
+    rewards_K: Sequence[float] | Tensor, values_K: Sequence[float] | Tensor, gamma: float, gae_lambda: float,
 ) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimates and returns of ONE episode, per turn or per token: two float32 [K] (DreamGym, Eq. 2; arXiv 1506.02438).
+    """Generalised advantage estimates and returns of ONE episode, per turn or per token: two float32 [K]
+    (DreamGym, Eq. 2; arXiv 1506.02438).
 
-    values_K[t] is V of the state before reward t. `bootstrap_last_value` is V of the state after the last reward: 0 when the episode ended,
-    the critic's value when it was cut. Returns are advantage + value, the targets of `value_loss`. Nothing here carries a gradient.
-    Example: rewards [0, 1], values [0, 0], gamma 1, lam 1 -> advantages [1, 1].
+    values_K[t] is V of the state before reward t; V after the last reward is 0. Returns are advantage +
+    value, the targets of `value_loss`. Nothing here carries a gradient. Example: rewards [0, 1], values [0,
+    0], gamma 1, gae_lambda 1 -> advantages [1, 1].
     """
     reward_K = torch.as_tensor(rewards_K, dtype=torch.float64).detach().cpu()
     value_K = torch.as_tensor(values_K, dtype=torch.float64).detach().cpu()
     if reward_K.ndim != 1 or reward_K.shape != value_K.shape:
         found = f"rewards have shape {tuple(reward_K.shape)} and values {tuple(value_K.shape)}"
         raise ValueError(f"gae: {found}, expected two equal vectors of one episode")
-    adv_K, running, next_value = torch.zeros_like(reward_K), 0.0, float(bootstrap_last_value)
+    adv_K, running, next_value = torch.zeros_like(reward_K), 0.0, 0.0
     for t in reversed(range(len(reward_K))):
         delta = reward_K[t] + gamma * next_value - value_K[t]
-        running = delta + gamma * lam * running
+        running = delta + gamma * gae_lambda * running
         adv_K[t], next_value = running, value_K[t]
     return adv_K.float(), (adv_K + value_K).float()
 
 
 def kl_estimate(logp_new_N: Tensor, logp_ref_N: Tensor, kind: str = "k3") -> Tensor:
-    """Per-token estimate of KL(new || ref) from tokens of the new policy: [N], with gradient to new (Schulman 2020, "Approximating KL divergence").
+    """Per-token estimate of KL(new || ref) from tokens of the new policy: [N], with gradient to new (Schulman
+    2020, "Approximating KL divergence").
 
-    k1 = log ratio: unbiased, may be negative; its expected gradient is 0, so it is of use as a reward penalty or a log line, not as a loss term.
-    k2 = half the squared log ratio: biased, >= 0. k3 = exp(-log ratio) - 1 + log ratio: unbiased, >= 0, low variance (GRPO, arXiv 2402.03300, Eq. 4).
-    The exponent of k3 is held within +-20; the gradient is 0 beyond.
+    k2 = half the squared log ratio: biased, >= 0. k3 = exp(-log ratio) - 1 + log ratio: unbiased, >= 0, low
+    variance (GRPO, arXiv 2402.03300, Eq. 4). The exponent of k3 is held within +-20; the gradient is 0
+    beyond. k1, the log ratio itself, is not offered: its expected gradient is 0, so that as a loss it
+    regularises nothing.
     """
     log_ratio_N = logp_new_N - logp_ref_N.detach()
-    if kind == "k1":
-        return log_ratio_N
     if kind == "k2":
         return 0.5 * log_ratio_N.square()
     if kind == "k3":
         log_ratio_N = log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
         return torch.expm1(-log_ratio_N) + log_ratio_N
-    raise ValueError(f"kl_estimate: kind is {kind!r}, expected 'k1', 'k2' or 'k3'")
+    raise ValueError(f"kl_estimate: kind is {kind!r}, expected 'k2' or 'k3'")
 
 
 def policy_loss(
-    logp_new_N: Tensor, logp_old_N: Tensor, adv_N: Tensor, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = 3.0
+    logp_new_N: Tensor, logp_old_N: Tensor, adv_N: Tensor, clip_low: float = 0.2, clip_high: float = 0.2,
+    dual_clip: float | None = 3.0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Clipped policy-gradient loss per token, [N], and statistics (PPO, arXiv 1707.06347, Eq. 7; dual clip: arXiv 1912.09729).
+    """Clipped policy-gradient loss per token, [N], and statistics (PPO, arXiv 1707.06347, Eq. 7; dual clip:
+    arXiv 1912.09729).
 
-    loss = -min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A), and for A < 0 never above -dual_clip * A (dual_clip > 1, None = off):
-    without that bound one token with a huge ratio and a bad outcome decides the step. Statistics are detached 0-d tensors: `clipped_sum` and
-    `dual_clipped_sum` (tokens at a clip) and `approx_kl_sum` (k3 of KL(old || new)), to be added over micro-batches and ranks and divided by the same
+    loss = -min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A), and for A < 0 never above -dual_clip
+    * A (dual_clip > 1, None = off): without that bound one token with a huge ratio and a bad outcome decides
+    the step. Statistics are detached 0-d tensors: `clipped_sum` and `dual_clipped_sum` (tokens at a clip) and
+    `approx_kl_sum` (k3 of KL(old || new)), to be added over micro-batches and ranks and divided by the same
     total as the loss; and `ratio_max`, 0 without tokens.
     """
     if not (0 <= clip_low < 1 and clip_high >= 0):
-        raise ValueError(f"policy_loss: clip_low is {clip_low} and clip_high is {clip_high}, expected 0 <= clip_low < 1 and clip_high >= 0")
+        raise ValueError(f"policy_loss: clip_low is {clip_low} and clip_high is {clip_high}, expected "
+                         "0 <= clip_low < 1 and clip_high >= 0")
     if dual_clip is not None and not dual_clip > 1:
-        raise ValueError(f"policy_loss: dual_clip is {dual_clip}, expected a number above 1, or None to switch it off")
+        raise ValueError(f"policy_loss: dual_clip is {dual_clip}, expected a number above 1, or None for off")
     if not logp_new_N.shape == logp_old_N.shape == adv_N.shape:
-        shapes = f"new {tuple(logp_new_N.shape)}, old {tuple(logp_old_N.shape)}, advantage {tuple(adv_N.shape)}"
-        raise ValueError(f"policy_loss: shapes are {shapes}, expected them equal")
+        shapes = [tuple(x.shape) for x in (logp_new_N, logp_old_N, adv_N)]
+        raise ValueError(f"policy_loss: shapes of new, old, advantage are {shapes}, expected them equal")
     adv_N = adv_N.detach()
     log_ratio_N = (logp_new_N - logp_old_N.detach()).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     ratio_N = log_ratio_N.exp()
@@ -157,7 +166,8 @@ def policy_loss(
 
 
 def explained_variance(value_N: Tensor, return_N: Tensor) -> Tensor:
-    """1 - Var(return - value) / Var(return), detached 0-d: 1 = perfect critic, 0 = no better than the mean; NaN where the returns do not vary."""
+    """1 - Var(return - value) / Var(return), detached 0-d: 1 = perfect critic, 0 = no better than the mean;
+    NaN where the returns do not vary."""
     return_N = return_N.detach().double()
     if not len(return_N):
         return return_N.new_tensor(math.nan)
@@ -166,11 +176,13 @@ def explained_variance(value_N: Tensor, return_N: Tensor) -> Tensor:
     return torch.where(spread > 0, 1 - left / spread, math.nan)
 
 
-def value_loss(value_N: Tensor, value_old_N: Tensor, return_N: Tensor, clip: float | None = 0.2) -> tuple[Tensor, Tensor]:
+def value_loss(value_N: Tensor, value_old_N: Tensor, return_N: Tensor, clip: float | None = 0.2,
+               ) -> tuple[Tensor, Tensor]:
     """Half squared error of the critic per token, and the explained variance of these tokens: [N] and 0-d.
 
-    With `clip` the larger of the errors of the value and of the value held within value_old +- clip counts (arXiv 2005.12729, section 3).
-    The explained variance is not additive: over a step, call `explained_variance` once on all tokens.
+    With `clip` the larger of the errors of the value and of the value held within value_old +- clip counts
+    (arXiv 2005.12729, section 3). The explained variance is not additive: over a step, call
+    `explained_variance` once on all tokens.
     """
     return_N, value_old_N = return_N.detach(), value_old_N.detach()
     error_N = (value_N - return_N).square()
@@ -181,16 +193,6 @@ def value_loss(value_N: Tensor, value_old_N: Tensor, return_N: Tensor, clip: flo
 
 
 def sft_loss(logp_N: Tensor) -> Tensor:
-    """Negative log-likelihood of the trained tokens: [N]; for the experience model they are reasoning and next state (DreamGym, Eq. 5)."""
+    """Negative log-likelihood of the trained tokens: [N]; for the experience model they are reasoning and
+    next state (DreamGym, Eq. 5)."""
     return -logp_N
-
-
-def dpo_loss(
-    logp_chosen_P: Tensor, logp_rejected_P: Tensor, ref_chosen_P: Tensor, ref_rejected_P: Tensor, beta: float = 0.1
-) -> tuple[Tensor, Tensor]:
-    """DPO loss per preference pair and its detached reward margin: two [P] (arXiv 2305.18290, Eq. 7).
-
-    The inputs are log-probability SUMS over the trained tokens of a sequence (see `sequence_sums`). margin > 0 means the pair is ranked right.
-    """
-    margin_P = beta * ((logp_chosen_P - ref_chosen_P.detach()) - (logp_rejected_P - ref_rejected_P.detach()))
-    return -F.logsigmoid(margin_P), margin_P.detach()

@@ -1,0 +1,160 @@
+"""All that exists only for models made from scratch: their size, their word tokenizer, their optimizers.
+
+    tokenizer = build_tokenizer(texts)
+    model = create("scratch:64x3", tokenizer)          # hidden size 64, 3 layers
+    optimizers = make_optimizers(model, lr=1e-2, muon_lr=0.02, weight_decay=0.01)
+
+One frequent word is one token, and every other text still comes back exactly. Training them is a preset:
+configs/tiny/*.json. Left out on purpose: training of subword merges.
+"""
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from dreamgym.model import trainable_parameters
+
+CONTEXT = 2048
+SPECIALS = ["<pad>", "<unk>", "<ask>", "<end>"]
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{% if message.role == 'system' %}{{ message.content + '\n' }}"
+    "{% elif message.role == 'user' %}{{ message.content + '<ask>' }}"
+    "{% else %}{{ message.content + '<end>' }}{% endif %}{% endfor %}"
+)
+
+
+# ---- model -------------------------------------------------------------------------------------------------
+
+def is_scratch(name: str) -> bool:
+    """Whether a --model value asks for a model made from scratch: "scratch:HIDDENxLAYERS"."""
+    return name.startswith("scratch:")
+
+
+def create(spec: str, tokenizer: PreTrainedTokenizerBase, seed: int = 0) -> LlamaForCausalLM:
+    """A Llama with tied embeddings in fp32. "scratch:64x3" has 178k parameters + 64 per token of the
+    vocabulary."""
+    match = re.fullmatch(r"scratch:(\d+)x(\d+)", spec)
+    hidden, layers = map(int, match.groups()) if match else (0, 0)
+    if hidden < 4 or hidden % 4 or not layers:
+        raise ValueError(f"--model {spec}: expected scratch:HIDDENxLAYERS (of 4 x n), such as scratch:64x3")
+    # A head matches words only by rotary pairs that turn slowly over a prompt: two wide heads and a large
+    # theta learn to copy sooner (docs/lab-notes.md).
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=hidden, intermediate_size=hidden * 7 // 2,
+        num_hidden_layers=layers, num_attention_heads=2, max_position_embeddings=CONTEXT,
+        tie_word_embeddings=True, rope_theta=1e6, initializer_range=0.06, attn_implementation="sdpa",
+        bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(config).float().eval()
+
+
+# ---- tokenizer ---------------------------------------------------------------------------------------------
+
+# In the tokenizer a blank is "▁". A word has its leading blank in its token, and one token wherever it
+# stands: one "▁" is put after a line start, "[", an opening quote, "&", and a "=" or "+" inside an address,
+# and is taken away there by the decoder. Both decide by the characters before the place, and a character that
+# itself stands at such a place never counts (INSIDE): so together they change no text.
+# The marks of page_diff ("= state", "- LINE", "+ LINE") are one token each.
+GLUED = "[],:'?=&+"  # tokens of their own: `click[red]`, `color: red,`, `q=red+hat` have one token for red
+LETTER = r"[^▁\n\[\],:'?=&+]"
+INSIDE = r"[^▁\n\[=&+']"
+OPENED = rf"(?<=\A|\n|\[|&|{INSIDE}▁'|{INSIDE}=|{INSIDE}\+)"
+SEAM = r"/|%|-|\.\d\d(?!\d)|\.(?!\w)"  # a word ends before it: /product /blue -lamp, $12 .99, 2024 -05 -29
+WORD = rf"▁?{LETTER}(?:(?!{SEAM}){LETTER})*"
+ROLE = r"▁[a-z]+▁'"  # a role and the quote that opens its name: link 'Cart'
+NUMBERED_NAME = r"▁[a-z]+▁\d{1,2}(?![^▁\n\[\],:;])"  # drawer 3
+# A line's number, " [3]". A number that is said ("stop [3]") or typed ("type [4] [3]") has the token of a
+# number on a page, so that it can be copied from there.
+LINE_NUMBER = r"(?<!stop|\])▁\[▁\d+\]"
+
+
+def build_tokenizer(texts: Iterable[str], numbered_names: bool = False, max_words: int = 4000,
+                    ) -> PreTrainedTokenizerFast:
+    """A tokenizer of the specials, 256 bytes, the printable ASCII characters and the most frequent words of
+    `texts`.
+
+    `click[red]` is ▁click [ ▁red ], `belt $50 [1]` is ▁belt ▁$50 ▁[▁1]: punctuation has a glued and a spaced
+    token, a word only one. With `numbered_names` a word and the number after it ("drawer 3") are one token,
+    where frequent, so that two names are compared by comparing two tokens; numbers that stand for amounts are
+    then harder to copy. Other words are spelled with characters, other characters with bytes. Decoding is
+    exact for any text without "▁" (U+2581, which returns as a space). The order of the vocabulary is by
+    count, then by word.
+    """
+    opening = normalizers.Replace(Regex(OPENED + r"(?=[^\n])"), "▁")
+    normalizer = normalizers.Sequence([normalizers.Replace(" ", "▁"), opening])
+    forms = [ROLE, r"'\n", LINE_NUMBER, r"\n", r"▁?[\[\],:'?=&+]", WORD, "▁"]
+    pieces = pre_tokenizers.Split(Regex("|".join([NUMBERED_NAME] * numbered_names + forms)), "isolated")
+    counts: Counter[str] = Counter()
+    for text in texts:
+        found = pieces.pre_tokenize_str(normalizer.normalize_str(text))
+        counts.update(piece for piece, _ in found if piece[0] in "▁/%-." and piece.isprintable())
+    for piece, count in list(counts.items()):
+        if re.fullmatch(NUMBERED_NAME, piece):  # a name not seen here is a word and a number
+            counts.update({f"▁{part}": count for part in piece[1:].split("▁")})
+    characters = ["\n", "▁", "'\n", *map(chr, range(33, 127)), *("▁" + mark for mark in GLUED)]
+    frequent = sorted(counts.keys() - set(characters), key=lambda word: (-counts[word], word))[:max_words]
+    # Unigram maximises the summed score: a word beats its spelling, and a byte's name loses even to its own.
+    vocabulary = [(piece, -1000.0) for piece in SPECIALS + [f"<0x{byte:02X}>" for byte in range(256)]]
+    vocabulary += [(piece, -10.0) for piece in characters] + [(word, -1.0) for word in frequent]
+    tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=SPECIALS.index("<unk>"), byte_fallback=True))
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, pieces
+    closing = decoders.Replace(Regex(OPENED + "▁"), "")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.ByteFallback(), decoders.Fuse(), closing, decoders.Replace("▁", " ")])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", unk_token="<unk>", eos_token="<end>",
+        additional_special_tokens=["<ask>"], chat_template=CHAT_TEMPLATE, clean_up_tokenization_spaces=False,
+        model_max_length=CONTEXT)
+
+
+def check_tokenizer(tokenizer_a: PreTrainedTokenizerBase, tokenizer_b: PreTrainedTokenizerBase) -> None:
+    """Raises ValueError if the two vocabularies differ: an id of one would mean another word in the other's
+    model."""
+    vocab_a, vocab_b = tokenizer_a.get_vocab(), tokenizer_b.get_vocab()
+    differ = sorted(t for t in vocab_a.keys() | vocab_b.keys() if vocab_a.get(t) != vocab_b.get(t))
+    if differ:
+        raise ValueError(f"the tokenizers differ: {len(vocab_a)} and {len(vocab_b)} tokens, {len(differ)} "
+                         f"with another id or in one only (for example {differ[:5]}). Use the checkpoint's "
+                         "own tokenizer, or train the model again with this one.")
+
+
+# ---- optimizers --------------------------------------------------------------------------------------------
+
+def make_optimizers(model: torch.nn.Module, lr: float, muon_lr: float = 0.0, weight_decay: float = 0.01,
+                    ) -> list[torch.optim.Optimizer]:
+    """AdamW. With `muon_lr` the layers' matrices take Muon instead (arXiv 2502.16982), and `weight_decay` is
+    theirs alone: a model from scratch learns to copy and compare words several times sooner
+    (docs/lab-notes.md).
+
+    Every parameter group remembers its peak rate. Raises ValueError for 16-bit weights.
+    """
+    trainable_parameters(model)
+    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    matrices = [p for name, p in trained if muon_lr and p.ndim == 2 and ".layers." in name]
+    others = [p for name, p in trained if not (muon_lr and p.ndim == 2 and ".layers." in name)]
+    optimizers: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(others, lr=lr, betas=(0.9, 0.95), weight_decay=0.0 if muon_lr else weight_decay)]
+    if matrices:
+        optimizers.append(torch.optim.Muon(matrices, lr=muon_lr, momentum=0.95, weight_decay=weight_decay))
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["peak_lr"] = group["lr"]
+    return optimizers
+
+
+def set_rate(optimizers: list[torch.optim.Optimizer], step: int, steps: int, warmup: int,
+             floor: float = 0.0) -> None:
+    """Linear warm-up over `warmup` steps, cosine from the peak to `floor` x peak at `steps`, constant
+    after."""
+    cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, step / steps)))
+    share = min(1.0, (step + 1) / warmup) * (floor + (1 - floor) * cosine)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["peak_lr"] * share
