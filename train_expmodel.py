@@ -153,18 +153,18 @@ def rename_question(question: Question, change) -> Question:
                     [(change(s), change(a)) for s, a in question.recent], demos(question.earlier), demos(question.demos))
 
 
-def corpus(env, episodes: list[Episode], tasks: list):
+def corpus(env, episodes: list[Episode], tasks: list) -> set[str]:
     """Every text that the word tokenizer of a from-scratch model must know, in the form in which the model will see it."""
-    yield from env.vocabulary()
-    yield from (variation_prompt(task.text) for task in tasks)
+    texts = {*env.vocabulary(), *(variation_prompt(task.text) for task in tasks)}
     for episode in episodes:
         for step in episode.steps:
-            demo = Demo(step.state, step.action, step.next_state, 1.0)
             action = step.grounded or step.action
-            yield next_prompt(Question(episode.task.text, step.state, action, [(step.state, action)] * 2, [demo], [demo]), "full")
-            yield next_answer(step.reasoning, step.next_state, Question("", step.state, action, [], [], []), "diff")
-            yield reward_prompt(episode.task.text, step.state, action, step.next_state, "diff")
-            yield reward_answer(step.reward_reasoning, step.reward, step.done)
+            demo = Demo("", action, "", 1.0)
+            texts |= {f"state:\n{step.state}\naction: {action}\n", step.next_state}
+            texts.add(next_prompt(Question(episode.task.text, "", action, [("", "")] * 2, [demo] * 2, [demo]), "full"))
+            texts.add(next_answer(step.reasoning, step.next_state, Question("", step.state, action, [], [], []), "diff"))
+            texts |= {reward_prompt("", "", "", "", "full"), reward_answer(step.reward_reasoning, step.reward, step.done)}
+    return texts
 
 
 # ---- the run -------------------------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ def main() -> None:
     step = load_training(resume, optimizers, dist) if resume else 0
     log = run.Log(out, dist, resume_step=step if resume else -1)
     rows = Rows(args, experience, episodes, tasks)
-    first = rows.draw(-1)
+    first = rows.draw(args.reward_first_steps)
     if rows.too_long > rows.drawn / 2:
         raise ValueError(f"{rows.too_long} of {rows.drawn} rows are longer than --context {args.context}, --max-next-tok {args.max_next_tok} "
                          f"or --max-reward-tok {args.max_reward_tok} allow; raise them, or use --page-format diff")

@@ -130,23 +130,26 @@ def known_pages(question: Question) -> dict[str, str]:
     return pages
 
 
-def _shown(demos: list[Demo], tag: str, state: str, compact: bool) -> str:
-    """Whole transitions, numbered down to 1, the most similar; in compact form a state is its difference to the present `state`."""
+def _shown(demos: list[Demo], tag: str, pages: dict[str, str], page_format: str) -> str:
+    """Whole transitions, numbered down to 1, the most similar. In compact form their states are differences to the `pages` of the
+    prompt, so that it is plain whether a transition began in the present state, and their next states to their own states too."""
     text = ""
     for i, demo in zip(range(len(demos), 0, -1), demos):
-        before = encode(demo.state, {"state": state}) if compact else demo.state
-        text += f"{tag} {i}:\n{before}\naction: {demo.action}\nnext:\n{demo.next_state}\n"
+        before, after = demo.state, demo.next_state
+        if page_format == "diff":
+            before, after = encode(before, pages), encode(after, {"there": before} | pages)
+        text += f"{tag} {i}:\n{before}\naction: {demo.action}\nnext:\n{after}\n"
         text += f"reward: {int(demo.reward)}\n" if demo.reward else ""
     return text
 
 
 def next_prompt(question: Question, page_format: str) -> str:
     """The first question: what is the next state?"""
-    compact, count = page_format == "diff", len(question.recent)
-    recent = "".join(f"before {count - i}:\n{s}\naction: {a}\n" for i, (s, a) in enumerate(question.recent))
-    earlier = _shown(question.earlier, "earlier", question.state, compact)
-    similar = _shown(question.demos, "similar", question.state, compact)
-    return f"task: {question.task}\n{recent}{earlier}{similar}state:\n{question.state}\naction: {question.action}\n"
+    q, count = question, len(question.recent)
+    pages = {"state": q.state} | {f"before {count - i}": state for i, (state, _) in enumerate(q.recent)}
+    recent = "".join(f"before {count - i}:\n{s}\naction: {a}\n" for i, (s, a) in enumerate(q.recent))
+    shown = _shown(q.earlier, "earlier", pages, page_format) + _shown(q.demos, "similar", pages, page_format)
+    return f"task: {q.task}\n{recent}{shown}state:\n{q.state}\naction: {q.action}\n"
 
 
 def next_answer(reasoning: str, next_state: str, question: Question, page_format: str) -> str:
