@@ -41,8 +41,8 @@ class EndpointError(Exception):
 
 @dataclass
 class Endpoint:
-    """An OpenAI-compatible server. The key is in the environment variable `key_env` (unset: none is sent) and is
-    never shown. The openai client repeats what may pass: 408, 409, 429, 5xx, timeouts, lost connections."""
+    """An OpenAI-compatible server. The key is in the environment variable `key_env` (unset: none is sent).
+    The openai client repeats what may pass: 408, 409, 429, 5xx, timeouts, lost connections."""
     url: str                               # up to and with /v1
     model: str
     key_env: str = "OPENAI_API_KEY"
@@ -51,8 +51,8 @@ class Endpoint:
 
     def __post_init__(self):
         parts = urllib.parse.urlsplit(self.url)
-        whole = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and _is_word(self.url)
-        if not whole or parts.username or parts.password or parts.query or parts.fragment:
+        web = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and _is_word(self.url)
+        if not web or parts.username or parts.password or parts.query or parts.fragment:
             raise ValueError(f"endpoint URL (scheme {parts.scheme!r}, host {parts.hostname!r}): "
                              "expected http(s)://HOST[:PORT]/v1 without user, query or fragment")
         self._key = os.environ.get(self.key_env, "").strip()

@@ -213,3 +213,9 @@ def test_main_ends_with_one_line(monkeypatch, capfd):
     monkeypatch.setenv("DREAMGYM_DEBUG", "1")
     with pytest.raises(ValueError):
         run.main(script)
+
+
+@pytest.mark.parametrize("path", sorted(run.ROOT.glob("configs/**/*.json")), ids=lambda path: path.stem)
+def test_shipped_presets_name_flags_that_exist(path):
+    """Stops a preset of ours left behind when a flag is renamed."""
+    run._read_preset(str(path), "no_script", dataclasses.make_dataclass("Args", []))

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import logging
-import random
 import socket
 import threading
 import time
@@ -16,9 +15,8 @@ import pytest
 from msgspec.structs import replace
 
 from dreamgym.episode import Episode, Step, Task, read_episodes
-from dreamgym.prompts import Prompts, clean
+from dreamgym.prompts import Prompts
 from dreamgym.teacher import (
-    MAX_OUTAGES,
     MAX_TRACE_CHARS,
     Endpoint,
     EndpointError,
@@ -233,16 +231,9 @@ def test_bad_answers_are_counted_and_change_nothing(server, run_annotate, tmp_pa
     assert annotate([episode("a")], good_ask, PROMPTS, tmp_path / "done.jsonl").annotated == 1
 
 
-def test_dead_endpoint_stops_the_run(server, run_annotate):
-    """Stops a wrong key or model name from marking thousands of episodes as failed, one request each."""
-    server.replies = [(401, "no", {})]
-    with pytest.raises(EndpointError, match="continues from there"):
-        run_annotate([episode(f"e{i}") for i in range(50)])
-    assert len(server.seen) == MAX_OUTAGES
-
-
-def test_dead_endpoint_stops_the_threads_too(tmp_path):
-    """Stops hundreds of queued requests from being sent after the run has given up."""
+@pytest.mark.parametrize(("workers", "most"), [(1, MAX_OUTAGES), (4, 99)])
+def test_dead_endpoint_stops_the_run(tmp_path, workers, most):
+    """Stops a wrong key from marking thousands of episodes as failed, and queued requests sent after giving up."""
     asked = []
 
     def dead(_):
@@ -250,9 +241,11 @@ def test_dead_endpoint_stops_the_threads_too(tmp_path):
         time.sleep(0.01)
         raise EndpointError("down")
 
-    with pytest.raises(EndpointError, match="down; stopped after 5"):
-        annotate([episode(f"e{i}") for i in range(200)], dead, PROMPTS, tmp_path / "done.jsonl", workers=4)
-    assert len(asked) < 100
+    with pytest.raises(EndpointError, match="down; stopped after 5.*continues from there"):
+        annotate(
+            [episode(f"e{i}") for i in range(200)], dead, PROMPTS, tmp_path / "done.jsonl", workers=workers
+        )
+    assert MAX_OUTAGES <= len(asked) <= most
 
 
 def test_one_refused_episode_does_not_stop_the_others(server, run_annotate):
@@ -388,24 +381,17 @@ def second(**changes):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("", "not the JSON object"),
         ("[1, 2]", "got `array`"),
-        ("null", "got `null`"),
         (answer(2) + " done!", "not the JSON"),
         (answer(2)[:-1], "truncated"),
         ("[" * 100_000, "not the JSON"),
+        ("\ud800", "not the JSON"),
         ("x" * 500_000, "longer than"),
-        (answer(3), "has 3 entries"),
         (answer(0), "has 0 entries"),
-        (answer(2, change=lambda r: r.pop("task_tutorial")), "missing required field `task_tutorial`"),
         (answer(2, change=lambda r: r["task_tutorial"].pop("success_mode")), "success_mode"),
-        (answer(2, change=lambda r: r.update(state_transitions={})), "Expected `array`"),
         (answer(2, change=lambda r: r["state_transitions"].reverse()), r"step_id \[1, 0\]"),
         (second(step_id=True), "step_id"),
-        (second(step_id="1"), "step_id"),
-        (second(transition_plan=7), "transition_plan"),
         (second(reward_plan=None), "reward_plan"),
-        (second(transition_plan=""), "length >= 1"),
         (second(reward_plan=" \n\x00 "), "is empty"),
         (second(transition_plan="y" * (MAX_TRACE_CHARS + 1)), "length <= 1000"),
     ],
@@ -490,55 +476,3 @@ def test_judge_means_leave_out_what_did_not_parse(workers):
     }
     assert judge([episode()], lambda _: "").means == {}
     assert all(f"- {name}: " in judge_messages(episode(), 0)[0]["content"] for name in RUBRICS)
-
-
-def test_fuzz_of_answers():
-    """Stops an answer that crashes the run instead of being told back, and a thought that breaks its line."""
-    rng, parsed = random.Random(0), 0
-    junk = [
-        '"',
-        "{",
-        "}",
-        "[",
-        "]",
-        ",",
-        ":",
-        "\\",
-        "\\ud800",
-        "\\n",
-        "\n",
-        "\x00",
-        "null",
-        "true",
-        "NaN",
-        "1e999",
-        "-0",
-        "```",
-        "</think>",
-        "9" * 5000,
-        "[" * 3000,
-        "\u2028",
-        '"step_id": 0, ',
-        "\ud800",
-    ]
-    for _ in range(5000):
-        text = answer(3) if rng.random() < 0.7 else scores()
-        for _ in range(rng.randint(1, 3)):
-            i, j = sorted(rng.randrange(len(text) + 1) for _ in range(2))
-            middle = rng.choice([text[i:j] * 2, "", rng.choice(junk), text[i:j].title()])
-            text = rng.choice(
-                [text[:i], text[i:], text[:i] + middle + text[j:], text[:i] + middle + text[i:]]
-            )
-        judged = parse_judge(text)
-        assert judged is None or all(getattr(judged, name) in (0, 1, 2) for name in RUBRICS)
-        try:
-            traces = parse_annotation(text, 3)
-        except ValueError as error:
-            assert 0 < len(str(error)) < 300
-            continue
-        parsed += 1
-        assert len(traces) == 3
-        assert all(
-            text and text == clean(text) and len(text) <= MAX_TRACE_CHARS for pair in traces for text in pair
-        )
-    assert 50 < parsed < 2500
