@@ -1,8 +1,11 @@
-"""WebArena as an environment of DreamGym: own sites or a user's instances, a browserless or a real browser, WebArena's tasks and evaluators.
+"""WebArena as an environment: own sites or a user's instances, an in-process or a real browser, WebArena's
+tasks and evaluators.
 
-Without `data_dir` the tasks and sites are our own (`webarena_sites`): stand-ins, and every result says so. `data_dir` is a task file in WebArena's format, or a
-folder with test.raw.json and test_webarena_lite.raw.json; it needs a WebArena that runs (WA_SHOPPING ..., see webarena_live) and Chromium. Evaluation happens
-at `stop`, on fresh pages. A task that only a language model could judge is "not judged", never failed, when there is no judge.
+Without `data_dir` (or $WEBARENA_DATA) the tasks and sites are our own (sites/): stand-ins, and every result
+says so. `data_dir` is a task file in WebArena's format, or a folder with test.raw.json and
+test_webarena_lite.raw.json. It needs a WebArena that runs (WA_SHOPPING ..., see live.py) and Chromium.
+Evaluation happens at `stop`. A task that only a language model could judge is "not judged", never failed,
+when there is no judge.
 """
 from __future__ import annotations
 
@@ -11,31 +14,179 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import numpy as np
 from tqdm import tqdm
 
-from dreamgym.envs import Session, StepResult, webarena_live as live, webarena_text
+from dreamgym.envs.base import Environment, Player, Session, StepResult
+from dreamgym.envs.webarena import live, relabel
 from dreamgym.envs.webarena.actions import Action, parse
+from dreamgym.envs.webarena.audit import WebArenaAudit
 from dreamgym.envs.webarena.direct import InProcessBrowser
-from dreamgym.envs.webarena.evaluators import PAGE_HELPERS, OwnShop, Verdict, WebTask, as_task, evaluate, located, read_records, shop_helpers
-from dreamgym.envs.webarena.page import Addresses
+from dreamgym.envs.webarena.evaluators import (
+    PAGE_HELPERS, OwnShop, WebTask, as_task, evaluate, located, read_records, shop_helpers)
+from dreamgym.envs.webarena.names import VOCABULARY, other_names
+from dreamgym.envs.webarena.page import STOPPED, Addresses
+from dreamgym.envs.webarena.prompts import PROMPTS
+from dreamgym.envs.webarena.scripted import PLAYERS
 from dreamgym.envs.webarena.sites import SiteDatabase
 from dreamgym.envs.webarena.tasks import make_tasks
-from dreamgym.episode import Task
+from dreamgym.envs.webarena.text import ground
+from dreamgym.episode import Episode, Step, StopReason, Task
+from dreamgym.prompts import clean
 
-OWN_STEPS, LIVE_STEPS = 15, 30                   # own sites: the longest way takes 7; WebArena's own limit
+STATE_FORM = 2                                   # grows when the same page gets another state text
+OWN_STEPS = 15                                   # own sites: the longest way takes 7
+LIVE_STEPS = 30                                  # WebArena's own limit
+OWN_SLOTS = 128                                  # episodes in process at once; each has a database of its own
 BACKENDS = ("direct", "chromium")
-STOPS = {1.0: "success", 0.0: "failure", None: "not_judged"}
+STOPS = {1.0: StopReason.SUCCESS, 0.0: StopReason.FAILURE, None: StopReason.NOT_JUDGED}
 FULL, LITE = "test.raw.json", "test_webarena_lite.raw.json"
+VALID_TEMPLATES = 1 / 8                          # of the official templates outside Lite: for valid
 LOGINS = Path("out/logins")
-SETTLE_S, WAIT_S = 1.0, 3.0                      # real sites run scripts: after an action, and before an evaluator finds nothing
+SETTLE_S = 1.0                                   # real sites run scripts after an action
+WAIT_S = 3.0                                     # ... and before an evaluator finds nothing
 
+
+class WebArena(Environment):
+    """`seed` is that of the own sites' data and tasks. With `backend` chromium, `workers` browsers play at
+    the same time. `judge` compares answers that only a language model can compare (evaluators.Judge);
+    None: such tasks are not judged."""
+
+    prompts = PROMPTS
+    numbered_lines = True
+
+    def __init__(self, data_dir: str = "", seed: int = 7, backend: str = "direct", workers: int = 1):
+        if backend not in BACKENDS:
+            raise ValueError(f"backend {backend!r}: expected one of {', '.join(BACKENDS)}")
+        self.name, self.seed, self.judge, self.started = "webarena", seed, None, 0
+        self.data_dir = data_dir or os.environ.get("WEBARENA_DATA", "")
+        self.own = not self.data_dir
+        self.audit = WebArenaAudit(self.own)
+        if self.own:
+            self.label, self.max_steps, self.wait_s = "own sites", OWN_STEPS, 0.0
+            self.sites = OwnSites(seed, backend, workers)
+        else:
+            self.label, self.max_steps, self.wait_s = "official data", LIVE_STEPS, WAIT_S
+            tasks = [task for split in self._tasks.values() for task in split]
+            names = {site for task in tasks for site in task.goal["config"]["sites"]}
+            self.sites = LiveSites(self.data_dir, names)
+        self.slots = self.sites.slots
+
+    @cached_property
+    def _tasks(self) -> dict[str, list[Task]]:
+        """Made when they are asked for: training reads its tasks from collect.py's files."""
+        if self.own:
+            return make_tasks(SiteDatabase(self.seed), self.seed)
+        return official_tasks(Path(self.data_dir))
+
+    def describe(self) -> dict:
+        data = {"seed": self.seed} if self.own else {"tasks": Path(self.data_dir).name}
+        return {"env": "webarena", "state_form": STATE_FORM, "data": self.label, **data}
+
+    def tasks(self, split: str) -> list[Task]:
+        if split not in self._tasks:
+            raise ValueError(f"split {split!r}: {self.label} has {', '.join(self._tasks)}")
+        return self._tasks[split]
+
+    def reset(self, tasks: list[Task]) -> list[Session]:
+        """Raises ValueError for a generated task, which only the dream can play."""
+        for task in tasks:
+            if "config" not in task.goal:
+                raise ValueError(f"task {task.id}: expected goal `config`; a generated task has none")
+        records = [as_task(task.goal["config"]) for task in tasks]
+        stages: list[Stage] = []
+        try:
+            for record in records:
+                stages.append(self.sites.take(record))
+            starts = [(located(record, stage.bases).start_urls, stage.cookies)
+                      for record, stage in zip(records, stages)]
+            farm, browsers = self.sites.farm, [stage.browser for stage in stages]
+            if farm:
+                screens = farm.open(browsers, starts)
+            else:
+                screens = [browser.open(*start) for browser, start in zip(browsers, starts)]
+        except Exception:
+            for stage in stages:
+                self.sites.give_back(stage)
+            raise
+        self.started += len(tasks)
+        first = self.started - len(tasks)
+        return [Session(f"real-{first + i}", task, screen.text, inner=stage)
+                for i, (task, screen, stage) in enumerate(zip(tasks, screens, stages))]
+
+    def step(self, sessions: list[Session], actions: list[str]) -> list[StepResult]:
+        """One action each. `stop` ends the episode and has it evaluated. The browser finds the element
+        behind a line number; a header line has none."""
+        parsed = [_parsed(action) for action in actions]
+        moving = [i for i, action in enumerate(parsed) if action and action.kind != "stop"]
+        browsers, moves = [sessions[i].inner.browser for i in moving], [parsed[i] for i in moving]
+        farm = self.sites.farm
+        screens = farm.act(browsers, moves) if farm else [b.act(move) for b, move in zip(browsers, moves)]
+        shown = {i: screen.text for i, screen in zip(moving, screens)}
+        results = []
+        for i, session in enumerate(sessions):
+            session.steps += 1
+            if parsed[i] and parsed[i].kind == "stop":
+                score = self._score(session, parsed[i].text)
+                results.append(StepResult(STOPPED, float(score == 1), True, STOPS[score], score or 0.0))
+            else:
+                results.append(StepResult(shown.get(i, session.state)))
+            session.state = results[-1].state
+        return results
+
+    def _score(self, session: Session, answer: str) -> float | None:
+        stage = session.inner
+        record, browser = located(as_task(session.task.goal["config"]), stage.bases), stage.browser
+        verdict = evaluate(record, answer, browser.url, browser.page, self.judge, stage.helpers, self.wait_s)
+        return verdict.score
+
+    def end(self, sessions: list[Session]) -> None:
+        """Gives each session's sites and browser back, also where the episode was cut short."""
+        for session in sessions:
+            stage, session.inner = session.inner, None
+            if stage is not None:
+                self.sites.give_back(stage)
+
+    def close(self) -> None:
+        self.sites.close()
+
+    def ground(self, state: str, action: str) -> str:
+        return ground(state, action)
+
+    def players(self) -> dict[str, Player]:
+        """Of the own sites: they follow the templates' plans."""
+        return PLAYERS if self.own else {}
+
+    def explain(self, task: Task, history: list[Step], step: Step) -> tuple[str, str]:
+        return relabel.explain(task.text, history, step, self.own)
+
+    def counterfactuals(self, episodes: list[Episode], count: int, rng: np.random.Generator) -> list[Episode]:
+        return relabel.counterfactuals(episodes, count, rng, self.seed) if self.own else []
+
+    def renamer(self, rng: np.random.Generator) -> Callable[[str], str] | None:
+        return other_names(rng) if self.own else None
+
+    def vocabulary(self) -> list[str]:
+        return VOCABULARY if self.own else []
+
+
+def _parsed(text: str) -> Action | None:
+    try:
+        return parse(text)
+    except ValueError:
+        return None
+
+
+# ---- where episodes play -----------------------------------------------------------------------------------
 
 @dataclass
 class Stage:
-    """Where one episode plays: addresses, who is logged in there, and a browser. `sites`: the SiteDatabase, `served` when a real browser reads it; of a user's sites
-    the instance with its logins."""
+    """Where one episode plays: addresses, who is logged in there, and a browser. `sites` is what is given
+    back to play again: a database, or an instance with its logins. `served`: the database over HTTP, when
+    a real browser reads it."""
     bases: dict[str, str]
     helpers: dict[str, Callable]
     browser: Any = None
@@ -44,173 +195,126 @@ class Stage:
     served: Any = None
 
 
-class WebArena:
-    """The own sites. `seed` is that of their data and tasks; with `backend` chromium, `workers` browsers play at the same time."""
+def _browsers(count: int, **settings):
+    try:
+        from dreamgym.envs.webarena.chromium import Workers
+        return Workers(count, **settings)
+    except ImportError:
+        raise ValueError("backend chromium needs Playwright: "
+                         "pip install -r requirements-webarena.txt") from None
 
-    text = webarena_text
-    max_steps, label, wait_s = OWN_STEPS, "own sites", 0.0
 
-    def __init__(self, seed: int = 7, backend: str = "direct", workers: int = 1):
-        if backend not in BACKENDS:
-            raise ValueError(f"--backend {backend}: expected one of {', '.join(BACKENDS)}")
-        self.seed, self.backend = seed, backend
-        self.judge: Callable | None = None       # for answers that only a language model can compare (webarena_evaluators.Judge)
-        self.slots = 128 if backend == "direct" else max(1, workers)     # episodes at once; each has sites of its own
-        self.started, self.free, self.farm = 0, [], None
-        if backend == "chromium":
-            self.farm = self._browsers()
+class OwnSites:
+    """Our sites, a database for each episode; databases are used again after a rollback."""
 
-    @cached_property
-    def _tasks(self) -> dict[str, list[Task]]:
-        """Made when they are asked for: training reads its tasks from collect.py's files."""
-        return make_tasks(SiteDatabase(self.seed), self.seed)
+    def __init__(self, seed: int, backend: str, workers: int):
+        self.seed, self.free = seed, []
+        self.slots = max(1, workers) if backend == "chromium" else OWN_SLOTS
+        self.farm = _browsers(self.slots) if backend == "chromium" else None
 
-    def _browsers(self, **settings):
-        try:
-            from dreamgym.envs.webarena.chromium import Workers
-            return Workers(self.slots, **settings)
-        except ImportError:
-            raise ValueError("--backend chromium needs Playwright; install it: pip install -r requirements-webarena.txt") from None
-
-    def describe(self) -> dict:
-        return {"env": "webarena", "sites": self.label, "seed": self.seed, "backend": self.backend}
-
-    def tasks(self, split: str) -> list[Task]:
-        """train | test. Held-out tasks are of templates, or about things, that no training task has."""
-        if split not in self._tasks:
-            raise ValueError(f"split {split!r}: {self.label} have {', '.join(self._tasks)}")
-        return self._tasks[split]
-
-    def _stage(self, task: WebTask) -> Stage:
+    def take(self, task: WebTask) -> Stage:
         if self.free:
             stage = self.free.pop()
             stage.sites.reset()
             return stage
-        world = SiteDatabase(self.seed)
-        served = world.serve() if self.farm else None
-        browser = self.farm.browsers([Addresses(world.bases)])[0] if self.farm else InProcessBrowser(world)
-        return Stage(world.bases, PAGE_HELPERS | shop_helpers(OwnShop(world)), browser, {site: world.login(site) for site in world.bases}, world, served)
+        sites = SiteDatabase(self.seed)
+        served = sites.serve() if self.farm else None
+        browser = self.farm.browsers([Addresses(sites.bases)])[0] if self.farm else InProcessBrowser(sites)
+        cookies = {site: sites.login(site) for site in sites.bases}
+        helpers = PAGE_HELPERS | shop_helpers(OwnShop(sites))
+        return Stage(sites.bases, helpers, browser, cookies, sites, served)
 
-    def _leave(self, stage: Stage) -> None:
+    def give_back(self, stage: Stage) -> None:
         self.free.append(stage)
 
-    def start(self, tasks: list[Task]) -> list[Session]:
-        """Raises ValueError for a generated task: only the dream can play those."""
-        for task in tasks:
-            if "config" not in task.goal:
-                raise ValueError(f"task {task.id}: no task of the real sites (a generated one?); expected goal `config`")
-        records = [as_task(task.goal["config"]) for task in tasks]
-        stages = [self._stage(record) for record in records]
-        opened = [(located(record, stage.bases).start_urls, stage.cookies) for record, stage in zip(records, stages)]
-        screens = self.farm.open([s.browser for s in stages], opened) if self.farm else [s.browser.open(*start) for s, start in zip(stages, opened)]
-        self.started += len(tasks)
-        return [Session(f"real-{self.started - len(tasks) + i}", task, screen.text, inner=stage) for i, (task, stage, screen) in enumerate(zip(tasks, stages, screens))]
-
-    def act(self, sessions: list[Session], actions: list[str]) -> list[StepResult]:
-        """One action each. What is no action leaves the page as it is, with a note that says so; `stop` ends the episode and has it evaluated."""
-        parsed, notes = zip(*[read(action) for action in actions]) if actions else ((), ())
-        moving = [i for i, action in enumerate(parsed) if action and action.kind != "stop"]
-        browsers, moves = [sessions[i].inner.browser for i in moving], [parsed[i] for i in moving]
-        screens = self.farm.act(browsers, moves) if self.farm else [browser.act(move) for browser, move in zip(browsers, moves)]
-        shown = {i: screen.text for i, screen in zip(moving, screens)}
-        results = []
-        for i, (session, text) in enumerate(zip(sessions, actions)):
-            grounded = webarena_text.ground(session.state, text)
-            session.steps += 1
-            if parsed[i] and parsed[i].kind == "stop":
-                verdict = self._verdict(session, parsed[i].text)
-                session.state = webarena_text.STOPPED
-                info = {"valid": True, "grounded": grounded, "score": verdict.score or 0.0, "stop": STOPS[verdict.score]}
-                results.append(StepResult(session.state, float(verdict.score == 1), True, info))
-            else:
-                session.state = shown.get(i) or webarena_text.with_note(session.state, notes[i])
-                results.append(StepResult(session.state, 0.0, False, {"valid": webarena_text.valid("", "", session.state), "grounded": grounded, "score": 0.0, "stop": ""}))
-            if results[-1].done or session.steps >= self.max_steps:
-                self._leave(session.inner)
-        return results
-
-    def _verdict(self, session: Session, answer: str) -> Verdict:
-        stage = session.inner
-        return evaluate(located(as_task(session.task.goal["config"]), stage.bases), answer, stage.browser.url, stage.browser.page, self.judge, stage.helpers, self.wait_s)
-
     def close(self) -> None:
-        """Ends browsers and servers."""
         if self.farm:
             self.farm.close()
         for stage in self.free:
             if stage.served:
                 stage.served.close()
+        self.free = []
 
 
-class LiveWebArena(WebArena):
-    """A user's WebArena: the instance that WA_SHOPPING ... name, or those of the file $WA_INSTANCES, one episode at a time on each. Where WA_FULL_RESET is set,
-    the sites are reset (minutes) before the first episode. `data_dir` is a task file, or a folder with both official ones: then held-out tasks are Lite's, and
-    training tasks the others. First states are not known before an episode starts, so tasks have none until then: the dream needs `data` of these sites."""
+class LiveSites:
+    """A user's WebArena: the instance that WA_SHOPPING ... name, or those of the file $WA_INSTANCES, one
+    episode at a time on each. Where WA_FULL_RESET is set, the sites are reset (minutes) before the first
+    episode."""
 
-    max_steps, label, wait_s = LIVE_STEPS, "WebArena (the user's sites)", WAIT_S
-
-    def __init__(self, data_dir: str):
-        self._tasks = _official_tasks(Path(data_dir))
-        sites = {site for tasks in self._tasks.values() for task in tasks for site in task.goal["config"]["sites"]}
+    def __init__(self, data_dir: str, names: set[str]):
         several = os.environ.get("WA_INSTANCES", "")
-        instances = live.read_instances(several, sites) if several else [found] if (found := live.read_instance(os.environ, sites)) else []
+        if several:
+            instances = live.read_instances(several, names)
+        else:
+            instances = [found] if (found := live.read_instance(os.environ, names)) else []
         if not instances:
-            raise ValueError(f"{data_dir}: official tasks need a WebArena that runs; expected its addresses in WA_SHOPPING, WA_REDDIT, ... (README, \"WebArena\")")
+            raise ValueError(f"{data_dir}: official tasks need a WebArena that runs; expected its addresses "
+                             "in WA_SHOPPING, WA_REDDIT, ... (docs/environments.md)")
         accounts = live.read_accounts(os.environ)
         for instance in instances:
             live.check_answers(instance.bases)
-        self.backend, self.judge, self.seed, self.data_dir = "chromium", None, None, data_dir
-        self.slots, self.started, self.reset = len(instances), 0, False
-        self.farm = self._browsers(hosts=set().union(*(Addresses(instance.bases).hosts for instance in instances)), settle_s=SETTLE_S)
+        self.slots, self.is_reset = len(instances), False
+        hosts = set().union(*(Addresses(instance.bases).hosts for instance in instances))
+        self.farm = _browsers(self.slots, hosts=hosts, settle_s=SETTLE_S)
         self.free = [(instance, live.Logins(instance.bases, accounts, LOGINS)) for instance in instances]
 
-    def describe(self) -> dict:
-        return {"env": "webarena", "sites": self.label, "tasks": Path(self.data_dir).name, "backend": self.backend}
+    def _full_reset(self) -> None:
+        for instance, logins in self.free:
+            if instance.reset_url:
+                with tqdm(desc=f"resetting {instance.reset_url}", unit="s") as bar:
+                    live.full_reset(instance.reset_url,
+                                    progress=lambda seconds, said: bar.update(round(seconds) - bar.n))
+                logins.forget()
+        self.is_reset = True
 
-    def start(self, tasks: list[Task]) -> list[Session]:
-        if not self.reset:
-            for instance, logins in self.free:
-                if instance.reset_url:
-                    with tqdm(desc=f"resetting {instance.reset_url}", unit="s") as bar:
-                        live.full_reset(instance.reset_url, progress=lambda seconds, said: bar.update(round(seconds) - bar.n))
-                    logins.forget()
-            self.reset = True
-        return super().start(tasks)
-
-    def _stage(self, task: WebTask) -> Stage:
+    def take(self, task: WebTask) -> Stage:
         from dreamgym.envs.webarena.chromium import Browser
-        instance, logins = self.free.pop()
-        addresses, shop = Addresses(instance.bases), instance.bases.get("shopping")
-        with Browser(hosts=addresses.hosts) as browser:
-            state = logins.state(browser.chromium, task.sites)
-        helpers = shop_helpers(live.Magento(shop, logins.accounts["shopping_admin"])) if shop else {}
-        return Stage(instance.bases, PAGE_HELPERS | helpers, self.farm.browsers([addresses], [{"storage_state": state}])[0], sites=(instance, logins))
+        if not self.is_reset:
+            self._full_reset()
+        if not self.free:
+            raise ValueError(f"more episodes at once than the {self.slots} instances of WebArena; "
+                             "expected end() after each episode")
+        instance, logins = sites = self.free.pop()
+        try:
+            addresses, shop = Addresses(instance.bases), instance.bases.get("shopping")
+            with Browser(hosts=addresses.hosts) as browser:
+                state = logins.state(browser.chromium, task.sites)
+            more = shop_helpers(live.Magento(shop, logins.accounts["shopping_admin"])) if shop else {}
+            browser = self.farm.browsers([addresses], [{"storage_state": state}])[0]
+        except Exception:
+            self.free.append(sites)
+            raise
+        return Stage(instance.bases, PAGE_HELPERS | more, browser, sites=sites)
 
-    def _leave(self, stage: Stage) -> None:
-        stage.browser.close()
+    def give_back(self, stage: Stage) -> None:
         self.free.append(stage.sites)
+        stage.browser.close()
 
     def close(self) -> None:
         self.farm.close()
 
 
-def _official_tasks(path: Path) -> dict[str, list[Task]]:
-    """{"train": ..., "test": ...} from a folder with both official files, or {"test": ...} from one file. Raises ValueError."""
-    def made(file: Path, split: str, without: set[int] = frozenset()) -> list[Task]:
-        kept = [record for record in read_records(file) if record["task_id"] not in without]
-        return [Task(f"webarena-{split}-{record['task_id']:04d}", record["intent"], "webarena", "",
-                     {"config": record, "split": split, "type": "+".join(record["eval"]["eval_types"])}) for record in kept]
+def official_tasks(path: Path) -> dict[str, list[Task]]:
+    """From a folder with both official files: test is Lite, valid an eighth of the other templates, train
+    the rest. From one file: test alone. Raises ValueError. First states are not known before an episode
+    starts, so tasks have none until then: the dream needs recorded episodes of these sites."""
+    def made(records: list[dict], split: str) -> list[Task]:
+        tasks = []
+        for record in records:
+            groups = [f"type {'+'.join(record['eval']['eval_types'])}", f"site {'+'.join(record['sites'])}"]
+            tasks.append(Task(id=f"webarena-{split}-{record['task_id']:04d}", text=clean(record["intent"]),
+                              env="webarena", goal={"config": record}, groups=groups))
+        return tasks
     if path.is_file():
-        return {"test": made(path, "test")}
+        return {"test": made(read_records(path), "test")}
     if missing := [name for name in (FULL, LITE) if not (path / name).is_file()]:
-        raise ValueError(f"{path}: found no {' and no '.join(missing)}; expected a task file in WebArena's format, or a folder with {FULL} and {LITE}")
-    lite = made(path / LITE, "test")
-    return {"train": made(path / FULL, "train", {task.goal["config"]["old_task_id"] for task in lite}), "test": lite}
-
-
-def read(text: str) -> tuple[Action | None, str]:
-    """(action, "") or (None, why it is none)."""
-    try:
-        return parse(text), ""
-    except ValueError as error:
-        return None, str(error)
+        raise ValueError(f"{path}: found no {' and no '.join(missing)}; expected a task file in WebArena's "
+                         f"format, or a folder with {FULL} and {LITE}")
+    lite = read_records(path / LITE)
+    in_lite = {record["old_task_id"] for record in lite}
+    rest = [record for record in read_records(path / FULL) if record["task_id"] not in in_lite]
+    parts: dict[str, list[dict]] = {"train": [], "valid": []}
+    for record in rest:
+        place = Random(f"official {record['intent_template_id']}").random()
+        parts["valid" if place < VALID_TEMPLATES else "train"].append(record)
+    return {split: made(records, split) for split, records in {**parts, "test": lite}.items()}

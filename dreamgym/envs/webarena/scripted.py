@@ -1,8 +1,10 @@
-"""Who acts on the own sites when no model does: an oracle, a searching expert, an imperfect one, random exploration, and a prober of what is refused.
+"""Who acts on the own sites when no model does: an oracle, a searching expert, an imperfect one, random
+exploration, and a prober of what is refused.
 
-`make_player(kind, task_text, rng, session)` -> a function `act(state) -> action` with its own memory of one episode. All follow the plan of the task's template,
-naming elements in words and finding them on the page they see (scrolling, turning pages of a list, going back from where they did not want to go); only the
-oracle is told the answer, by the task's hidden parameters. The mix of an offline set is in webarena_offline.py.
+`PLAYERS[name].make(session, rng)` -> a function `act(state) -> action` with its own memory of one episode.
+All but the random one follow the plan of the task's template. They name elements in words and find them on
+the page they see: they scroll, turn the pages of a list, and go back from where they did not want to go.
+Only the oracle is told the answer, by the task's hidden parameters.
 """
 from __future__ import annotations
 
@@ -11,34 +13,36 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dreamgym.envs.webarena.actions import parse
+from dreamgym.envs.base import Player, Session
+from dreamgym.envs.webarena.actions import Action, parse
 from dreamgym.envs.webarena.evaluators import NOT_ACHIEVABLE
-from dreamgym.envs.webarena.page import FIELDS, Node, Page, quotable
-from dreamgym.envs.webarena.tasks import fact, filled, is_missing, read_task
+from dreamgym.envs.webarena.page import FIELDS, PASSIVE, Node, Page, quotable
+from dreamgym.envs.webarena.tasks import TaskConstraints, fact, filled, is_missing, read_task
 from dreamgym.envs.webarena.text import read_page
 
 Act = Callable[[str], str]
-KINDS = ("oracle", "searcher", "imperfect", "random", "prober")
 SLIP = 0.10                                      # the imperfect player's chance of a mistake per step
 GIVE_UP = 3                                      # so many times the plan is begun again, before `stop [N/A]`
 STOP_EARLY = 0.08                                # of the random player's actions
 _STEP = re.compile(r"(click|type) (\w+) '(.+?)'(?: \[(.*?)\](?: \[([01])\])?)?")
-_WORDS = ("Blue Lamp", "Red Mug", "Wool Scarf", "books", "Hello", "cafe", "3", "12.50", "Good", "anna", "map", "train")
+_WORDS = ("Blue Lamp", "Red Mug", "Wool Scarf", "books", "Hello", "cafe", "3", "12.50", "Good", "anna", "map",
+          "train")
 
 
 class Searcher:
-    """Follows the plan step by step; a step is done where the last one led to, and the way back there is known. What was filled in is looked at again before
-    the next step, because a form that was left is empty when one comes back."""
+    """Follows the plan step by step. A step is done where the last one led to, and the way back there is
+    known. What was filled in is looked at again before the next step, because a form that was left is empty
+    when one comes back."""
 
     def __init__(self, task_text: str, rng: np.random.Generator):
         self.wanted, self.rng = read_task(task_text), rng
         self.plan = [filled(step, dict(self.wanted.values)) for step in self.wanted.template.plan]
         self.at = 0                              # the next step
-        self.place = ""                          # address on which it is to be done; "" where the last action leads
+        self.place = ""                          # address of the next step; "" where the last action leads
         self.start = ""
         self.begun = 0
         self.back = False                        # the last action was to go back
-        self.excused: set[int] = set()           # steps that were done otherwise than planned, and taken for done
+        self.excused: set[int] = set()           # steps done otherwise than planned, and taken for done
         self.ticked: dict[str, bool] = {}        # what a step made of a checkbox
         self.left_out: set[str] = set()          # windows and list pages on which the wanted element is not
 
@@ -100,7 +104,7 @@ class Searcher:
             return None
         node = page.lines[number]
         if match[1] == "click":
-            return node.checked == self.ticked.get(step) if match[2] == "checkbox" else None
+            return node.checked == self.ticked.get(step) if node.role == "checkbox" else None
         return node.value == quotable(match[4]) if match[5] == "0" or match[2] == "combobox" else None
 
     def look_further(self, page: Page) -> str:
@@ -128,7 +132,8 @@ class Searcher:
 def element(page: Page, role: str, name: str) -> int:
     """The number of the first such element, 0 for none; `*` in the name is anything."""
     pattern = re.compile(re.escape(quotable(name)).replace(r"\*", ".*"))
-    return next((number for number, node in page.lines.items() if node.role == role and pattern.fullmatch(node.name)), 0)
+    return next((number for number, node in page.lines.items()
+                 if node.role == role and pattern.fullmatch(node.name)), 0)
 
 
 class Oracle(Searcher):
@@ -143,25 +148,24 @@ class Oracle(Searcher):
 
 
 class Imperfect(Searcher):
-    """The searcher with the mistakes of a hurried agent: it follows other links, opens the neighbour of what it wants, types something else, reads another line,
-    stops too early. From most of them it recovers; mistakes are what gives imitation something to improve on."""
-
-    def __init__(self, task_text: str, rng: np.random.Generator, slip: float):
-        super().__init__(task_text, rng)
-        self.slip = slip
+    """The searcher with the mistakes of a hurried agent: it follows other links, opens the neighbour of what
+    it wants, types something else, reads another line, stops too early. From most of them it recovers.
+    Mistakes give imitation something to improve on."""
 
     def choose(self, state: str, page: Page) -> str:
-        if page.address != self.place or self.rng.random() >= self.slip:
+        if page.address != self.place or self.rng.random() >= SLIP:
             return super().choose(state, page)
         slips = self._slips(state, page)
         return str(slips[self.rng.integers(len(slips))]()) if slips else super().choose(state, page)
 
     def _slips(self, state: str, page: Page) -> list[Callable[[], str]]:
-        """What could go wrong here; a slip is a function, because some of them also believe that the step is done."""
+        """What could go wrong here; a slip is a function, because some of them also believe that the step is
+        done."""
         links = [number for number, node in page.lines.items() if node.role == "link"]
         slips: list[Callable[[], str]] = [lambda: f"click [{self.rng.choice(links)}]"] if links else []
+        wrong_stop = lambda: f"stop [{other_fact(self.wanted, state, self.rng)}]"
         if self.at == len(self.plan):
-            return [*slips, lambda: f"stop [{other_fact(self.wanted, state, self.rng)}]"] if self.wanted.template.answer else slips
+            return [*slips, wrong_stop] if self.wanted.template.answer else slips
         planned = self.do(page, self.plan[self.at])
         action = parse(planned) if planned else None
         if action and action.kind == "click" and page.lines[action.element].role == "link":
@@ -171,11 +175,12 @@ class Imperfect(Searcher):
             slips += [lambda: self._mistype(action, page.lines[action.element])] * 3
         if action and action.kind == "click" and page.lines[action.element].role == "button":
             slips += [lambda: self._pass_by(state)]
-        return [*slips, lambda: f"stop [{other_fact(self.wanted, state, self.rng)}]"] if self.rng.random() < 0.3 else slips
+        return [*slips, wrong_stop] if self.rng.random() < 0.3 else slips
 
-    def _mistype(self, action, node: Node) -> str:
+    def _mistype(self, action: Action, node: Node) -> str:
         """Another text or option. In half of the cases nobody notices."""
-        others = [option for option in node.options if option != action.text] or [*_variants(action.text, self.rng)]
+        others = [option for option in node.options if option != action.text]
+        others = others or _variants(action.text, self.rng)
         if self.rng.random() < 0.5 and (node.options or not action.enter):
             self.excused.add(self.at)
             self.at += 1
@@ -192,11 +197,12 @@ def _variants(text: str, rng: np.random.Generator) -> list[str]:
     if re.fullmatch(r"\d+", text):
         return [str(max(1, int(text) + step)) for step in (-2, -1, 1, 2, 10) if int(text) + step > 0]
     words = text.split()
-    words[rng.integers(len(words))] = str(rng.choice("Blue Red Green old small Rose Moon Wool tiny chat".split()))
+    others = "Blue Red Green old small Rose Moon Wool tiny chat".split()
+    words[rng.integers(len(words))] = str(rng.choice(others))
     return [" ".join(words)]
 
 
-def other_fact(wanted, state: str, rng: np.random.Generator) -> str:
+def other_fact(wanted: TaskConstraints, state: str, rng: np.random.Generator) -> str:
     """A wrong answer: what stands on another line of the page, its last words or all of it."""
     if not wanted.template.answer:
         return "done"
@@ -212,7 +218,8 @@ def other_fact(wanted, state: str, rng: np.random.Generator) -> str:
 
 
 class Prober(Searcher):
-    """A searcher that keeps trying what is refused, or does nothing: numbers that are not there, texts that are no links, options that do not exist, tabs, history."""
+    """A searcher that keeps trying what is refused, or does nothing: numbers of no element, texts that are
+    no links, options that do not exist, tabs, history."""
 
     def __init__(self, task_text: str, rng: np.random.Generator):
         super().__init__(task_text, rng)
@@ -228,15 +235,21 @@ class Prober(Searcher):
     def _probe(self, page: Page) -> str:
         rng, numbers = self.rng, list(page.lines)
         roles = {number: node.role for number, node in page.lines.items()}
-        plain = [number for number in numbers if roles[number] in ("text", "heading", "img")] or numbers
+        plain = [number for number in numbers if roles[number] in PASSIVE] or numbers
         no_fields = [number for number in numbers if roles[number] not in FIELDS] or numbers
         chosen = [number for number in numbers if page.lines[number].options]
-        absent, word = (max(numbers) if numbers else 0) + int(rng.integers(1, 40)), str(rng.choice(_WORDS))
-        families = [[f"click [{absent}]", f"type [{absent}] [{word}] [1]", f"hover [{absent}]"],
-                    [f"click [{rng.choice(plain)}]"] * 2 + [f"type [{rng.choice(no_fields)}] [{word}] [1]"],
-                    ["go_back", "go_forward", f"tab_focus [{rng.integers(2, 6)}]", "close_tab", "scroll [down]", "scroll [up]"],
-                    [f"goto [{rng.choice(['shop', 'example.com', 'shoping/cart', 'news/today'])}]", f"goto [{page.address}/{word.lower().replace(' ', '-')}]"],
-                    [f"click {rng.choice(numbers)}", f"open [{rng.choice(numbers)}]", f"click [{word}]", f"search [{word}]", "press [Enter]", "wait"]]
+        absent, word = max(numbers, default=0) + int(rng.integers(1, 40)), str(rng.choice(_WORDS))
+        header, below = int(rng.integers(1, 3)), word.lower().replace(" ", "-")
+        nowhere = rng.choice(["shop", "example.com", "shoping/cart", "news/today"])
+        families = [
+            [f"click [{absent}]", f"type [{absent}] [{word}] [1]", f"hover [{absent}]", f"click [{header}]"],
+            [f"click [{rng.choice(plain)}]"] * 2 + [f"type [{rng.choice(no_fields)}] [{word}] [1]"],
+            ["go_back", "go_forward", f"tab_focus [{rng.integers(2, 6)}]", "close_tab", "scroll [down]",
+             "scroll [up]"],
+            [f"goto [{nowhere}]", f"goto [{page.address}/{below}]"],
+            [f"click {rng.choice(numbers)}", f"open [{rng.choice(numbers)}]", f"click [{word}]",
+             f"search [{word}]", "press [Enter]", "wait"],
+        ]
         if chosen:
             families += [[f"type [{rng.choice(chosen)}] [{word}] [1]", f"click [{rng.choice(chosen)}]"]]
         if rng.random() < 0.1:
@@ -249,6 +262,8 @@ class Prober(Searcher):
 
 
 def _explorer(rng: np.random.Generator) -> Act:
+    """Random: mostly controls of the page, sometimes history, scrolling, or a stop with some text of the
+    page."""
     def act(state: str) -> str:
         page = read_page(state)
         if rng.random() < STOP_EARLY or not page.lines:
@@ -256,29 +271,25 @@ def _explorer(rng: np.random.Generator) -> Act:
             return f"stop [{rng.choice(texts)}]"
         if rng.random() < 0.12:
             return str(rng.choice(["go_back", "scroll [down]", "go_forward", "scroll [up]"]))
-        controls = [number for number, node in page.lines.items() if node.role not in ("text", "heading", "img")] or list(page.lines)
-        number = int(rng.choice(controls))
+        controls = [number for number, node in page.lines.items() if node.role not in PASSIVE]
+        number = int(rng.choice(controls or list(page.lines)))
         node = page.lines[number]
         if node.options:
             return f"type [{number}] [{rng.choice(node.options)}] [1]"
-        return f"type [{number}] [{rng.choice(_WORDS)}] [{rng.integers(2)}]" if node.role in FIELDS and node.role not in ("checkbox", "radio") else f"click [{number}]"
+        if node.role in FIELDS and node.role not in ("checkbox", "radio"):
+            return f"type [{number}] [{rng.choice(_WORDS)}] [{rng.integers(2)}]"
+        return f"click [{number}]"
     return act
 
 
-def make_player(kind: str, task_text: str, rng: np.random.Generator, session=None) -> Act:
-    """kind: oracle | searcher | imperfect | random | prober; `session`, a running one of the real environment, for the oracle.
+def _oracle(session: Session, rng: np.random.Generator) -> Act:
+    return Oracle(session.task.text, rng, session.task.goal["parameters"])
 
-    Raises ValueError for an unknown kind, a task that cannot be read, or an oracle without a session."""
-    if kind == "oracle":
-        if session is None:
-            raise ValueError("player 'oracle': needs the session of a real environment, because it reads the task's hidden parameters")
-        return Oracle(task_text, rng, session.task.goal["parameters"])
-    if kind == "searcher":
-        return Searcher(task_text, rng)
-    if kind == "imperfect":
-        return Imperfect(task_text, rng, SLIP)
-    if kind == "random":
-        return _explorer(rng)
-    if kind == "prober":
-        return Prober(task_text, rng)
-    raise ValueError(f"player {kind!r}: expected {', '.join(KINDS)}")
+
+PLAYERS = {
+    "oracle": Player(_oracle, 0.05),
+    "searcher": Player(lambda session, rng: Searcher(session.task.text, rng), 0.15),
+    "imperfect": Player(lambda session, rng: Imperfect(session.task.text, rng), 0.45, imitate=True),
+    "random": Player(lambda session, rng: _explorer(rng), 0.15),
+    "prober": Player(lambda session, rng: Prober(session.task.text, rng), 0.20),
+}

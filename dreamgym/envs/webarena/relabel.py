@@ -1,0 +1,462 @@
+"""Reasoning by rule for the own sites' steps, and counterfactual reward examples: the same page judged under
+other tasks.
+
+A trace states facts first and the verdict last, because a small model can only conclude from what it has
+already written. The element is named as the page names it, a form's fields are read off before its button is
+pressed, and a task is checked one constraint after the other against the page.
+
+Counterfactuals make the reward a judgement of task and page: a `stop` on a recorded page under a sentence
+that it fulfils, or misses, mostly by a single constraint. Without them the reward would follow from the task
+alone, because only the task that is played is ever won. Half of them are synthetic: pages of a few lines that
+no site has, made from the templates, with random names.
+"""
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import zip_longest
+from types import MappingProxyType
+from urllib.parse import parse_qs, urlsplit
+
+import numpy as np
+
+from dreamgym.envs.webarena.evaluators import NOT_ACHIEVABLE
+from dreamgym.envs.webarena.names import other_names
+from dreamgym.envs.webarena.page import STOPPED, Node, Page, quotable
+from dreamgym.envs.webarena.scripted import other_fact
+from dreamgym.envs.webarena.sites import SiteDatabase
+from dreamgym.envs.webarena.tasks import (
+    ENTITIES, TaskConstraints, address, checks, drawn, fact, fields, filled, find, is_missing, name_split,
+    rule_success, try_task, values_split)
+from dreamgym.envs.webarena.templates import TEMPLATES, Template
+from dreamgym.envs.webarena.text import (
+    TYPED, Command, action_type, ground, is_stop, message, page_kind, read_action, read_page)
+from dreamgym.episode import Episode, Step, StopReason, Task
+
+SAME, SUCCESS, NOT_DONE, NO_STOP = "so the same page", "so success", "so not done", "no stop"
+Rows = dict[Template, list[dict[str, str]]]      # the sets of parameters that may be asked for
+NOWHERE = "nothing"                              # the address of an empty tab
+MOST_FIELDS = 4                                  # of a form, in a trace
+_WORDS = re.compile(r"[\w$]+(?:-\d{4})?")        # of 'Blue Lamp', 'carl/smart-bot', '$12.99' and '555-1234'
+_SEAM = re.compile(r"([ /-])")                   # between the words of a name: 'Blue Lamp', 'carl/smart-bot'
+
+
+# ---- reasoning traces --------------------------------------------------------------------------------------
+
+def explain(task_text: str, history: list[Step], step: Step, own: bool = True) -> tuple[str, str]:
+    """(why the next page follows, why the reward follows) for a real step; "" where the rules expect
+    another outcome or cannot tell. `own`: the task is one of the own sites'."""
+    before, after = read_page(step.state), read_page(step.next_state)
+    if is_stop(step.action):
+        ended = before is not None and step.next_state == STOPPED
+        return ("stop so stopped", _verdict(task_text, step) if own else "") if ended else ("", "")
+    if before is None or after is None or step.reward:
+        return "", ""
+    wanted = try_task(task_text) if own else None
+    return _next_page(wanted, history, step), NO_STOP
+
+
+def _verdict(task_text: str, step: Step) -> str:
+    """The task's constraints, each with what the page shows, then whether all are met."""
+    if rule_success(task_text, step.state, step.action) != (step.reward == 1):
+        return ""
+    wanted, facts = try_task(task_text), []
+    first, *others = checks(wanted, step.state, step.action)
+    facts.append(f"page {_place(wanted, step.state, first.row.met, all(check.row.met for check in others))}")
+    for kind, label, (asked, found, met) in others:
+        if label or kind == "answer":
+            second = f"stop [{asked}]" if kind == "answer" else f"for {asked}"
+            compared = _by_word(found, asked, met) or _yes(met)
+            facts.append(f"{f'{kind} {label}'.strip()} {found} {second} {compared}")
+        else:
+            asked = f"without {asked[3:]}" if asked.startswith("no ") else asked
+            facts.append(f"{kind} {_by_word(asked, found, met) or f'{asked} : {found} {_yes(met)}'}")
+    return f"{' ; '.join(facts)} {SUCCESS if step.reward else NOT_DONE}"
+
+
+def _by_word(one: str, other: str, met: bool) -> str:
+    """Names compared word by word, each word just before what stands in its place: 'Blue Blue yes Lamp Mat
+    no'. That a token is the one before it again is what a small model sees most easily; it hardly learns
+    to compare names as a whole. "" where the words do not decide."""
+    words, others = _WORDS.findall(one), _WORDS.findall(other)
+    if (words == others) != met:
+        return ""
+    return " ".join(f"{word} {found} {_yes(word == found)}"
+                    for word, found in zip_longest(words, others, fillvalue="none"))
+
+
+def _place(wanted: TaskConstraints, state: str, met: bool, others: bool) -> str:
+    """The page wanted, the page this is, and whether they agree. What other constraints compare is `*`
+    here (an address spells it in its own way), unless the address alone tells that it is another page."""
+    template, missing = wanted.template, is_missing(wanted, state)
+    pattern = (template.missing[0] if missing else template.page).split(" |OR| ")[0]
+    compared = set() if missing else {name for line in template.shows for name in fields(line, as_said=True)}
+    asked, shown = _places(pattern, wanted, state, compared)
+    if asked == shown and others and not met:
+        asked, shown = _places(pattern, wanted, state, set())
+    return f"{asked} : {shown} {_yes(shown == asked or met)}"
+
+
+def _places(pattern: str, wanted: TaskConstraints, state: str, compared: set[str]) -> tuple[str, str]:
+    """The address wanted and the part of the page's that it speaks of, both with `*` for the parameters
+    `compared`."""
+    starred = re.sub(r"\{(\w+)[.\w]*\}", lambda m: "*" if m[1] in compared else m[0], pattern)
+    asked = filled(starred, dict(wanted.values))
+    path, _, query = asked.partition("?")
+    there, _, given = address(state).partition("?")
+    if not re.match(re.escape(path).replace(r"\*", ".+"), there):
+        return asked, there
+    if not query:
+        return asked, path
+    keys = dict(pair.partition("=")[::2] for pair in given.split("&"))
+    found = []
+    for key, _, value in (pair.partition("=") for pair in query.split("&")):
+        found.append(f"{key}={value if value == '*' and key in keys else keys.get(key, 'none')}")
+    return asked, f"{path}?{'&'.join(found)}"
+
+
+def _next_page(wanted: TaskConstraints | None, history: list[Step], step: Step) -> str:
+    """What the page says of the action, and what comes of it. What leads on says where, and whether that
+    page was seen before."""
+    before, after = read_page(step.state), read_page(step.next_state)
+    kind, command = action_type(step.state, step.action), read_action(step.state, step.action)
+    facts = _facts(kind, command, before, after)
+    if step.next_state == step.state:
+        return f"{facts} {SAME}"
+    if kind == "refused":
+        return ""                                # the world did something that the rules do not know
+    if kind in ("fill", "choose") and after.address == before.address:
+        return f"{facts} so {command.node.name} holds {_value(after, command.node) or 'nothing'}"
+    if kind == "tick":
+        return f"{facts} so {'not checked' if command.node.checked else 'checked'}"
+    told = message(step.next_state)
+    tells = [f"tells {told}"] if told and told != message(step.state) else []
+    leads = _leads([*(earlier.state for earlier in history), step.state], step.next_state)
+    return " ; ".join([f"{facts} so {leads}", *tells, *_shows(wanted, after)])
+
+
+def _facts(kind: str, command: Command, before: Page, after: Page) -> str:
+    """What the page says of an action before anything comes of it."""
+    node = command.node
+    named = f"{node.role} {node.name}".strip() if node else ""
+    if command.action is None:
+        return "not an action"
+    if command.kind in ("click", "hover", "type") and node is None:
+        return "not on this page"
+    if kind == "refused":
+        return _refusal(command, named, before)
+    if kind == "button":
+        return f"{named} with {held}" if (held := _form(before, node)) else named
+    if kind == "choose":
+        return f"{node.name} has {command.text} yes"
+    if kind == "search":
+        return f"{node.name} for {command.text}"
+    if kind in ("link", "tick", "hover", "fill"):
+        return named
+    return {
+        "back": command.kind.replace("go_", ""),
+        "scroll": f"window {after.window + 1} of {after.windows}",
+        "tab": f"tab {after.title}",
+        "goto": f"address {command.text}",
+        "press": f"key {command.text}",
+    }[kind]
+
+
+def _refusal(command: Command, named: str, before: Page) -> str:
+    if command.kind == "type" and command.node.options:
+        return f"{command.node.name} has {command.text} no"
+    if command.kind == "scroll":
+        return f"window {before.window + 1} of {before.windows}"
+    if command.kind in ("tab_focus", "close_tab"):
+        return f"tabs {max(1, len(before.tabs))}"
+    return f"{named} takes no {'text' if command.kind == 'type' else 'click'}"
+
+
+def _form(page: Page, button: Node) -> str:
+    """What the fields just above a button hold."""
+    nodes = list(page.lines.values())
+    at = next((i for i, node in enumerate(nodes) if node is button), 0)
+    held: list[str] = []
+    for node in reversed(nodes[max(0, at - MOST_FIELDS):at]):
+        if node.role not in TYPED and node.checked is None:
+            break
+        value = node.value if node.checked is None else _yes(node.checked)
+        held.insert(0, f"{node.name} {value or 'empty'}")
+    return ", ".join(held)
+
+
+def _value(page: Page, node: Node) -> str:
+    same = (other for other in page.lines.values() if (other.role, other.name) == (node.role, node.name))
+    return next((other.value for other in same), "")
+
+
+def _leads(seen: list[str], next_state: str) -> str:
+    """Where an action leads, and whether that page was seen in this episode."""
+    after = read_page(next_state)
+    where = after.address or NOWHERE
+    if next_state in seen:
+        return f"{where} is known"
+    pages = [page for state in seen if (page := read_page(state))]
+    changed = any((page.address, page.window) == (after.address, after.window) for page in pages)
+    return f"{where} is {'changed' if changed else 'new'}"
+
+
+def _shows(wanted: TaskConstraints | None, after: Page) -> list[str]:
+    """Whether a page shows what the task names first; said before the page is written."""
+    names = [node.name for node in after.lines.values()]
+    values = [value for _, value in wanted.values if len(value) > 2] if wanted else []
+    return [f"{value} {_yes(any(value in name for name in names))}" for value in values[:1]]
+
+
+def _yes(met: bool) -> str:
+    return "yes" if met else "no"
+
+
+# ---- counterfactuals on recorded pages ---------------------------------------------------------------------
+
+# Shares of the counterfactuals on recorded pages. Where few of the compared words differ, a small model says
+# "yes" to all.
+SHARES = MappingProxyType({
+    "none": 0.28,                                # fulfilled
+    "answer": 0.20,                              # missed by the answer alone
+    "page": 0.04,                                # ... the page
+    "entity": 0.20,                              # ... who or what it is about, often by one word of its name
+    "done": 0.10,                                # ... what was to be done
+    "kind": 0.05,                                # another kind of task about the same thing
+    "many": 0.13,                                # missed by nearly everything
+})
+PER_PAGE = 6                                     # sentences tried on a page
+SURPLUS = 10                                     # beyond this the others wait for fulfilled ones, the rarest
+
+
+def counterfactuals(episodes: list[Episode], count: int, rng: np.random.Generator,
+                    seed: int) -> list[Episode]:
+    """At most half on pages of `episodes`, the rest synthetic. They name things of training, and of the
+    splits that the episodes' own tasks are of: what is made from training episodes holds no held-out name."""
+    tasks = [wanted for episode in episodes if (wanted := try_task(episode.task.text))]
+    splits = {"train"} | {values_split(dict(wanted.values), seed) for wanted in tasks}
+    askable, hidden = {}, set()
+    for template, rows in _drawn(seed).items():
+        if not template.held_out:                # of new kinds of tasks a judge sees no sentence
+            askable[template] = [values for values in rows if _split_of(template, values, seed) in splits]
+        hidden |= {value for values in rows for name, value in values.items() if name in ENTITIES
+                   and _SEAM.search(value) and name_split(value, seed) not in splits}
+    recorded = _on_recorded_pages(episodes, count // 2, rng, askable, hidden)
+    return recorded + synthetic(count - len(recorded), rng, askable, hidden)
+
+
+@lru_cache(maxsize=4)
+def _drawn(seed: int) -> Rows:
+    """All sets of parameters of each template."""
+    sites = SiteDatabase(seed)
+    return {template: drawn(template, sites) for template in TEMPLATES}
+
+
+def _split_of(template: Template, values: dict[str, str], seed: int) -> str:
+    return values_split({name: values[name] for name in fields(template.intents[0])}, seed)
+
+
+def _on_recorded_pages(episodes: list[Episode], count: int, rng: np.random.Generator,
+                       askable: Rows, hidden: set[str]) -> list[Episode]:
+    """No (page, sentence) occurs twice, and none as it was played. Fewer than `count` come back where the
+    pages do not offer more."""
+    steps = [(step, episode.task.text) for episode in episodes for step in episode.steps]
+    states = {step.state for step, _ in steps if read_page(step.state)}
+    pages = sorted(state for state in states if not _names(hidden, state))
+    used = {(step.state, text) for step, text in steps if is_stop(step.action)}
+    played: dict[Template, list[TaskConstraints]] = {}       # gives values that a page does not show
+    for text in sorted({text for _, text in steps}):
+        if (wanted := try_task(text)) and wanted.template in askable:
+            played.setdefault(wanted.template, []).append(wanted)
+    known = {template: {tuple(row[name] for name in fields(template.intents[0])) for row in rows}
+             for template, rows in askable.items()}
+    alike = {template: _by_shared_word(rows) for template, rows in known.items()}
+    taken, results = dict.fromkeys(SHARES, 0), []
+    for i in rng.permutation(len(pages)):
+        offered: dict[str, list[tuple[str, str]]] = {}
+        for wanted, action in _candidates(pages[i], played, alike, rng):
+            sentence = filled(str(rng.choice(wanted.template.intents)), dict(wanted.values))
+            exists = tuple(value for _, value in wanted.values) in known[wanted.template]
+            if exists and (pages[i], sentence) not in used and not _names(hidden, action):
+                offered.setdefault(_broken(wanted, pages[i], action), []).append((sentence, action))
+        for _ in range(PER_PAGE):
+            if len(results) >= count:
+                return results
+            broken = min(offered, key=lambda kind: (taken[kind] + 1) / SHARES[kind], default="none")
+            waits = taken[broken] / SHARES[broken] > taken["none"] / SHARES["none"] + SURPLUS
+            if broken not in offered or (broken != "none" and waits):
+                break
+            sentence, action = offered[broken].pop(int(rng.integers(len(offered[broken]))))
+            if not offered[broken]:
+                del offered[broken]
+            if (pages[i], sentence) not in used:
+                used.add((pages[i], sentence))
+                taken[broken] += 1
+                results.append(_example(pages[i], sentence, action, broken, f"counterfactual-{len(results)}"))
+    return results
+
+
+def _example(state: str, sentence: str, action: str, label: str, name: str) -> Episode:
+    success = bool(rule_success(sentence, state, action))
+    assert success == (label == "none"), (sentence, state, action, label)
+    step = Step(state=state, action=action, next_state=STOPPED, reward=float(success), done=True,
+                grounded=ground(state, action))
+    step.reasoning, step.reward_reasoning = explain(sentence, [], step)
+    return Episode(id=name, task=Task(id=name, text=sentence, env="webarena", start=state), steps=[step],
+                   source="counterfactual", stop=StopReason.SUCCESS if success else StopReason.FAILURE,
+                   raw_score=float(success), label=label)
+
+
+def _names(hidden: set[str], text: str) -> bool:
+    """Whether a text holds a hidden name."""
+    return any(name in text for name in hidden)
+
+
+def _by_shared_word(rows: set[tuple[str, ...]]) -> dict[tuple[int, str], list[str]]:
+    """(place of a parameter, word) -> the parameter's values with that word."""
+    found: dict[tuple[int, str], set[str]] = {}
+    for row in rows:
+        for i, value in enumerate(row):
+            for word in _SEAM.split(value)[::2]:
+                found.setdefault((i, word), set()).add(value)
+    return {key: sorted(values) for key, values in found.items() if len(values) > 1}
+
+
+def _candidates(state: str, played: dict, alike: dict,
+                rng: np.random.Generator) -> Iterator[tuple[TaskConstraints, str]]:
+    """Sentences about a page, with the `stop` to be judged: what the page says put into every template of
+    its site, the same with a name that shares a word, and the same with one value of another sentence."""
+    site = page_kind(state)
+    for template in TEMPLATES:
+        others = played.get(template)
+        if not others or template.page.split("/")[0] != site:
+            continue
+        other = dict(others[rng.integers(len(others))].values)
+        own = {**other, **_captured(template, state)}
+        namesakes = [{**own, name: near} for i, name in enumerate(other)
+                     for word in _SEAM.split(own[name])[::2]
+                     for near in alike[template].get((i, word), []) if near != own[name]]
+        versions = [own] + ([namesakes[rng.integers(len(namesakes))]] if namesakes else [])
+        changed = str(rng.choice(list(other))) if other else ""
+        versions.append({**own, changed: other[changed]} if changed and rng.random() < 0.5 else other)
+        for values in versions:
+            wanted = TaskConstraints(template, tuple((name, values[name]) for name in other))
+            right = fact(wanted, state)
+            yield wanted, f"stop [{right or other_fact(wanted, state, rng)}]"
+            if template.answer and right:
+                yield wanted, f"stop [{other_fact(wanted, state, rng)}]"
+
+
+def _captured(template: Template, state: str) -> dict[str, str]:
+    """The values of a template's parameters that a page shows."""
+    names, values = set(fields(template.intents[0])), {}
+    for pattern in (*template.shows, template.answer):
+        if pattern and not pattern.startswith("no "):
+            found = find(pattern, state, tuple(values.items())) or {}
+            values |= {name: value for name, value in found.items() if name in names}
+    if template.missing and find(template.missing[1], state) is not None:    # the address alone says what of
+        key = template.missing[0].split("?")[1].split("=")[0]
+        values[fields(template.missing[0])[0]] = parse_qs(urlsplit(address(state)).query).get(key, [""])[0]
+    return values
+
+
+def _broken(wanted: TaskConstraints, state: str, action: str) -> str:
+    """The kind of constraint that is missed: one of SHARES."""
+    rows = checks(wanted, state, action)
+    missed = {check.kind for check in rows if not check.row.met}
+    near = _alike(address(state), rows[0].row.asked)
+    if len(missed) < 2 and (near or "page" not in missed):
+        return next(iter(missed), "none")
+    if missed == {"page", "entity"} and near:
+        return "entity"
+    about = [check.row for check in rows if check.kind in ("entity", "done")]
+    return "kind" if any(row.met and row.asked in state for row in about) else "many"
+
+
+def _alike(one: str, other: str) -> bool:
+    """Whether two addresses lead to the same kind of page: as long, and mostly the same (a project's name
+    is two parts)."""
+    one, other = one.split("?")[0].rstrip("/").split("/"), other.split("?")[0].rstrip("/").split("/")
+    return len(one) == len(other) and sum(a != b for a, b in zip(one, other)) <= 1 + (one[0] == "gitlab")
+
+
+# ---- synthetic pages ---------------------------------------------------------------------------------------
+
+# How often a part of a synthetic page says something else than its task, each on its own
+OFF = MappingProxyType({"value": 0.65, "line": 0.08, "page": 0.06, "answer": 0.55})
+LABELS = sorted({t.answer for t in TEMPLATES
+                 if t.answer.startswith("text '") and fields(t.answer) == ["answer"]})
+
+
+def synthetic(count: int, rng: np.random.Generator, askable: Rows, hidden: set[str]) -> list[Episode]:
+    """`count` judged steps on pages of a few lines with random names. They teach a small model to copy and
+    compare names in a third of the tokens of a real page, and a quarter of the comparisons fail."""
+    templates = [template for template, rows in askable.items() if rows and fields(template.intents[0])]
+    results: list[Episode] = []
+    while len(results) < count:
+        template = templates[rng.integers(len(templates))]
+        rows = askable[template]
+        values, *others = [rows[rng.integers(len(rows))] for _ in range(4)]
+        sentence = filled(str(rng.choice(template.intents)), values)
+        state, answers = _small_page(template, values, others, rng)
+        rename = other_names(rng)
+        wanted, renamed = try_task(sentence), try_task(rename(sentence))
+        if wanted is None or renamed is None or read_page(state) is None:
+            continue
+        said = fact(wanted, state)
+        if template.answer and (not said or rng.random() < OFF["answer"]):
+            said = str(rng.choice(answers))
+        state, sentence, action = rename(state), rename(sentence), rename(f"stop [{said}]")
+        if _names(hidden, f"{state}\n{sentence}\n{action}"):
+            continue
+        label = _broken(renamed, state, action)
+        results.append(_example(state, sentence, action, label, f"synthetic-{len(results)}"))
+    return results
+
+
+def _small_page(template: Template, values: dict[str, str], others: list[dict[str, str]],
+                rng: np.random.Generator) -> tuple[str, list[str]]:
+    """A page for a task's values, in which each part may be off, and what wrong answers may say. `others`:
+    values of other tasks of the template."""
+    off = {what: rng.random() < share for what, share in OFF.items()}
+    shown = dict(values)
+    if off["value"]:
+        name = str(rng.choice(fields(template.intents[0])))
+        shown[name] = _off_by_a_word(values[name], others[0][name], rng)
+    place = template.page
+    patterns = [p for p in template.shows if not p.startswith("no ") or rng.random() < OFF["line"]]
+    if template.missing and values.get("answer") == NOT_ACHIEVABLE:
+        place, patterns = template.missing[0], [template.missing[1]]
+    elif template.answer:
+        labels = [label for label in LABELS if label != template.answer]
+        patterns += [str(label) for label in rng.permutation(labels)[:2]]
+        patterns.insert(int(rng.integers(len(patterns) + 1)), template.answer)
+    if off["line"] and len(patterns) > 1:
+        patterns.pop(int(rng.integers(len(patterns))))
+    if off["page"]:
+        place = str(rng.choice([t.page for t in TEMPLATES if set(fields(t.page)) <= set(values)]))
+    lines, wrong = ["link 'Home'"], [str(other["answer"]) for other in others if "answer" in other]
+    for pattern in patterns:
+        said = dict(shown)
+        if pattern != template.answer and wrong:
+            said["answer"] = wrong[len(lines) % len(wrong)]
+        pattern = pattern.removeprefix("no ").replace("*{", "{").replace("}*", "}")
+        part = filled(pattern, {name: quotable(value) for name, value in said.items()})
+        part = part.replace("*", str(rng.integers(1, 9))).split(" > ")
+        lines += part[1:] if part[0] in lines else part
+    where = filled(place.split(" |OR| ")[0], shown)
+    where += str(rng.integers(1, 99)) if where.endswith("/") else ""
+    title = next((value for value in shown.values() if len(value) > 2), "Home")
+    state = "\n".join([f"page: {title}", f"url: {where}", *lines])
+    on_page = [value for value in wrong if f" {quotable(value)}" in state]   # another line's answer
+    return state, on_page or [*wrong, title]
+
+
+def _off_by_a_word(value: str, other: str, rng: np.random.Generator) -> str:
+    """`other`, or `value` with one word of it."""
+    words, others = _SEAM.split(value), _SEAM.split(other)
+    if len(words) != len(others) or rng.random() < 0.4:
+        return other
+    at = 2 * int(rng.integers(len(words) // 2 + 1))
+    return "".join([*words[:at], others[at], *words[at + 1:]])
