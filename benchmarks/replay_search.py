@@ -1,4 +1,4 @@
-"""Replay search: where the hnswlib index begins to pay against the exact matrix product of `ReplayBuffer.search`.
+"""Replay search: where the hnswlib index of `ReplayBuffer` begins to pay against exact search.
 
     OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 python -m benchmarks.replay_search
 

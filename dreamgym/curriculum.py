@@ -71,7 +71,7 @@ class Curriculum:
         tasks = list(tasks)
         self.stats = {task.id: TaskStats(task=task) for task in tasks}
         if not tasks or len(self.stats) != len(tasks):
-            raise ValueError(f"Curriculum: {len(tasks)} tasks, {len(self.stats)} ids; expected some, no id twice")
+            raise ValueError(f"Curriculum: {len(tasks)} tasks, {len(self.stats)} ids; expected no id twice")
         shares = {"max_generated_fraction": max_generated_fraction, "explore": explore, "decay": decay}
         for name, share in shares.items():
             if not 0 <= share <= 1:
@@ -110,8 +110,8 @@ class Curriculum:
         originals = sum(not task.generated for task in tasks)
         most = originals + min(room, len(tasks) - originals)
         if not 1 <= n <= most:
-            raise ValueError(f"Curriculum.sample: n is {n}, expected 1 to {most}: {originals} original tasks and at "
-                             f"most {room} generated ones; lower n or raise the fraction")
+            raise ValueError(f"Curriculum.sample: n is {n}, expected 1 to {most}: there are {originals} "
+                             f"original tasks and room for {room} generated; lower n or raise the fraction")
         value = np.ones(len(tasks)) if self.uniform else np.array([self.estimate(task.id) for task in tasks])
         weight = (1 - self.explore) * value + self.explore * value.mean() + 1e-12
         # The order of Gumbel-perturbed log weights is a draw without replacement in proportion to them.
@@ -144,7 +144,7 @@ class Curriculum:
         for episode in episodes:
             task_id = episode.task.id
             if task_id not in self.stats:
-                raise ValueError(f"Curriculum.update: task {task_id!r} is not one of the {len(self.stats)} tasks")
+                raise ValueError(f"Curriculum.update: {task_id!r} is not one of the {len(self.stats)} tasks")
             if labels is not None and task_id not in labels:
                 raise ValueError(f"Curriculum.update: task {task_id!r} has no cluster")
             groups.setdefault(task_id if labels is None else labels[task_id], []).append(episode.reward)

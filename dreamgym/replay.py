@@ -28,7 +28,7 @@ from dreamgym.episode import read_jsonl
 SCHEMA = 2
 TIE = 1e-6         # cosines closer than this are equal: those of equal texts differ by rounding
 QUERY_CHUNK = 64   # queries per matrix product; bounds the scores to 26 MB at 100,000 transitions
-EF, M, EF_CONSTRUCTION = 128, 16, 200   # hnswlib: breadth of search, links of a node, breadth of construction
+M, EF_CONSTRUCTION = 16, 200   # hnswlib: links of a node, breadth of construction
 
 
 class Transition(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -158,7 +158,6 @@ class ReplayBuffer:
     def _nearest(self, vectors_BD: np.ndarray, fetch: int, use_index: bool) -> np.ndarray:
         """Rows [B, fetch] of the highest cosines, in any order."""
         if use_index:
-            self._index.set_ef(max(EF, fetch))
             try:
                 uid_BF, _ = self._index.knn_query(vectors_BD, k=fetch)
                 return np.searchsorted(self._uid_R, uid_BF.astype(np.int64))

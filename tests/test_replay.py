@@ -85,6 +85,15 @@ def test_the_own_task_and_copies_do_not_hide_the_others(exact_below):
     assert len({t.state for t, _ in buffer.search(np.eye(8)[:1], 4, [""])[0]}) == 4
 
 
+@pytest.mark.parametrize("exact_below", [EXACT, INDEX])
+def test_a_tie_is_seen_whole(exact_below):
+    """Stops: the one real transition lost among hundreds of equal cosines that were fetched."""
+    transitions = [replace(t, synthetic=i < 250) for i, t in enumerate(make(251, np.random.default_rng(0)))]
+    buffer = ReplayBuffer(4, 500, exact_below)
+    buffer.add(transitions, np.tile(np.eye(4)[0], (251, 1)))
+    assert steps(buffer.search(np.eye(4)[:1], 4, [""])) == [[250, 0, 1, 2]]
+
+
 def test_eviction_takes_the_oldest_synthetic_then_the_oldest_real():
     """Stops: real data displaced by dreams, newest instead of oldest evicted, too large a buffer; against a
     list."""
@@ -122,12 +131,14 @@ def test_the_index_follows_eviction():
         want, got = (buffer.search(queries, 4, tasks) for buffer in (exact, fast))
         hits += sum(len(set(a) & set(b)) for a, b in zip(steps(want), steps(got)))
         total += sum(map(len, want))
+        if fast._index:
+            assert set(fast._index.knn_query(queries, k=50)[0].ravel()) <= set(fast._uid_R)
         assert all(t in exact.transitions() for found in got for t, _ in found)
     assert exact._index is None and 3 < len(indices) < 10 and hits / total > 0.99
 
 
 def test_recall_of_the_index_and_its_refusals():
-    """Stops: poor recall through ef below k, k above what the index holds, and a crash where hnswlib
+    """Stops: poor recall, k above what the index holds, and a crash where hnswlib
     raises."""
     rng = np.random.default_rng(5)
     transitions, vectors, queries = make(3000, rng), embed(3000, 32, rng), embed(100, 32, rng)
@@ -139,8 +150,6 @@ def test_recall_of_the_index_and_its_refusals():
     assert len(fast.search(queries[:1], 10_000, [""])[0]) == 3000
 
     class Refuses:
-        def set_ef(self, ef): ...
-
         def knn_query(self, *args, **kwargs):
             raise RuntimeError("Cannot return the results in a contiguous 2D array")
 
@@ -152,8 +161,8 @@ def test_recall_of_the_index_and_its_refusals():
 def test_a_resumed_run_finds_what_the_uninterrupted_one_finds(tmp_path, exact_below, monkeypatch):
     """Stops: other demonstrations after a resume: a lost order of eviction, lost labels or deletions of the
     index, other levels of the rows that come after (hnswlib does not save its level generator)."""
-    for name in ("EF", "M", "EF_CONSTRUCTION"):
-        monkeypatch.setattr(f"dreamgym.replay.{name}", 2)       # poor recall: the graph matters
+    monkeypatch.setattr("dreamgym.replay.M", 2)
+    monkeypatch.setattr("dreamgym.replay.EF_CONSTRUCTION", 2)   # poor recall: the graph matters
     rng = np.random.default_rng(8)
     going = ReplayBuffer(12, 300, exact_below, seed=3)
     for round_ in range(12):
@@ -166,15 +175,22 @@ def test_a_resumed_run_finds_what_the_uninterrupted_one_finds(tmp_path, exact_be
         assert resumed.transitions() == going.transitions() and len(going) == 300
         batch, vectors, queries = make(30, rng, first=100 * round_), embed(30, 12, rng), embed(6, 12, rng)
         assert going.search(queries, 4, ["task 1"] * 6) == resumed.search(queries, 4, ["task 1"] * 6)
+        if going._index:                                        # so few candidates that levels and links show
+            labels = [buffer._index.knn_query(queries, k=2)[0].tolist() for buffer in (going, resumed)]
+            assert labels[0] == labels[1]
         for buffer in (going, resumed):
             buffer.add(batch, vectors)
 
 
 def test_an_empty_buffer_saves_loads_and_finds_nothing(tmp_path):
-    """Stops: a crash of the first checkpoint, or of the first dream, before any transition came."""
-    ReplayBuffer(3, 10, INDEX).save(tmp_path / "empty")
+    """Stops: a crash of the first checkpoint or dream, before any transition; a stale index of the buffer that
+    was saved there before."""
+    full = ReplayBuffer(3, 10, INDEX)
+    full.add(make(2, np.random.default_rng(0)), np.eye(3)[:2])
+    for old in (full, ReplayBuffer(3, 10, INDEX)):
+        old.save(tmp_path / "empty")
     buffer = ReplayBuffer.load(tmp_path / "empty")
-    assert len(buffer) == 0 == buffer.share_synthetic()
+    assert len(buffer) == 0 == buffer.share_synthetic() and buffer._index is None
     assert buffer.search(np.ones((2, 3)), 4, ["", "t"]) == [[], []]
     buffer.add([], np.zeros((0, 3)))
     assert buffer.search(np.zeros((0, 3)), 4, []) == []
