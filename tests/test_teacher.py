@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from dreamgym.episode import Episode, Step, Task, read_episodes
 from dreamgym.prompts import Prompts
 from dreamgym.teacher import (
+    MAX_OUTAGES,
     MAX_TRACE_CHARS,
     Endpoint,
     EndpointError,
@@ -233,7 +234,7 @@ def test_bad_answers_are_counted_and_change_nothing(server, run_annotate, tmp_pa
 
 @pytest.mark.parametrize(("workers", "most"), [(1, MAX_OUTAGES), (4, 99)])
 def test_dead_endpoint_stops_the_run(tmp_path, workers, most):
-    """Stops a wrong key from marking thousands of episodes as failed, and queued requests sent after giving up."""
+    """Stops a wrong key from failing thousands of episodes, and queued requests sent after giving up."""
     asked = []
 
     def dead(_):
