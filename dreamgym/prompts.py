@@ -16,7 +16,7 @@ from dreamgym.page_diff import decode, encode
 
 MAX_STATE_CHARS = 20_000
 MAX_ACTION_CHARS = 400
-TAGS = re.compile(r"^(think|next|reward|task|state|action|(similar|earlier|before) \d+|vary)\s*:", re.MULTILINE | re.IGNORECASE)
+TAGS = re.compile(r"^(think|next|reward|task|state|action|(similar|earlier|before) \d+|vary)[^\S\n]*:", re.MULTILINE | re.IGNORECASE)
 POLICY_FORMATS = ("action", "lines", "tags")
 
 GENERAL_POLICY = "You act in an environment. Each turn shows its state. Reach the goal of the task in as few actions as possible."

@@ -1,5 +1,5 @@
-"""Built once per session: a tiny collected data set and a tiny experience model; and a way to run a script's main() in this process."""
-
+"""Built once per session: a tiny collected data set and a tiny experience model; and a way to run a script's main()
+in this process."""
 import importlib
 import os
 import sys
@@ -11,8 +11,9 @@ import torch
 
 torch.set_num_threads(1)
 ROOT = Path(__file__).parent.parent
-COLLECT = ["--transitions", 300, "--relabelled", 100, "--heldout", 50, "--relabelled-heldout", 24]
-TRAIN = ["--steps", 120, "--max-steps", 120, "--rows", 8, "--no-report-variants", "--probe-rows", 10, "--save-every", 1000]
+EXAMPLE = str(ROOT / "examples" / "files.py")
+COLLECT = ["--env", EXAMPLE, "--transitions", 300, "--heldout", 50]
+TRAIN = ["--env", EXAMPLE, "--model", "scratch:16x1", "--steps", 20]
 
 
 def run_main(name: str, *flags) -> None:
@@ -32,13 +33,9 @@ def script():
 
 @pytest.fixture(scope="session")
 def workspace(tmp_path_factory):
-    """A working folder with out/shop (the embedded shop) and out/data (a tiny collection)."""
-    base, before = tmp_path_factory.mktemp("workspace"), os.getcwd()
-    os.chdir(base)
-    try:
-        run_main("collect", "--out", "out/data", *COLLECT)
-    finally:
-        os.chdir(before)
+    """A working folder with out/data, a tiny collection of examples/files.py."""
+    base = tmp_path_factory.mktemp("workspace")
+    run_main("collect", "--out", base / "out/data", *COLLECT)
     return SimpleNamespace(base=base, data=base / "out/data", expmodel=base / "out/expmodel")
 
 
@@ -49,20 +46,14 @@ def trained(workspace):
     return workspace
 
 
-@pytest.fixture
-def shop(workspace):
-    """The embedded shop as a real environment."""
-    from dreamgym.envs import make_env
-
-    return make_env("webshop", cache=workspace.base / "out/shop")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def no_games_from_elsewhere():
-    """`import alfworld` sets ALFWORLD_DATA, which an environment would take for the user's official games."""
-    os.environ.pop("ALFWORLD_DATA", None)
+@pytest.fixture(scope="session")
+def shop(tmp_path_factory):
+    """WebShop with its generated catalogue."""
+    from dreamgym.envs.base import make_env
+    return make_env("webshop", options=[f"cache={tmp_path_factory.mktemp('shop')}"])
 
 
 @pytest.fixture(autouse=True)
-def no_games_from_the_test_before():
-    os.environ.pop("ALFWORLD_DATA", None)
+def no_games_from_elsewhere(monkeypatch):
+    """`import alfworld` sets ALFWORLD_DATA, which an environment would take for the user's official games."""
+    monkeypatch.delenv("ALFWORLD_DATA", raising=False)

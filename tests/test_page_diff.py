@@ -1,0 +1,59 @@
+"""The compact form of a page: what is encoded comes back, and an edit that does not fit is refused."""
+import random
+
+import pytest
+
+from dreamgym.page_diff import decode, encode
+
+LINES = ["a", "b", "c", "a b", "", " ", "- a", "+ a", "= a", "= state", "- ", "chosen: none", "[1] x", "é 中"]
+
+
+def random_page(rng: random.Random) -> str:
+    return "\n".join(rng.choice(LINES) for _ in range(rng.randint(1, 8)))
+
+
+def mutated(page: str, rng: random.Random) -> str:
+    """The page with one to three lines taken out, put in or repeated."""
+    lines = page.split("\n")
+    for _ in range(rng.randint(1, 3)):
+        at = rng.randrange(len(lines) + 1)
+        lines[at:at + rng.randint(0, 2)] = [rng.choice(LINES) for _ in range(rng.randint(0, 2))]
+    return "\n".join(lines)
+
+
+def test_random_pages_come_back():
+    """An edit at the wrong one of two equal lines, and pages that look like edits: a perfect model would fail."""
+    rng, short = random.Random(0), 0
+    for _ in range(5000):
+        known = {name: random_page(rng) for name in ("state", "similar 1")[:rng.randint(0, 2)]}
+        page = mutated(rng.choice(list(known.values())), rng) if known and rng.random() < 0.8 else random_page(rng)
+        if page.startswith("= ") and page not in known.values():
+            continue                                 # prompts.escape takes such pages out of the way
+        text = encode(page, known)
+        assert decode(text, known) == page, (page, known, text)
+        short += text != page
+    assert short > 300                               # the compact form is met
+
+
+@pytest.mark.parametrize("page, text", [
+    ("top\nb c d e f g\nc", "= state"),
+    ("top\nb c d e f g", "= state\n- c"),
+    ("top\nb c d e f g\nred", "= state\n- c\n+ red"),
+    ("top\nb c d e f g\nc\nmore", "= state\n+ more"),
+    ("top\nnew\nb c d e f g\nc", "= state\n- top\n+ top\n+ new"),
+    ("another page", "another page"),
+])
+def test_the_form(page, text):
+    """A form that drifts from the module's text, on which trained models rely."""
+    known = {"state": "top\nb c d e f g\nc"}
+    assert encode(page, known) == text and decode(text, known) == page
+
+
+@pytest.mark.parametrize("text", [
+    "= nowhere", "= ", "= state\nplain line", "= state\n-a", "= state\n- z", "= state\n- b\n- a", "= state\n- a\n- a",
+    "= state\n- a\n+ a\n- a", "= state\n", "= state\n= state",
+])
+def test_edits_that_do_not_fit(text):
+    """A line that is not there, taken out "successfully": a wrong answer that counts as a right one."""
+    with pytest.raises(ValueError):
+        decode(text, {"state": "a\nb", "similar 1": "a"})
