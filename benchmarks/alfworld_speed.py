@@ -1,11 +1,13 @@
-"""Speed and memory of the ALFWorld engine against the stock one: TextWorld's PddlEnv under alfworld's demangler, on the same games and the same actions.
+"""Speed and memory of the ALFWorld engine against the stock one: TextWorld's PddlEnv under alfworld's
+demangler, on the same games and the same actions.
 
     python -m benchmarks.alfworld_speed                            # official games rebuilt from ../shared/data/alfworld
     python -m benchmarks.alfworld_speed --data DIR                 # any folder in the layout of json_2.1.1
     python -m benchmarks.alfworld_speed --memory 400               # resident memory over that many distinct games, instead of speed
 
-CPU seconds of one process. Actions are random admissible ones; both engines answer each of them, in turns, and text, `won` and commands are compared on
-every observation: the run ends at the first difference. Only ratios are worth quoting from a busy machine.
+CPU seconds of one process. Actions are random admissible ones; both engines answer each of them, in turns,
+and text, `won` and commands are compared on every observation: the run ends at the first difference. Only
+ratios are worth quoting from a busy machine.
 """
 
 import random
@@ -22,7 +24,8 @@ from dreamgym.envs.alfworld.engine import Engine, StockEngine
 
 @dataclass
 class Args:
-    data: str = ""  # folder with game.tw-pddl files below it; empty: the official games of ../shared/data/alfworld
+    # folder with game.tw-pddl files below it; empty: the official games of ../shared/data/alfworld
+    data: str = ""
     games: int = 8  # games of the comparison
     steps: int = 30  # random actions in each of them
     groups: int = 16  # games of the last table ...
@@ -52,11 +55,15 @@ def compare(paths: list[Path], steps: int) -> dict[str, list[float]]:
         stock, ours = timed(spent["stock load"], StockEngine, path), timed(spent["ours load"], Engine, path)
         commands, rng = [], random.Random(number)
         text = timed(spent["stock reset"], stock.reset)
-        assert timed(spent["ours reset"], ours.reset) == text and observe(ours) == observe(stock), f"{path}: the first observations differ"
+        assert timed(spent["ours reset"], ours.reset) == text and observe(ours) == observe(stock), (
+            f"{path}: the first observations differ"
+        )
         for _ in range(steps):
             commands.append(rng.choice(stock.admissible))
             expected = timed(spent["stock step"], step, stock, commands[-1])
-            assert timed(spent["ours step"], step, ours, commands[-1]) == expected, f"{path}: answers differ after {commands}"
+            assert timed(spent["ours step"], step, ours, commands[-1]) == expected, (
+                f"{path}: answers differ after {commands}"
+            )
     return spent
 
 
@@ -75,15 +82,20 @@ def resident_mb() -> float:
 
 
 def report_speed(paths: list[Path], args: Args) -> None:
-    Engine(paths[0]), StockEngine(paths[0]).reset()        # imports and the parse of the grammar, once a process, are no part of a game
+    # imports and the parse of the grammar, once a process, are no part of a game
+    Engine(paths[0]), StockEngine(paths[0]).reset()
     chosen = paths[1:args.games + 1]
     spent = compare(chosen, args.steps)
-    print(f"{len(chosen)} games, {args.steps} random actions each; text, won and commands equal on all {len(chosen) * (args.steps + 1)} observations")
+    print(
+        f"{len(chosen)} games, {args.steps} random actions each; text, won and commands equal on all {len(chosen) * (args.steps + 1)} observations"
+    )
     print(f"{'CPU seconds, mean':24}{'stock':>12}{'ours':>12}{'ratio':>9}")
     for what in ("load", "reset", "step"):
         stock, ours = (sum(spent[f"{who} {what}"]) / len(spent[f"{who} {what}"]) for who in ("stock", "ours"))
         print(f"{what:24}{stock:12.5f}{ours:12.6f}{stock / ours:9.0f}")
-    totals = [sum(sum(spent[f"{who} {what}"]) for what in ("load", "reset", "step")) for who in ("stock", "ours")]
+    totals = [
+        sum(sum(spent[f"{who} {what}"]) for what in ("load", "reset", "step")) for who in ("stock", "ours")
+    ]
     rates = [len(spent[f"{who} step"]) / sum(spent[f"{who} step"]) for who in ("stock", "ours")]
     print(f"{'steps a second':24}{rates[0]:12.0f}{rates[1]:12.0f}{rates[1] / rates[0]:9.0f}")
     print(f"{'everything together':24}{totals[0]:12.2f}{totals[1]:12.2f}{totals[0] / totals[1]:9.0f}")
@@ -91,12 +103,16 @@ def report_speed(paths: list[Path], args: Args) -> None:
     with tempfile.TemporaryDirectory() as cache:
         games, cold, again = paths[-args.groups:], [], []
         first = [timed(cold, Engine, path, cache) for path in games]
-        sessions = [timed(again, Engine, path, cache) for path in games for _ in range(args.sessions - 1)] + first
+        sessions = [
+            timed(again, Engine, path, cache) for path in games for _ in range(args.sessions - 1)
+        ] + first
         for session in sessions:
             session.reset()
         seconds = play(sessions, args.steps, 0)
-    print(f"\n{len(games)} games x {args.sessions} sessions in turns: {len(sessions) * args.steps / seconds:.0f} steps a second, {resident_mb():.0f} MB resident; "
-          f"a new game {sum(cold) / len(cold):.3f} s, a further session on it {sum(again) / len(again) * 1e6:.0f} us")
+    print(
+        f"\n{len(games)} games x {args.sessions} sessions in turns: {len(sessions) * args.steps / seconds:.0f} steps a second, {resident_mb():.0f} MB resident; "
+        f"a new game {sum(cold) / len(cold):.3f} s, a further session on it {sum(again) / len(again) * 1e6:.0f} us"
+    )
 
 
 def report_memory(paths: list[Path], args: Args) -> None:
@@ -105,7 +121,10 @@ def report_memory(paths: list[Path], args: Args) -> None:
         session.reset()
         play([session], 10, number)
         if (number + 1) % 50 == 0 or number == 0:
-            print(f"{number + 1:4} games ({min(number + 1, len(paths))} distinct): {resident_mb():.0f} MB resident", flush=True)
+            print(
+                f"{number + 1:4} games ({min(number + 1, len(paths))} distinct): {resident_mb():.0f} MB resident",
+                flush=True,
+            )
 
 
 def main(args: Args) -> None:

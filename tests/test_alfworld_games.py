@@ -10,21 +10,21 @@ from pathlib import Path
 
 import pytest
 
-from dreamgym.envs import alfworld_games
-from dreamgym.envs.alfworld.games import SPLITS, TASK_TYPES, UNSEEN_ROOMS, find_games, generate, statistics
+from alfworld_official import needs_packages
 
-installed = all(importlib.util.find_spec(package) for package in ("alfworld", "textworld"))
-needs_packages = pytest.mark.skipif(not installed, reason="alfworld and textworld are not installed (requirements-alfworld.txt)")
-COUNTS = {"train": 12, "valid_seen": 6, "valid_unseen": 6}
+from dreamgym.envs.alfworld import games as alfworld_games
+from dreamgym.envs.alfworld.games import SPLITS, TASK_TYPES, TEST_ROOMS, VALID_ROOMS, find_games, generate, statistics
+
+COUNTS = {"train": 6, "valid": 2, "test": 3}
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """24 games, each won in the real engine while generating."""
+    """11 games, each won in the real engine while generating."""
     path = tmp_path_factory.mktemp("games")
     seen = []
     summary = generate(path, seed=3, counts=COUNTS, progress=lambda done, total: seen.append((done, total)))
-    assert seen == [(i + 1, 24) for i in range(24)] and summary["checked"]
+    assert seen == [(i + 1, 11) for i in range(11)] and summary["checked"]
     return path
 
 
@@ -48,7 +48,7 @@ def test_every_type_is_won_by_its_walkthrough_and_not_before(folder):
     """Stops a game that cannot be won, that is won at the start, or whose stored walkthrough belongs to other names; and a type that is missing."""
     from dreamgym.envs.alfworld.engine import Engine
     for task_type in TASK_TYPES:
-        game = next(g for g in find_games(folder, "valid_unseen") if g.task_type == task_type)
+        game = next(g for g in find_games(folder, "train") if g.task_type == task_type)
         commands = json.loads(Path(game.path).read_text())["walkthrough"]
         engine = Engine(game.path)
         engine.reset()
@@ -71,13 +71,14 @@ def test_an_unwinnable_game_is_not_kept(folder, tmp_path, monkeypatch):
 
 @needs_packages
 def test_splits_are_balanced_with_disjoint_rooms_and_layouts(folder):
-    """Stops an unseen room in training, an official unseen room outside valid_unseen, and a seen game that is a training game."""
+    """Stops a home of one split in another, an official unseen room outside the test split, and equal layouts."""
     games = {split: find_games(folder, split) for split in SPLITS}
     for split, n in COUNTS.items():
-        assert Counter(g.task_type for g in games[split]) == {t: n // 6 for t in TASK_TYPES}
-        assert all((g.room in UNSEEN_ROOMS) == (split == "valid_unseen") for g in games[split])
+        assert Counter(g.task_type for g in games[split]) == Counter(TASK_TYPES[:n])
+        homes = {"valid": VALID_ROOMS, "test": TEST_ROOMS}
+        assert all([name for name, rooms in homes.items() if g.room in rooms] == [split] * (split != "train") for g in games[split])
         assert all(g.name.split("/")[0] == split and g.name.split("/")[1].endswith(f"-{g.room}") for g in games[split])
-    assert {10, 219, 308, 424} <= set(UNSEEN_ROOMS)
+    assert {10, 219, 308, 424} <= set(TEST_ROOMS) and not set(TEST_ROOMS) & set(VALID_ROOMS)
     everything = [frozenset(facts(problem(g))["inReceptacle"]) for split in SPLITS for g in games[split]]
     assert len(set(everything)) == sum(COUNTS.values())
 
@@ -118,10 +119,10 @@ def test_a_room_is_the_same_in_all_its_games():
 def test_same_seed_same_bytes_and_resume(folder, tmp_path):
     """Stops hidden randomness, time stamps, and an interrupted run that ends otherwise than an uninterrupted one."""
     def interrupt(done, total):
-        if done == 5:
+        if done == 4:
             raise KeyboardInterrupt
 
-    counts = {"train": 6, "valid_unseen": 6}
+    counts = {"train": 4, "test": 3}
     generate(tmp_path / "a", 5, counts, check=False)
     with pytest.raises(KeyboardInterrupt):
         generate(tmp_path / "b", 5, counts, check=False, progress=interrupt)
@@ -151,12 +152,12 @@ def test_kept_when_it_fits_and_replaced_when_not(tmp_path):
 @needs_packages
 def test_two_processes_at_once(tmp_path):
     """Stops the ranks of one run from tripping over each other's half-written games."""
-    processes = [multiprocessing.get_context("spawn").Process(target=generate, args=(tmp_path, 4, {"train": 12}, False)) for _ in range(2)]
+    processes = [multiprocessing.get_context("spawn").Process(target=generate, args=(tmp_path, 4, {"train": 6}, False)) for _ in range(2)]
     for process in processes:
         process.start()
     for process in processes:
         process.join()
-    assert [process.exitcode for process in processes] == [0, 0] and len(find_games(tmp_path, "train")) == 12
+    assert [process.exitcode for process in processes] == [0, 0] and len(find_games(tmp_path, "train")) == 6
 
 
 @needs_packages
@@ -187,13 +188,13 @@ def test_the_packages_own_environment_plays_the_folder(folder, monkeypatch, caps
     monkeypatch.setattr(sys, "argv", ["test"])                       # Fast Downward reads the command line
     from alfworld.agents.environment.alfred_tw_env import AlfredTWEnv
     data = str(folder / "json_2.1.1")
-    config = {"dataset": {"data_path": f"{data}/train", "eval_id_data_path": f"{data}/valid_seen", "eval_ood_data_path": f"{data}/valid_unseen",
+    config = {"dataset": {"data_path": f"{data}/train", "eval_id_data_path": f"{data}/valid", "eval_ood_data_path": f"{data}/test",
                           "num_train_games": -1, "num_eval_games": -1},
               "env": {"task_types": [1, 2, 3, 4, 5, 6], "domain_randomization": False, "goal_desc_human_anns_prob": 0, "expert_type": "handcoded"},
               "general": {"training_method": "dqn"}, "rl": {"training": {"max_nb_steps_per_episode": 50}}}
     assert AlfredTWEnv(config, train_eval="train").num_games == COUNTS["train"]
     batch = AlfredTWEnv(config, train_eval="eval_out_of_distribution")
-    assert sorted(batch.game_files) == [g.path for g in find_games(folder, "valid_unseen")]
+    assert sorted(batch.game_files) == [g.path for g in find_games(folder, "test")]
     env = batch.init_env(batch_size=1)
     _, infos = env.reset()
     for command in json.loads(Path(infos["extra.gamefile"][0]).read_text())["walkthrough"]:
@@ -227,8 +228,8 @@ def test_find_games_takes_what_the_package_takes(tmp_path):
 
 def test_errors_are_one_clear_line(tmp_path, monkeypatch):
     """Stops a traceback, or work begun, on a wrong split, an empty folder, a broken file, games of the old grammar, wrong counts, missing packages."""
-    cases = [(lambda: find_games(tmp_path, "test"), "split 'test'"), (lambda: find_games(tmp_path, "train"), "no playable ALFWorld games"),
-             (lambda: generate(tmp_path, counts={"test": 3}), "expected a number of games"), (lambda: generate(tmp_path, counts={"train": 0}), "expected a number")]
+    cases = [(lambda: find_games(tmp_path, "dev"), "split 'dev'"), (lambda: find_games(tmp_path, "train"), "no playable ALFWorld games"),
+             (lambda: generate(tmp_path, counts={"valid_seen": 3}), "expected a number of games"), (lambda: generate(tmp_path, counts={"train": 0}), "expected a number")]
     write_game(tmp_path, "pick_and_place_simple-Mug-None-Desk-7", grammar='template :: "put {o} in/on {r}"')
     cases.append((lambda: find_games(tmp_path, "valid_seen"), "alfworld < 0.4"))
     broken = tmp_path / "broken"

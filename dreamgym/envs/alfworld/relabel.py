@@ -143,7 +143,7 @@ def _slice(t: Transition) -> tuple[list[str], str]:
         [thing for thing in t.before.things if name_of(thing) == t.command.thing],
     )
     rows = [
-        _hold(t.command.place, t), ("knife", knife, knife in ("knife", "butterknife")),
+        _hold(t.command.place, t), ("blade", knife, knife in ("knife", "butterknife")),
         _look_for(t.command.thing, t),
     ]
     already = bool(here) and "sliced" in tags_of(here[0])
