@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 import collect
 from dreamgym import offline, run, teacher
-from dreamgym.envs.base import Player, Session, StepResult, make_env
+from dreamgym.envs.base import Environment, Player, Session, StepResult, make_env
 from dreamgym.episode import Episode, Step, StopReason, Task, read_episodes, read_tasks, to_json
 from tests.conftest import COLLECT, EXAMPLE
 
@@ -176,19 +176,21 @@ def test_bad_flags(again, capsys, flags, message):
     assert refused.value.code == 2 and message in capsys.readouterr().err
 
 
-class Counter:
-    """The smallest world: one task; its state counts to two. What the contract makes optional is left out."""
-    def __new__(cls, **changes):
-        env = object.__new__(make_env(EXAMPLE).__class__.__mro__[1])
-        ended = []
-        values = {"name": "counter", "max_steps": 5, "ended": ended, "end": ended.extend,
-                  "tasks": lambda split: [Task(id=split, text=f"count in {split}")],
-                  "reset": lambda tasks: [Session(t.id, t, "0") for t in tasks], "step": cls.step}
-        vars(env).update(values | changes)
-        return env
+class Counter(Environment):
+    """The smallest world: one task a split; its state counts to two. All that the contract makes optional is left out."""
+    name = "counter"
 
-    @staticmethod
-    def step(sessions, actions):
+    def __init__(self, **changes):
+        self.ended = []
+        vars(self).update({"end": self.ended.extend} | changes)
+
+    def tasks(self, split):
+        return [Task(id=split, text=f"count in {split}")]
+
+    def reset(self, tasks):
+        return [Session(task.id, task, "0") for task in tasks]
+
+    def step(self, sessions, actions):
         for session in sessions:
             session.state = str(int(session.state) + 1)
         return [StepResult(s.state, np.float64(s.state == "2"), s.state == "2") for s in sessions]
