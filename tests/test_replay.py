@@ -183,7 +183,7 @@ def test_a_resumed_run_finds_what_the_uninterrupted_one_finds(tmp_path, exact_be
 
 
 def test_an_empty_buffer_saves_loads_and_finds_nothing(tmp_path):
-    """Stops: a crash of the first checkpoint or dream, before any transition; a stale index of the buffer that
+    """Stops: a crash of the first checkpoint or dream, before any transition; a stale index of a buffer that
     was saved there before."""
     full = ReplayBuffer(3, 10, INDEX)
     full.add(make(2, np.random.default_rng(0)), np.eye(3)[:2])
