@@ -1,4 +1,5 @@
-"""Who acts in WebShop when no model does, the traces of the rules, counterfactual purchases, and the audit."""
+"""Who acts in WebShop when no model does, the traces of the rules, counterfactual purchases, and the
+audit."""
 from __future__ import annotations
 
 import re
@@ -30,8 +31,8 @@ def play(shop, task: Task, kind: str, seed: int) -> Episode:
         state = session.state
         action = act(state)
         [result] = shop.step([session], [action])
-        step = Step(state=state, action=action, next_state=result.state, reward=result.reward, done=result.done,
-                    grounded=shop.ground(state, action))
+        step = Step(state=state, action=action, next_state=result.state, reward=result.reward,
+                    done=result.done, grounded=shop.ground(state, action))
         step.reasoning, step.reward_reasoning = shop.explain(task, episode.steps, step)
         episode.steps.append(step)
         episode.stop = result.stop if session.steps < shop.max_steps or result.done else StopReason.STEP_LIMIT
@@ -66,7 +67,8 @@ def is_range(state: str) -> bool:
     return " to $" in state.split("\n")[0]
 
 
-# ---- players --------------------------------------------------------------------------------------------------
+# ---- players
+# --------------------------------------------------------------------------------------------------
 
 def test_how_well_each_player_does(shop, played):
     """Stops a demonstrator that teaches failure, and mistakes that leave imitation nothing to improve on."""
@@ -80,7 +82,8 @@ def test_how_well_each_player_does(shop, played):
 
 def test_only_the_prober_is_refused(shop, played):
     """Stops refused actions in demonstrations, and probes that probe nothing."""
-    refused = {kind: [s for _, s in steps_of(episodes) if shop.audit.action_type(s.state, s.action) == "refused"]
+    refused = {kind: [step for _, step in steps_of(episodes)
+                      if shop.audit.action_type(step.state, step.action) == "refused"]
                for kind, episodes in played.items()}
     assert not refused["demonstrator"] and not refused["imperfect"] and not refused["random"]
     assert len(refused["prober"]) > 200 and not any(step.valid or step.reward for step in refused["prober"])
@@ -90,7 +93,8 @@ def test_only_the_prober_is_refused(shop, played):
 
 
 def test_players_see_states_only(played):
-    """Stops a player that uses what an imitator could not see: a fresh one must act the same on the states."""
+    """Stops a player that uses what an imitator could not see: a fresh one must act the same on the
+    states."""
     for episode in played["demonstrator"][:100]:
         act = Shopper(episode.task.text, np.random.default_rng(9))
         assert [act(step.state) for step in episode.steps[:6]] == [step.action for step in episode.steps[:6]]
@@ -104,7 +108,8 @@ def test_same_seed_same_episode(shop):
 
 def test_absent_option_sends_the_demonstrator_back():
     """Stops buying the first fitting product although its options lack the wanted value."""
-    act = Shopper("find me slim jacket with color: red, and price lower than 50.00 dollars", np.random.default_rng(0))
+    instruction = "find me slim jacket with color: red, and price lower than 50.00 dollars"
+    act = Shopper(instruction, np.random.default_rng(0))
     results = ("results page 1 of 1\nclassic slim jacket $40 [1]\nroyal slim jacket $60 [2]\n"
                "urban slim jacket $30 [3]")
     assert [act("search page"), act(results)] == ["search[slim jacket]", "click[1]"]
@@ -114,7 +119,7 @@ def test_absent_option_sends_the_demonstrator_back():
     assert act("item urban slim jacket $30\ncolor: red / black\nchosen: red") == "click[buy now]"
 
 
-@pytest.mark.parametrize("instruction", ["find me tea", "a tea: with nothing: that, can be read:", "find me the"])
+@pytest.mark.parametrize("instruction", ["find me tea", "a tea: with nothing: to read:", "find me the"])
 def test_odd_pages_and_tasks_do_not_crash_a_player(shop, instruction):
     """Stops a crash in the middle of a collection on text that cannot be read."""
     session = Session("s", task_of(instruction), "search page")
@@ -125,7 +130,8 @@ def test_odd_pages_and_tasks_do_not_crash_a_player(shop, instruction):
             assert isinstance(act(state), str)
 
 
-# ---- traces ---------------------------------------------------------------------------------------------------
+# ---- traces
+# ---------------------------------------------------------------------------------------------------
 
 def test_every_step_has_two_traces_on_one_line(played):
     """Stops training rows without reasoning, and reward traces that are long where nothing was bought."""
@@ -201,12 +207,13 @@ def test_option_traces_look_before_they_choose(played):
      ("", "check vest : red no vest yes met blue : missing so failure")),
     ("find me vest", "click[buy now]", PAGE, 0, False, ("", "")),
     ("no wish at all:", "click[buy now]", text.PLACED, 1, True, ("the order is placed", "")),
-    ("find me vest", "click[green]", PAGE, 0, False, ("look for green : red no blue no so the same page", "no purchase")),
+    ("find me vest", "click[green]", PAGE, 0, False,
+     ("look for green : red no blue no so the same page", "no purchase")),
     ("find me vest", "click[green]", PAGE.replace("none", "green"), 0, False, ("", "no purchase")),
     ("find me vest", "click[blue]", PAGE, 0, False, ("", "no purchase")),
     ("find me vest", "click[< prev]", "search page", 1, True, ("", "")),
 ])
-def test_traces_never_contradict_what_was_recorded(shop, instruction, action, next_state, reward, done, traces):
+def test_traces_never_contradict_the_record(shop, instruction, action, next_state, reward, done, traces):
     """Stops imported logs from getting a trace that ends in another outcome than the recorded one."""
     step = Step(state=PAGE, action=action, next_state=next_state, reward=float(reward), done=done)
     assert shop.explain(task_of(instruction), [], step) == traces
@@ -214,8 +221,10 @@ def test_traces_never_contradict_what_was_recorded(shop, instruction, action, ne
 
 @pytest.mark.parametrize("action, trace", [
     ("click[2]", "2 is royal vest $20 and opens"), ("click[3]", "that is not possible here so the same page"),
-    ("search[slim vest]", "the shop lists matches for slim vest"), ("click[back to search]", "back to the search page"),
-    ("click[next >]", "the next page of the same results"), ("buy it", "that is not possible here so the same page"),
+    ("search[slim vest]", "the shop lists matches for slim vest"),
+    ("click[back to search]", "back to the search page"),
+    ("click[next >]", "the next page of the same results"),
+    ("buy it", "that is not possible here so the same page"),
 ])
 def test_traces_of_a_results_page(shop, action, trace):
     """Stops an opened product without its name, and a refusal that is told as something done."""
@@ -224,11 +233,12 @@ def test_traces_of_a_results_page(shop, action, trace):
     assert shop.explain(task_of("find me vest"), [], step) == (trace, "no purchase")
 
 
-# ---- the audit ------------------------------------------------------------------------------------------------
+# ---- the audit
+# ------------------------------------------------------------------------------------------------
 
 def test_audit_agrees_with_the_engine(shop, played, counterfactuals):
-    """Stops an audit that differs from WebShop's own reward. Only a price range may differ: the page shows both
-    ends, the engine draws the price between them."""
+    """Stops an audit that differs from WebShop's own reward. Only a price range may differ: the page shows
+    both ends, the engine draws the price between them."""
     seen = Counter()
     for episode, step in steps_of(*played.values(), counterfactuals):
         verdict = shop.audit.success(episode.task, step.state, step.action, step.next_state)
@@ -253,14 +263,16 @@ def test_audit_has_no_verdict_on_what_it_cannot_read(shop):
 
 def test_audit_finds_pages_that_change(shop, played):
     """Stops a count that a real shop does not pass, or that calls a chosen option a contradiction."""
-    counts = [shop.audit.inconsistencies(episode.steps) for episodes in played.values() for episode in episodes]
+    episodes = sum(played.values(), [])
+    counts = [shop.audit.inconsistencies(episode.steps) for episode in episodes]
     assert sum(again for again, _ in counts) > 200 and not any(differ for _, differ in counts)
     other = [PAGE, PAGE.replace("none", "red"), PAGE.replace("blue", "green"), PAGE.replace("$20", "$30")]
     steps = [Step(state="search page", action="click[1]", next_state=page) for page in other]
     assert shop.audit.inconsistencies(steps) == (2, 1)
 
 
-# ---- counterfactuals ------------------------------------------------------------------------------------------
+# ---- counterfactuals
+# ------------------------------------------------------------------------------------------
 
 def test_counterfactuals_break_what_their_label_says(counterfactuals):
     """Stops near misses that break two things or none: each constraint must be learnt by itself."""
@@ -271,12 +283,13 @@ def test_counterfactuals_break_what_their_label_says(counterfactuals):
         [step], broken = episode.steps, episode.label
         assert (episode.source, step.action, step.next_state, step.done) == (
             "counterfactual", "click[buy now]", "order placed", True)
-        assert bool(step.reward) == (broken == "none") == (episode.raw_score == 1.0) and episode.task.env == "webshop"
+        assert bool(step.reward) == (broken == "none") == (episode.raw_score == 1.0)
         check_buy_trace(episode)
         missing = [met for _, _, met in read_verdict(step.reward_reasoning)[0]].count(False)
         assert missing >= 1 if broken == "many" else missing == (broken != "none")
         wanted = text.read_task(episode.task.text)
-        kinds = ["attribute"] * (len(wanted.words) - 1) + ["noun"] + ["option"] * len(wanted.options) + ["price"]
+        kinds = ["attribute"] * (len(wanted.words) - 1) + ["noun"]
+        kinds += ["option"] * len(wanted.options) + ["price"]
         checks = text.checks(wanted, text.read_item(step.state))
         if not is_range(step.state) and broken != "many":
             unmet = [kind for kind, (_, _, met) in zip(kinds, checks, strict=True) if not met]

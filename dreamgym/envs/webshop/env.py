@@ -91,7 +91,7 @@ class WebShop(Environment):
         sessions = []
         for task in tasks:
             if "goal_index" not in task.goal:
-                raise ValueError(f"task {task.id}: has no goal_index; only the dream can play a generated task")
+                raise ValueError(f"task {task.id}: has no goal_index; only a dream plays a generated task")
             engine = self.engine.fork()
             state = text.abstract(engine.reset(task.goal["goal_index"]), self.results_shown)
             self.started += 1

@@ -112,14 +112,15 @@ def item_pages(engine: WebShopEngine, episodes: list[Episode]) -> list[Page]:
     for product in engine.products:
         by_title.setdefault(text.clean(product.title), []).append(product)
     pages = {}
-    for episode, state in ((episode, step.state) for episode in episodes for step in episode.steps):
-        item = text.read_item(state) if state not in pages else None
+    shown = {step.state: episode.id for episode in reversed(episodes) for step in reversed(episode.steps)}
+    for state, episode_id in shown.items():
+        item = text.read_item(state)
         for product in by_title.get(item.title, []) if item else []:
             options = {name: list(values) for name, values in product.options.items()}
             if options == item.options and text.short_price(product.price_tag) == item.price:
                 chosen = {name: value for name, values in options.items() for value in values
                           if value in item.chosen}
-                pages[state] = (product, chosen, state, episode.id)
+                pages[state] = (product, chosen, state, episode_id)
     return list(pages.values())
 
 

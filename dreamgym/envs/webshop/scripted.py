@@ -24,7 +24,7 @@ def wishes(task_text: str) -> Wanted:
     try:
         return read_task(task_text)
     except ValueError:
-        return Wanted(title_words(task_text) or ["gift"], {})
+        return Wanted(title_words(task_text) or task_text.split(), {})
 
 
 class Shopper:
