@@ -20,7 +20,8 @@ from dreamgym import run
 from dreamgym.encoder import load_encoder
 from dreamgym.envs.base import Environment, Session, StepResult
 from dreamgym.episode import Episode, Step, StopReason, Task
-from dreamgym.model import TrainSample, chat_format, encode, encode_untrusted, load_model
+from dreamgym.chat import chat_format, encode, encode_untrusted
+from dreamgym.model import TrainSample, load_model
 from dreamgym.prompts import (Demo, Question, experience_system, history_turns, next_answer, next_prompt, parse_next, parse_reward,
                               parse_task, reward_answer, reward_prompt, variation_prompt, variation_system)
 from dreamgym.replay import ReplayBuffer, Transition

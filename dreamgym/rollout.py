@@ -1,142 +1,174 @@
-"""Many episodes in lock-step: policy and world batched, in the dream and in a real environment alike.
+"""Many episodes in lock-step: policy and environment batched, real and imagined alike.
 
-A policy stream is append-only token ids: what was sampled is what is trained. When a stream would pass the context it is closed and a new one
-begins from the task, the first turn (ALFWorld's lists the room) and the last ones; each stream is one training row, and long cuts are counted in `Policy.counts`.
+A token segment is append-only: what was sampled is what is trained. When a segment would pass the context it is closed, and a new one
+begins with the task, the first turn and the last ones. Each segment is one training row.
 """
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from dreamgym.envs import Session, StepResult, make_rules
-from dreamgym.episode import Episode, Step, Stream, Task
-from dreamgym.model import chat_format, encode, encode_untrusted
-from dreamgym.prompts import POLICY_SYSTEM, as_done, parse_action, policy_first, policy_next, policy_recap
+from msgspec.structs import replace
+
+from dreamgym.chat import chat_format, encode, encode_untrusted
+from dreamgym.envs.base import Environment, Session, StepResult
+from dreamgym.episode import Episode, Step, StopReason, Task, TokenSegment
+from dreamgym.prompts import parse_action, policy_answer, policy_first, policy_next, policy_system
 from dreamgym.sampler import Sampler
 
-POLICY_CONTEXT = 1024             # tokens of a stream
+
+@dataclass
+class PolicySettings:
+    """What a policy reads and writes; saved beside its weights."""
+    context: int = 4608               # tokens of a segment (verl-agent: a prompt of 4,096 and an answer of 512)
+    max_action_tok: int = 512         # tokens of one answer
+    policy_format: str = "tags"       # tags: <think>, <action> | action: the action alone | lines: the element's words, then the action
+    system_prompts: bool = True       # a system prompt says what the agent is and which actions exist
+    recap_turns: int = 2              # turns repeated at the head of a new segment (verl-agent's history length)
 
 
 @dataclass
 class Policy:
-    """A language model that acts: its tokenizer, chat form, sampler and limits."""
+    """A language model that acts: tokenizer, chat form, sampler and limits. `env` lends its prompts and the form of its states."""
     model: object
     tokenizer: object
+    env: Environment
+    settings: PolicySettings
     slots: int = 128
-    context: int = 512
-    max_action_tok: int = 24
-    system: str = ""
-    recap_turns: int = 2          # turns repeated at the head of a new stream (verl-agent's history length)
     seed: int = 0
-    counts: dict = field(default_factory=lambda: {"turns": 0, "cut_streams": 0, "unfinished_actions": 0})
+    counts: dict = field(default_factory=lambda: {"turns": 0, "cut_segments": 0, "unfinished_actions": 0})
 
     def __post_init__(self):
-        self.fmt = chat_format(self.tokenizer, self.system)
-        self.sampler = Sampler(self.model, self.slots, self.context, self.fmt.end_ids, self.seed)
+        system = policy_system(self.env.prompts, self.settings.policy_format) if self.settings.system_prompts else ""
+        self.chat = chat_format(self.tokenizer, system)
+        self.sampler = Sampler(self.model, self.slots, self.settings.context, self.chat.end_ids, self.seed)
 
-    def first_ids(self, text: str) -> list[int]:
-        return encode(self.tokenizer, self.fmt.open) + encode_untrusted(self.tokenizer, text) + encode(self.tokenizer, self.fmt.ask)
+    def first_ids(self, task: str, state: str, turns: Sequence[tuple[str, str]] = ()) -> list[int]:
+        text = policy_first(task, state, turns, self.env.numbered_lines)
+        return encode(self.tokenizer, self.chat.open) + encode_untrusted(self.tokenizer, text) + encode(self.tokenizer, self.chat.ask)
 
-    def turn_ids(self, text: str) -> list[int]:
-        return encode(self.tokenizer, self.fmt.close) + encode_untrusted(self.tokenizer, text) + encode(self.tokenizer, self.fmt.ask)
-
-
-def policy_for(model, tokenizer, env: str, tiny: bool, seed: int) -> Policy:
-    """A policy of an environment; a tiny one, trained from scratch, reads no system prompt."""
-    return Policy(model, tokenizer, context=POLICY_CONTEXT, max_action_tok=make_rules(env).ACTION_TOK, system="" if tiny else POLICY_SYSTEM[env], seed=seed)
+    def next_ids(self, state: str) -> list[int]:
+        text = policy_next(state, self.env.numbered_lines)
+        return encode(self.tokenizer, self.chat.close) + encode_untrusted(self.tokenizer, text) + encode(self.tokenizer, self.chat.ask)
 
 
 @dataclass
 class _Running:
     session: Session
     episode: Episode
-    prompt: list[int]             # ids to append before the next action
-    state: str = ""               # the state that prompt shows
+    prompt: list[int]                 # ids to append before the next action
+    state: str                        # the state that the prompt shows
 
 
-def extend(stream: Stream, prompt: list[int], action: list[int], logps: list[float], end_ids: list[int]) -> None:
-    """An action that was cut off gets its end token unsampled (mask 0), so that what follows stands where the chat form expects it."""
+def extend(segment: TokenSegment, prompt: list[int], action: list[int], logps: list[float], end_ids: list[int]) -> None:
+    """Appends a turn. An action that was cut off gets its end token unsampled (mask 0): what follows stands where the chat expects it."""
     tail = [] if action and action[-1] in end_ids else end_ids[:1]
-    stream.ids += prompt + action + tail
-    stream.mask += [0] * len(prompt) + [1] * len(action) + [0] * len(tail)
-    stream.logps += logps
-    stream.turn_ends.append(len(stream.logps))
+    segment.ids += prompt + action + tail
+    segment.mask += [0] * len(prompt) + [1] * len(action) + [0] * len(tail)
+    segment.logps += logps
+    segment.turn_ends.append(len(segment.logps))
 
 
-def _next_prompt(policy: Policy, run: _Running) -> None:
-    """What the policy reads next; opens a new stream when the old one has no room for the page and an action."""
-    episode, stream = run.episode, run.episode.streams[-1]
-    ids = policy.turn_ids(policy_next(run.session.state))
-    if len(stream.ids) + len(ids) + policy.max_action_tok > policy.context:
-        turns = [(s.state, s.action) for i, s in enumerate(episode.steps) if i == 0 or i >= len(episode.steps) - policy.recap_turns]
-        ids = policy.first_ids(policy_recap(episode.task.text, turns, run.session.state))
-        if len(ids) + policy.max_action_tok > policy.context:
-            ids = policy.first_ids(policy_first(episode.task.text, run.session.state))
-        episode.streams.append(Stream())
-        policy.counts["cut_streams"] += 1
-    run.prompt, run.state = ids, run.session.state
+def _show_state(policy: Policy, running: _Running) -> None:
+    """Sets what the policy reads next; opens a new segment where the old one has no room for the state and an answer."""
+    episode, settings = running.episode, policy.settings
+    ids = policy.next_ids(running.session.state)
+    if len(episode.segments[-1].ids) + len(ids) + settings.max_action_tok > settings.context:
+        turns = [(s.state, s.action) for i, s in enumerate(episode.steps)
+                 if i == 0 or i >= len(episode.steps) - settings.recap_turns]
+        ids = policy.first_ids(episode.task.text, running.session.state, turns)
+        if len(ids) + settings.max_action_tok > settings.context:
+            ids = policy.first_ids(episode.task.text, running.session.state)
+        episode.segments.append(TokenSegment())
+        policy.counts["cut_segments"] += 1
+    running.prompt, running.state = ids, running.session.state
 
 
-def _record(run: _Running, action: str, result: StepResult, max_steps: int, no_room: bool) -> bool:
-    """Appends the step; returns True when the episode has ended. `no_room`: page and task alone fill the context, so the policy could not act."""
-    episode, info = run.episode, result.info
-    episode.steps.append(Step(run.state, action, result.state, result.reward, result.done, info.get("grounded", action), info.get("reasoning", ""),
-                              info.get("valid", True), {k: v for k, v in info.items() if k in ("output",)}))
+def _record(running: _Running, action: str, grounded: str, result: StepResult, max_steps: int, has_room: bool) -> bool:
+    """Appends the step; returns True where the episode has ended. Without room the policy could not act at all."""
+    episode = running.episode
+    episode.steps.append(Step(state=running.state, action=action, next_state=result.state, reward=result.reward, done=result.done,
+                              grounded=grounded, reasoning=result.reasoning, reward_reasoning=result.reward_reasoning))
     if result.done:
-        episode.stop, episode.score = info.get("stop") or ("success" if result.reward else "failure"), float(info.get("score", result.reward))
-    elif no_room:
-        episode.stop = "context"
+        by_reward = StopReason.SUCCESS if result.reward else StopReason.FAILURE
+        episode.stop, episode.raw_score, episode.output = result.stop or by_reward, result.raw_score, result.output
+    elif not has_room:
+        episode.stop = StopReason.CONTEXT
     elif len(episode.steps) >= max_steps:
-        episode.stop = "step_limit"
-    return bool(episode.stop)
+        episode.stop = StopReason.STEP_LIMIT
+    return episode.stop != StopReason.RUNNING
 
 
-def rollout(policy: Policy, world, tasks: list[Task], max_steps: int, temperature: float, name: str, world_name: str,
-            on_turn: Callable[[int], None] = lambda finished: None) -> list[Episode]:
-    """One episode for each task (repeat a task for a GRPO group), in the order of `tasks`. At most `policy.slots` run at once, or as many as the world has room
-    for (`slots`, WebArena in a real browser); a finished one makes room for the next. `on_turn(newly finished)` feeds a progress bar. Episode ids are `name-index`."""
+def rollout(policy: Policy, world, tasks: list[Task], temperature: float, name: str, *, iteration: int = -1,
+            max_transitions: int | None = None, on_turn: Callable[[int], None] = lambda finished: None) -> list[Episode]:
+    """One episode for each task (repeat a task for a GRPO group), in the order of `tasks`; ids are "name-index".
+
+    `max_transitions`: a budget that is kept exactly; episodes that are unfinished when it is spent are given back and left out.
+
+    `world`: an Environment or the ExperienceModel. As many episodes run at once as policy and world have slots; a finished one makes
+    room for the next. Every session is given back (`world.end`), also when something is raised. `on_turn(newly finished)`: progress.
+    """
+    kind = "real" if isinstance(world, Environment) else "dream"
+    slots = min(policy.slots, getattr(world, "slots", policy.slots))
     waiting: Iterator[tuple[int, Task]] = iter(enumerate(tasks))
     finished: dict[int, Episode] = {}
     running: dict[int, _Running] = {}
-    slots = min(policy.slots, getattr(world, "slots", policy.slots))
-    while len(finished) < len(tasks):
-        fresh = [pair for _, pair in zip(range(slots - len(running)), waiting)]
-        for (index, task), session in zip(fresh, world.start([task for _, task in fresh])):
-            episode = Episode(f"{name}-{index}", task, world=world_name, source="policy", streams=[Stream()])
-            session.id = episode.id
-            running[index] = _Running(session, episode, policy.first_ids(policy_first(task.text, session.state)), session.state)
-        order = list(running)
-        prompts = [running[i].episode.streams[-1].ids + running[i].prompt for i in order]
-        samples = policy.sampler.sample(prompts, [running[i].episode.id for i in order], policy.max_action_tok, temperature)
-        actions = []
-        for i, sample in zip(order, samples):
-            policy.counts["turns"] += 1
-            policy.counts["unfinished_actions"] += sample.stop != "end"
-            actions.append(parse_action(policy.tokenizer.decode([t for t in sample.ids if t not in policy.fmt.end_ids])))
-            extend(running[i].episode.streams[-1], running[i].prompt, sample.ids, sample.logps, policy.fmt.end_ids)
-        results = world.act([running[i].session for i in order], actions)
-        before = len(finished)
-        for i, action, result, sample in zip(order, actions, results, samples):
-            if _record(running[i], action, result, max_steps, not sample.ids):
-                finished[i] = running.pop(i).episode
-            else:
-                _next_prompt(policy, running[i])
-        on_turn(len(finished) - before)
-    return [finished[i] for i in range(len(tasks))]
+    try:
+        spent = 0
+        while len(finished) < len(tasks) and spent != max_transitions:
+            fresh = [pair for _, pair in zip(range(slots - len(running)), waiting)]
+            for (index, task), session in zip(fresh, world.reset([task for _, task in fresh]) if fresh else []):
+                episode = Episode(id=f"{name}-{index}", task=task, world=kind, source="policy", iteration=iteration, segments=[TokenSegment()])
+                running[index] = _Running(session, episode, policy.first_ids(task.text, session.state), session.state)
+            order = list(running)[:None if max_transitions is None else max_transitions - spent]
+            spent += len(order)
+            ended = _turn(policy, world, running, order, temperature)
+            if ended:
+                world.end([running[i].session for i in ended])
+            finished.update({i: running.pop(i).episode for i in ended})
+            on_turn(len(ended))
+    finally:
+        if running:
+            world.end([r.session for r in running.values()])
+    return [finished[i] for i in sorted(finished)]
 
 
-def imitation_streams(policy: Policy, episode: Episode, said: Callable[[str, str], str] = as_done) -> list[Stream]:
-    """The same streams for somebody else's episode, with its actions as the trained tokens (log-probabilities 0): behaviour cloning. What the world refused is
-    shown and not imitated. said(state, action): what a policy writes to do it."""
-    run = _Running(Session(episode.id, episode.task, episode.task.start), Episode(episode.id, episode.task, streams=[Stream()]),
-                   policy.first_ids(policy_first(episode.task.text, episode.steps[0].state)))
-    for step in episode.steps:
-        action = encode_untrusted(policy.tokenizer, said(step.state, step.action)) + policy.fmt.end_ids[:1]
-        if step.valid:
-            extend(run.episode.streams[-1], run.prompt, action, [0.0] * len(action), policy.fmt.end_ids)
+def _turn(policy: Policy, world, running: dict[int, _Running], order: list[int], temperature: float) -> list[int]:
+    """One action in each running episode of `order`; returns the indices of those that ended."""
+    prompts = [running[i].episode.segments[-1].ids + running[i].prompt for i in order]
+    samples = policy.sampler.sample(prompts, [running[i].episode.id for i in order], policy.settings.max_action_tok, temperature)
+    actions = []
+    for i, sample in zip(order, samples):
+        policy.counts["turns"] += 1
+        policy.counts["unfinished_actions"] += sample.stop != "end"
+        actions.append(parse_action(policy.tokenizer.decode([t for t in sample.ids if t not in policy.chat.end_ids])))
+        extend(running[i].episode.segments[-1], running[i].prompt, sample.ids, sample.logps, policy.chat.end_ids)
+    grounded = [policy.env.ground(running[i].state, action) for i, action in zip(order, actions)]
+    ended = []
+    results = world.step([running[i].session for i in order], actions)
+    for i, action, words, result, sample in zip(order, actions, grounded, results, samples):
+        if _record(running[i], action, words, result, policy.env.max_steps, bool(sample.ids)):
+            ended.append(i)
         else:
-            extend(run.episode.streams[-1], run.prompt + action, [], [], [])
-        run.episode.steps.append(step)
-        run.session.state = step.next_state
-        _next_prompt(policy, run)
-    return [stream for stream in run.episode.streams if any(stream.mask)]
+            _show_state(policy, running[i])
+    return ended
+
+
+def imitation_segments(policy: Policy, episode: Episode) -> list[TokenSegment]:
+    """The segments of somebody else's episode, with its actions as the trained tokens (log-probabilities 0): behaviour cloning.
+    Actions that changed nothing are shown and not imitated."""
+    copy = replace(episode, steps=[], segments=[TokenSegment()])
+    first = episode.steps[0].state
+    running = _Running(Session(episode.id, episode.task, first), copy, policy.first_ids(episode.task.text, first), first)
+    for step in episode.steps:
+        answer = policy_answer(step.action, step.grounded or step.action, policy.settings.policy_format)
+        ids = encode_untrusted(policy.tokenizer, answer) + policy.chat.end_ids[:1]
+        segment = copy.segments[-1]
+        if step.valid:
+            extend(segment, running.prompt, ids, [0.0] * len(ids), policy.chat.end_ids)
+        else:
+            extend(segment, running.prompt + ids, [], [], [])
+        copy.steps.append(step)
+        running.session.state = step.next_state
+        _show_state(policy, running)
+    return [segment for segment in copy.segments if any(segment.mask)]
