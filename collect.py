@@ -146,7 +146,8 @@ def gather(env: Environment, args: Args, out: Path, settings: dict) -> None:
 
 def main() -> None:
     args = run.parse(Args)
-    out, settings = Path(args.out or f"out/{Path(args.env).stem}/data"), settings_of(args)
+    name = Path(args.env).stem if args.env.endswith(".py") else args.env
+    out, settings = Path(args.out or f"out/{name}/data"), settings_of(args)
     whole = all((out / name).exists() for name in FILES)
     if whole and not args.fresh and run.read_json(out / "meta.json").get("settings") == settings:
         print(f"{out}: fits these flags, kept (--fresh collects again)")

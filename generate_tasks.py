@@ -33,7 +33,8 @@ class Args:
 
 
 def valuable_tasks(path: str, count: int) -> list[Task]:
-    """The `count` tasks of highest value (Eq. 7) in a file of episodes. Raises ValueError where no rewards differ."""
+    """The `count` tasks of highest value (Eq. 7) in a file of episodes. Raises ValueError where no rewards
+    differ."""
     played, rewards = {}, defaultdict(list)
     for episode in read_episodes(path):
         played[episode.task.text] = episode.task

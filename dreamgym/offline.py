@@ -89,9 +89,9 @@ def local_teacher(name: str) -> teacher.Ask:
     """A local model as teacher: greedy, one episode at a time, on the GPU where there is one."""
     import torch
 
+    from dreamgym.chat import chat_format, encode, encode_untrusted
     from dreamgym.model import load_model
     from dreamgym.sampler import Sampler
-    from dreamgym.tokenizer import chat_format, encode, encode_untrusted
     model, tokenizer = load_model(name)
     chat = chat_format(tokenizer)
     context = min(TEACHER_CONTEXT_TOK, getattr(model.config, "max_position_embeddings", TEACHER_CONTEXT_TOK))

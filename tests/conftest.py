@@ -1,7 +1,6 @@
 """Built once per session: a tiny collected data set and a tiny experience model; and a way to run a script's main()
 in this process."""
 import importlib
-import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +16,8 @@ TRAIN = ["--env", EXAMPLE, "--model", "scratch:16x1", "--steps", 20]
 
 
 def run_main(name: str, *flags) -> None:
-    """What `python NAME.py FLAGS` does, without six seconds of imports; SystemExit and errors come through."""
+    """What `python NAME.py FLAGS` does, without six seconds of imports; SystemExit and errors come
+    through."""
     before = sys.argv
     sys.argv = [str(ROOT / f"{name}.py"), *map(str, flags)]
     try:
@@ -41,7 +41,8 @@ def workspace(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def trained(workspace):
-    """The workspace with out/expmodel, a tiny experience model that has learnt the form of an answer and little else."""
+    """The workspace with out/expmodel, a tiny experience model that has learnt the form of an answer and
+    little else."""
     run_main("train_expmodel", "--data", workspace.data, "--out", workspace.expmodel, *TRAIN)
     return workspace
 

@@ -44,18 +44,22 @@ def write_log(path, episodes) -> str:
 # ---- what is written -----------------------------------------------------------------------------
 
 def test_files(workspace):
-    """A missing file, a wrong count, an episode that the reader refuses, a result that does not name its data."""
+    """A missing file, a wrong count, an episode that the reader refuses, a result that does not name its
+    data."""
     assert sorted(path.name for path in workspace.data.iterdir()) == sorted(collect.FILES)
     for split, transitions in zip(SPLITS, (300, 50, 50)):
         episodes, tasks = read_episodes(workspace.data / f"{split}.jsonl"), read_tasks(workspace.data / f"tasks_{split}.jsonl")
         assert transitions <= sum(len(e.steps) for e in episodes) < transitions + 15
-        assert {e.source for e in episodes} == {"solver", "random"} and all(e.world == "real" and e.stop for e in episodes)
-        assert all(step.reasoning and step.reward_reasoning and step.grounded for e in episodes for step in e.steps)
+        assert {e.source for e in episodes} == {"solver", "random"} and all(e.world == "real" and e.stop
+                                                                            for e in episodes)
+        assert all(step.reasoning and step.reward_reasoning and step.grounded for e in episodes
+                   for step in e.steps)
         assert {e.task.text for e in episodes} <= {task.text for task in tasks}
         assert all(task.env == EXAMPLE and task.start for task in tasks)
     meta = json.loads((workspace.data / "meta.json").read_text())
     assert meta["settings"]["transitions"] == 300 and meta["max_steps"] == 15 and meta["environment"] == {"env": EXAMPLE}
-    assert sum(row["episodes"] for row in meta["sources"]) == len(read_episodes(workspace.data / "train.jsonl"))
+    assert sum(row["episodes"]
+               for row in meta["sources"]) == len(read_episodes(workspace.data / "train.jsonl"))
 
 
 # ---- kept, or collected again --------------------------------------------------------------------
@@ -114,9 +118,11 @@ def test_import(again, workspace, tmp_path):
     path = write_log(tmp_path / "log.jsonl", own + held_out)
     printed, out = again("--import-file", path)
     train = read_episodes(out / "train.jsonl")
-    assert "8 of 9 recorded episodes are for training" in printed and {e.source for e in train} == {"imported"}
+    assert "8 of 9 recorded episodes are for training" in printed and {e.source
+                                                                       for e in train} == {"imported"}
     assert [e.id for e in train] == [f"imported-{e.id}" for e in own]
-    assert [e.steps for e in train] == [e.steps for e in own]            # reasoning and grounded actions are filled in
+    assert [e.steps for e in train] == [e.steps
+                                        for e in own]            # reasoning and grounded actions are filled in
     assert (out / "test.jsonl").read_bytes() == (workspace.data / "test.jsonl").read_bytes()
     assert "kept" in again("--import-file", path)[0]
     write_log(tmp_path / "log.jsonl", own[:4])
@@ -129,8 +135,10 @@ def test_logs_alone(script, workspace, tmp_path):
     script("collect", "--env", "logs", "--import-file", path, "--out", tmp_path / "data")
     parts = [read_episodes(tmp_path / "data" / f"{split}.jsonl") for split in SPLITS]
     texts = [{e.task.text for e in part} for part in parts]
-    assert sum(map(len, parts)) == len(read_episodes(path)) and len(set().union(*texts)) == sum(map(len, texts))
-    assert texts == [{task.text for task in read_tasks(tmp_path / "data" / f"tasks_{split}.jsonl")} for split in SPLITS]
+    assert sum(map(len, parts)) == len(read_episodes(path)) and len(set().union(*texts)) == sum(map(len,
+                                                                                                    texts))
+    assert texts == [{task.text for task in read_tasks(tmp_path / "data" / f"tasks_{split}.jsonl")}
+                     for split in SPLITS]
     assert run.read_json(tmp_path / "data" / "meta.json")["environment"]["env"] == "logs"
 
 
@@ -140,7 +148,8 @@ def test_logs_alone(script, workspace, tmp_path):
     ({"steps": []}, r"log.jsonl:2: field `steps` is empty"),
 ])
 def test_bad_logs_are_named(again, workspace, tmp_path, change, message):
-    """Logs that are taken half, or refused without saying why; data that is lost although nothing was collected."""
+    """Logs that are taken half, or refused without saying why; data that is lost although nothing was
+    collected."""
     good = read_episodes(workspace.data / "train.jsonl")[0]
     path = write_log(tmp_path / "log.jsonl", [good, replace(good, id="b", **change)])
     with pytest.raises(ValueError, match=message):
@@ -166,8 +175,10 @@ def test_imports_without_training_episodes(again, workspace, tmp_path):
 
 @pytest.mark.parametrize("flags, message", [
     (("--transitions", 0), "at least 1 transition"), (("--counterfactuals", -1), "nothing below 0"),
-    (("--teacher", "http://127.0.0.1:1/v1"), "expected --teacher-model"), (("--player", "NAME"), "--player: expected"),
-    (("--player-share", 0), "--player-share 0.0"), (("--import-format", "render"), "expected --import-file, too"),
+    (("--teacher", "http://127.0.0.1:1/v1"), "expected --teacher-model"), (("--player", "NAME"),
+                                                                           "--player: expected"),
+    (("--player-share", 0), "--player-share 0.0"), (("--import-format", "render"),
+                                                    "expected --import-file, too"),
 ])
 def test_bad_flags(again, capsys, flags, message):
     """A traceback, or a run of minutes, before a mistyped flag is noticed."""
@@ -177,7 +188,8 @@ def test_bad_flags(again, capsys, flags, message):
 
 
 class Counter(Environment):
-    """The smallest world: one task a split; its state counts to two. All that the contract makes optional is left out."""
+    """The smallest world: one task a split; its state counts to two. All that the contract makes optional is
+    left out."""
     name = "counter"
 
     def __init__(self, **changes):
@@ -200,7 +212,8 @@ GO = {"go": Player(lambda session, rng: lambda state: "go")}
 
 
 def test_a_minimal_environment():
-    """An environment of three methods that cannot be collected from: no start, no reasons, numpy's numbers."""
+    """An environment of three methods that cannot be collected from: no start, no reasons, numpy's
+    numbers."""
     env = Counter()
     task = offline.read_tasks(env, "train")[0]
     assert (task.start, task.env) == ("0", "counter")
@@ -216,7 +229,8 @@ def test_the_step_limit_ends_an_episode():
 
 
 def test_what_an_environment_may_not_do():
-    """A bad answer of an environment that shows up weeks later; a session that is not given back after an error."""
+    """A bad answer of an environment that shows up weeks later; a session that is not given back after an
+    error."""
     for result, message in ((StepResult("1", reward=1.0), "reward 1 with done false"),
                             (StepResult("1", reward=0.5, done=True), "field `reward` is 0.5")):
         env = Counter(step=lambda sessions, actions, result=result: [result], max_steps=1)
@@ -241,8 +255,10 @@ def test_an_environment_without_players_or_tasks(tmp_path, changes, message):
 def test_counterfactuals_do_not_leak():
     """A reward probe whose task, or whose step, training has judged."""
     def episode(text: str, state: str, source: str = "") -> Episode:
-        return Episode(id="x", task=Task(id="x", text=text), steps=[Step(state=state, action="buy", next_state="end")], source=source)
-    found = [episode("count in train", "a"), episode("count in test", "b"), episode("new", "c"), episode("new", "d")]
+        return Episode(id="x", task=Task(id="x", text=text),
+                       steps=[Step(state=state, action="buy", next_state="end")], source=source)
+    found = [episode("count in train", "a"), episode("count in test", "b"), episode("new", "c"),
+             episode("new", "d")]
     env = Counter(counterfactuals=lambda episodes, count, rng: found[:count])
     tasks = {split: offline.read_tasks(env, split) for split in SPLITS}
     parts = {split: [] for split in SPLITS}
@@ -251,7 +267,8 @@ def test_counterfactuals_do_not_leak():
     assert [e.id for e in parts["train"]] == ["counterfactual-train-0", "counterfactual-train-1"]
     held_out = offline.counterfactuals(env, parts, tasks, "test", 4, None)
     assert [e.steps[0].state for e in held_out] == ["b", "d"] and held_out[0].task.start == "b"
-    assert {e.source for e in held_out} == {"counterfactual"} and offline.counterfactuals(env, parts, tasks, "test", 0, None) == []
+    assert {e.source for e in held_out} == {"counterfactual"} and offline.counterfactuals(env, parts, tasks,
+                                                                                          "test", 0, None) == []
 
 
 # ---- a language model plays or explains ----------------------------------------------------------
@@ -271,7 +288,8 @@ def test_a_language_model_plays(again, monkeypatch):
     monkeypatch.setattr(teacher, "Endpoint", FakeEndpoint)
     flags = ("--transitions", 20, "--heldout", 1, "--player", "http://127.0.0.1:1/v1", "--player-model", "m")
     train = read_episodes(again(*flags)[1] / "train.jsonl")
-    assert {e.source for e in train} == {"player"} and {s.action for e in train for s in e.steps} == {"cd docs"}
+    assert {e.source for e in train} == {"player"} and {s.action for e in train
+                                                        for s in e.steps} == {"cd docs"}
     train = read_episodes(again(*flags, "--transitions", 200, "--player-share", 0.5)[1] / "train.jsonl")
     assert {e.source for e in train} == {"player", "solver", "random"}
 
@@ -294,7 +312,8 @@ def test_a_language_model_explains(again, workspace, monkeypatch):
     def complete(self, messages, *_):
         asked.append(messages)
         count = len(json.loads(messages[1]["content"].split("\nThe episode")[0])["steps"])
-        steps = [{"step_id": i, "transition_plan": f"plan {i}", "reward_plan": f"reward {i}"} for i in range(count)]
+        steps = [{"step_id": i, "transition_plan": f"plan {i}", "reward_plan": f"reward {i}"}
+                 for i in range(count)]
         tutorial = {"overall_plan": "a", "success_mode": "b", "failure_mode": "c"}
         return json.dumps({"task_tutorial": tutorial, "state_transitions": steps})
     monkeypatch.setattr(FakeEndpoint, "complete", complete)
@@ -323,3 +342,16 @@ def test_an_endpoint_that_is_down(again, monkeypatch):
     for who in ("teacher", "player"):
         with pytest.raises(ValueError, match="127.0.0.1:1/v1: refused"):
             again(f"--{who}", "http://127.0.0.1:1/v1", f"--{who}-model", "m")
+
+
+def test_a_local_model_as_teacher(tmp_path, monkeypatch):
+    """A local teacher that cannot be loaded or asked; a random model's answer is of course unusable."""
+    from dreamgym.model import save_model
+    from dreamgym.tiny import build_tokenizer, create
+    tokenizer = build_tokenizer(["find me a red vest"])
+    save_model(create("scratch:16x1", tokenizer), tokenizer, tmp_path / "model")
+    monkeypatch.setattr(offline, "TEACHER_ANSWER_TOK", 4)
+    chat = [{"role": "system", "content": "explain"}, {"role": "user", "content": "red vest"}]
+    assert isinstance(offline.local_teacher(str(tmp_path / "model"))(chat), str)
+    with pytest.raises(ValueError):
+        offline.local_teacher(str(tmp_path / "nowhere"))

@@ -13,7 +13,8 @@ FILES = str(ROOT / "examples" / "files.py")
 class Tiny(Environment):
     """An environment that can be named as tests.test_envs_base:Tiny."""
 
-    def __init__(self, data_dir: str = "", seed: int = 0, size: int = 3, loud: bool = False, rate: float = 0.5):
+    def __init__(self, data_dir: str = "", seed: int = 0, size: int = 3, loud: bool = False,
+                 rate: float = 0.5):
         self.given = (data_dir, seed, size, loud, rate)
 
 
@@ -80,7 +81,8 @@ def test_recorded_tasks_are_split_once(tmp_path, count, sizes):
 
 
 def test_logs_cannot_be_played(tmp_path):
-    """An evaluation "in the real world" that does not exist; a log of one task that has no task to test on."""
+    """An evaluation "in the real world" that does not exist; a log of one task that has no task to test
+    on."""
     env = Logs(write_log(tmp_path / "log.jsonl", 3))
     with pytest.raises(ValueError, match="no world to play in"):
         env.reset(env.tasks("train"))

@@ -1,9 +1,12 @@
 """examples/files.py, which users copy: short, winnable, and true to the contract of an environment."""
+import json
+import re
+
 import numpy as np
 import pytest
 
 from dreamgym.envs.base import Player, make_env
-from dreamgym.episode import StopReason, check_episode
+from dreamgym.episode import Episode, StopReason, check_episode, from_json
 from dreamgym.offline import SPLITS, counterfactuals, play, read_tasks
 from tests.conftest import ROOT
 
@@ -41,7 +44,8 @@ def test_players(env, name, least, most):
     assert {step.valid for episode in episodes for step in episode.steps} == ({True, False})
 
 
-@pytest.mark.parametrize("action", ["", "dance", "cd", "cd nowhere", "cat", "cat nothing", "mv", "rm nothing", "answer",
+@pytest.mark.parametrize("action", ["", "dance", "cd", "cd nowhere", "cat", "cat nothing", "mv",
+                                    "rm nothing", "answer",
                                     "answer what", "write", "cd docs extra", "rm\nrm", "mv notes docs now"])
 def test_a_bad_action_changes_nothing(env, action):
     """A crash, or a page that changes, on what a policy may write."""
@@ -72,4 +76,55 @@ def test_an_answer_counts_only_where_it_was_read(env):
 def test_counterfactuals_are_optional(env):
     """An environment without counterfactuals that cannot be collected from."""
     tasks = {split: read_tasks(env, split) for split in SPLITS}
-    assert counterfactuals(env, {split: [] for split in SPLITS}, tasks, "train", 10, np.random.default_rng(0)) == []
+    assert counterfactuals(env, {split: [] for split in SPLITS}, tasks, "train", 10,
+                           np.random.default_rng(0)) == []
+
+
+# ---- the tutorial --------------------------------------------------------------------------------
+
+TUTORIAL = (ROOT / "docs" / "your-environment.md").read_text()
+BLOCKS = [block.split("```")[0] for block in TUTORIAL.split("```python\n")[1:]]
+
+
+def test_the_tutorials_environment_works(tmp_path):
+    """A tutorial whose code does not run."""
+    (tmp_path / "guess.py").write_text(BLOCKS[0])
+    env = make_env(str(tmp_path / "guess.py"))
+    low, high, right = (Player(lambda session, rng,
+                               add=add: lambda state: str(session.task.goal["number"] + add))
+                        for add in (-1, 1, 0))
+    task = read_tasks(env, "test")[1]
+    episodes = [play(env, task, player, None, "e") for player in (low, high, right)]
+    assert [episode.steps[0].next_state for episode in episodes] == ["too low", "too high", "right"]
+    assert [episode.stop for episode in episodes] == [StopReason.STEP_LIMIT, StopReason.STEP_LIMIT,
+                                                      StopReason.SUCCESS]
+    assert env.step(env.reset([task]), ["open it"])[0].state == task.start
+
+
+def test_the_tutorials_counterfactuals_work(tmp_path):
+    """Counterfactuals that a user copies and that judge wrongly."""
+    text = FILE.read_text().replace("import StopReason, Task", "import Episode, Step, StopReason, Task")
+    (tmp_path / "files.py").write_text(text.replace("\n\ndef make_task", BLOCKS[1] + "\n\ndef make_task"))
+    env, rng = make_env(str(tmp_path / "files.py")), np.random.default_rng(0)
+    tasks = {split: read_tasks(env, split) for split in SPLITS}
+    solver = env.players()["solver"]
+    parts = {split: []
+             for split in SPLITS} | {"train": [play(env, t, solver, rng, t.id) for t in tasks["train"]]}
+    made = counterfactuals(env, parts, tasks, "train", 50, rng)
+    assert {episode.label for episode in made} == {"none", "folder"} and len(made) > 20
+    for episode in made:
+        did = episode.steps[0].next_state.split("\ndid ")[1]
+        assert episode.success == (did == episode.task.text) == (episode.label == "none")
+
+
+def test_the_files_page_shows_an_episode_that_is_read():
+    """A documented form that the reader refuses."""
+    block = (ROOT / "docs" / "data.md").read_text().split("```json\n")[1].split("```")[0]
+    assert from_json(json.loads(block), Episode, "docs/data.md").success
+
+
+def test_the_tutorial_names_what_exists():
+    """A tutorial that counts and names what has changed since."""
+    assert f"in {len(FILE.read_text().splitlines())} lines" in TUTORIAL
+    for script in set(re.findall(r"python (\w+\.py)", TUTORIAL)):
+        assert (ROOT / script).is_file()

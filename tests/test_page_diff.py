@@ -22,11 +22,13 @@ def mutated(page: str, rng: random.Random) -> str:
 
 
 def test_random_pages_come_back():
-    """An edit at the wrong one of two equal lines, and pages that look like edits: a perfect model would fail."""
+    """An edit at the wrong one of two equal lines, and pages that look like edits: a perfect model would
+    fail."""
     rng, short = random.Random(0), 0
     for _ in range(5000):
         known = {name: random_page(rng) for name in ("state", "similar 1")[:rng.randint(0, 2)]}
-        page = mutated(rng.choice(list(known.values())), rng) if known and rng.random() < 0.8 else random_page(rng)
+        page = mutated(rng.choice(list(known.values())),
+                       rng) if known and rng.random() < 0.8 else random_page(rng)
         if page.startswith("= ") and page not in known.values():
             continue                                 # prompts.escape takes such pages out of the way
         text = encode(page, known)

@@ -33,9 +33,11 @@ from dreamgym.prompts import (
 )
 
 STATE = "item slim jacket $40\ncolor: red / blue\nchosen: none"
-STATES = ["search page", STATE, "results page 1 of 5\nslim jacket $40\nroyal vest $20 to $35.5", "order placed",
+STATES = ["search page", STATE, "results page 1 of 5\nslim jacket $40\nroyal vest $20 to $35.5",
+          "order placed",
           "details\nthis jacket is slim; reward: 1 done: yes is what the label says"]
-JUNK = ["reward: 1 done: yes", "\nreward: 1 done: yes\n", "\nReward : 1 done: yes\n", "reward: 1.0 done: yes", "next:\n",
+JUNK = ["reward: 1 done: yes", "\nreward: 1 done: yes\n", "\nReward : 1 done: yes\n",
+        "reward: 1.0 done: yes", "next:\n",
         "\nnext:\norder placed", "think: ", "state:\n", "task: buy\n", "\nsimilar 1: x\n", "= state", "\n- a", "\n+ b",
         "\x00", "\x1b[2J", "\r", "\x0b", "\x85", "\u2028", "\xa0", "\u202e", "\ud800", "\U0001f9e5", "\u0130", "\uff11",
         "</action>", "<action>", "{0}", "%s", "\n", "\n\n", " ", "\t", "[", "]", ": "]
@@ -43,7 +45,8 @@ JUNK = ["reward: 1 done: yes", "\nreward: 1 done: yes\n", "\nReward : 1 done: ye
 
 def question(state: str = STATE) -> Question:
     return Question(task="find me a vest", state=state, action="click[1]", recent=[(STATES[0], "search[a]")],
-                    earlier=[Demo(STATES[0], "search[b]", STATES[2])], demos=[Demo(STATES[2], "click[2]", STATES[4])])
+                    earlier=[Demo(STATES[0], "search[b]", STATES[2])], demos=[Demo(STATES[2], "click[2]",
+                                                                                   STATES[4])])
 
 
 def mutate(text: str, rng: random.Random) -> str:
@@ -54,7 +57,8 @@ def mutate(text: str, rng: random.Random) -> str:
             text[:i], text[i:], text[:i] + text[j:], text[:i] + rng.choice(JUNK) + text[i:],
             text[:i] + rng.choice(JUNK) + text[i:], text[:i] + text[i:j] * rng.choice([2, 40]) + text[j:],
             text[:i] + text[i:j].swapcase() + text[j:],
-            text[:i] + chr(rng.choice([rng.randrange(32), rng.randrange(127, 0x10000)])) + text[i + 1:]])[:30_000]
+            text[:i] + chr(rng.choice([rng.randrange(32), rng.randrange(127, 0x10000)])) + text[i
+                                                                                                + 1:]])[:30_000]
     return text
 
 
@@ -75,7 +79,8 @@ def test_what_is_trained_on_parses_back(page_format, reasoning):
 def test_escaped_pages_parse_back(page_format):
     """A real page that no answer could hold, because its own lines look like tags or edits."""
     rng = random.Random(0)
-    lines = ["state", ":", ": x", "state: x", "Reward : 1 done: yes", "next:", "- a", "+ a", "= state", "= similar 1", "a",
+    lines = ["state", ":", ": x", "state: x", "Reward : 1 done: yes", "next:", "- a", "+ a", "= state",
+             "= similar 1", "a",
              "similar 1: x", "similar", "task", "think: b", "> - a", "x"]
     for _ in range(2000):
         state, page = ("\n".join(rng.choice(lines) for _ in range(rng.randint(1, 6))) for _ in range(2))
@@ -97,7 +102,8 @@ def test_malformed_answers_are_none(text, page_format):
     assert parse_next(text, question(), page_format) is None
 
 
-@pytest.mark.parametrize("text", ["= nowhere", "= state\n- not there", "= state\nplain", "= state\n- chosen: none\n+ reward: 1",
+@pytest.mark.parametrize("text", ["= nowhere", "= state\n- not there", "= state\nplain",
+                                  "= state\n- chosen: none\n+ reward: 1",
                                   "= state\n- " + "\n- ".join(STATE.split("\n"))])
 def test_edits_that_do_not_fit_are_malformed(text):
     """An edit of a line that is not there counted as right; a tag that enters by an edit; an empty page."""
@@ -117,7 +123,8 @@ def test_every_known_page_stands_in_the_prompt():
 
 @pytest.mark.parametrize("page_format", ["full", "diff"])
 def test_fuzz_next(page_format):
-    """Any text a model may write: never an exception, and never a page that holds a tag or a control character."""
+    """Any text a model may write: never an exception, and never a page that holds a tag or a control
+    character."""
     rng, parsed = random.Random(1), 0
     for _ in range(4000):
         asked = question(rng.choice(STATES))
@@ -165,17 +172,23 @@ def test_fuzz_reward():
 def test_the_reward_sees_one_step_alone():
     """History or demonstrations that stand in for a judgement."""
     text = reward_prompt("buy", STATE, "click[red]", STATE.replace("none", "red"), "diff")
-    assert text.startswith("task: buy\nstate:\n" + STATE) and text.count("state:") == 1 and "- chosen: none" in text
-    assert STATE.replace("none", "red") in reward_prompt("buy", STATE, "click[red]", STATE.replace("none", "red"), "full")
+    assert text.startswith("task: buy\nstate:\n"
+                           + STATE) and text.count("state:") == 1 and "- chosen: none" in text
+    assert STATE.replace("none", "red") in reward_prompt("buy", STATE, "click[red]",
+                                                         STATE.replace("none", "red"), "full")
 
 
 # ---- policy and tasks ----------------------------------------------------------------------------
 
 @pytest.mark.parametrize("text, action", [
-    ("search[red vest]", "search[red vest]"), ("action: click[1]", "click[1]"), ("action: a\naction: b", "b"), ("", ""),
-    ("<think>hm, action: x</think>\n<action>click[next >]</action>", "click[next >]"), ("action:", ""), ("\n \n", ""),
-    ("I would buy.\nAction: click[buy now]\n", "click[buy now]"), ("<action>a</action><action>\naction: b\n</action>", "b"),
-    ("<action></action>", ""), ("click[\x00red]", "click[ red]"), ("click[1]\u2028reward: 1", "click[1] reward: 1"),
+    ("search[red vest]", "search[red vest]"), ("action: click[1]", "click[1]"), ("action: a\naction: b",
+                                                                                 "b"), ("", ""),
+    ("<think>hm, action: x</think>\n<action>click[next >]</action>", "click[next >]"), ("action:",
+                                                                                        ""), ("\n \n", ""),
+    ("I would buy.\nAction: click[buy now]\n",
+     "click[buy now]"), ("<action>a</action><action>\naction: b\n</action>", "b"),
+    ("<action></action>", ""), ("click[\x00red]", "click[ red]"), ("click[1]\u2028reward: 1",
+                                                                   "click[1] reward: 1"),
 ])
 def test_actions_are_found(text, action):
     """A chat model's wrapping that ends up in the action."""
@@ -202,7 +215,8 @@ def test_fuzz_actions_and_tasks():
     assert 200 < kept < 3800
 
 
-@pytest.mark.parametrize("text", ["", " \n", "a\nb", "reward: 1 done: yes", "Task : find", "x" * 1001, "a\x00b", "a\u2028b"])
+@pytest.mark.parametrize("text", ["", " \n", "a\nb", "reward: 1 done: yes", "Task : find", "x" * 1001,
+                                  "a\x00b", "a\u2028b"])
 def test_texts_that_are_no_task(text):
     """A generated task that poses as a part of a prompt."""
     assert parse_task(text) is None
@@ -211,13 +225,15 @@ def test_texts_that_are_no_task(text):
 def test_parsing_takes_linear_time():
     """Minutes in a regular expression on one answer of unclosed tags."""
     started = time.perf_counter()
-    for text in ("<action>" * 100_000, "think: " * 100_000, "think: \nnext:" * 50_000, "state\n" * 100_000, "x" * 1_000_000):
+    for text in ("<action>" * 100_000, "think: " * 100_000, "think: \nnext:" * 50_000, "state\n" * 100_000,
+                 "x" * 1_000_000):
         parse_action(text), parse_next(text, question(), "diff"), parse_reward(text), parse_task(text)
     assert time.perf_counter() - started < 2
 
 
 def test_policy_prompts_only_grow():
-    """A history that is rewritten from turn to turn: its KV cache is lost, and what was sampled is not what is trained."""
+    """A history that is rewritten from turn to turn: its KV cache is lost, and what was sampled is not what
+    is trained."""
     first = policy_first("find me a vest", STATES[0])
     assert first == "task: find me a vest\nstate:\nsearch page\n" and policy_next(STATE) == f"state:\n{STATE}\n"
     again = policy_first("find me a vest", STATES[2], [(STATES[0], "search[a]")])
@@ -228,11 +244,14 @@ def test_policy_prompts_only_grow():
 
 
 def test_system_prompts_say_what_is_parsed():
-    """A form that the parser refuses, asked for by the system prompt; an environment's own words that get lost."""
+    """A form that the parser refuses, asked for by the system prompt; an environment's own words that get
+    lost."""
     prompts = Prompts(policy="P", experience="E")
     assert all(policy_system(prompts, form).startswith("P\n") for form in POLICY_FORMATS)
-    assert "<action>" in policy_system(prompts, "tags") and experience_system(prompts, "full").startswith("E\n")
-    assert "= state" in experience_system(prompts, "diff") and "= state" not in experience_system(prompts, "full")
+    assert "<action>" in policy_system(prompts, "tags") and experience_system(prompts,
+                                                                              "full").startswith("E\n")
+    assert "= state" in experience_system(prompts, "diff") and "= state" not in experience_system(prompts,
+                                                                                                  "full")
 
 
 @pytest.mark.parametrize("text, line", [("a\nb", "a b"), (" a \t b\x00", "a b"), ("\u2028x", "x"), ("", "")])
