@@ -1,4 +1,5 @@
-"""What the ALFWorld tests share: official games rebuilt from ../shared/data/alfworld, skips, and one played episode."""
+"""What the ALFWorld tests share: official games rebuilt from ../shared/data/alfworld, skips, and one played
+episode."""
 from __future__ import annotations
 
 import ast
@@ -32,15 +33,18 @@ def records() -> list[dict]:
 
 
 def rebuild(folder: str | Path, split: str | None = None, limit: int | None = None) -> list[Path]:
-    """Writes json_2.1.1/<path>/{game.tw-pddl,traj_data.json} under `folder` and returns the game files in the order of
-    the source, at most `limit` of one `split` (train | valid_seen | valid_unseen; None: all). Needs the alfworld package.
+    """Writes json_2.1.1/<path>/{game.tw-pddl,traj_data.json} under `folder` and returns the game files in the
+    order of the source, at most `limit` of one `split` (train | valid_seen | valid_unseen; None: all). Needs
+    the alfworld package.
 
     With a limit the games are spread evenly over the source, so that a few of them cover the task types.
     """
     import alfworld
 
     shipped = Path(alfworld.__file__).parent / "data"
-    domain, grammar = ((shipped / name).read_text(encoding="utf-8") for name in ("alfred.pddl", "alfred.twl2"))
+    domain, grammar = (
+        (shipped / name).read_text(encoding="utf-8") for name in ("alfred.pddl", "alfred.twl2")
+    )
     found = [record for record in records() if split is None or record["path"].startswith(f"{split}/")]
     if limit is not None and limit < len(found):
         found = [found[i * len(found) // limit] for i in range(limit)]
@@ -50,7 +54,10 @@ def rebuild(folder: str | Path, split: str | None = None, limit: int | None = No
 def _write(path: Path, record: dict, domain: str, grammar: str) -> Path:
     game = {"pddl_domain": domain, "grammar": grammar.replace("UNKNOWN GOAL", record["task"]),
             "pddl_problem": record["pddl_problem"], "solvable": True, "walkthrough": []}
-    traj = {"task_type": record["task_type"], "pddl_params": _read(record["pddl_params"]), "scene": _read(record["scene"])}
+    traj = {
+        "task_type": record["task_type"], "pddl_params": _read(record["pddl_params"]),
+        "scene": _read(record["scene"]),
+    }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(game), encoding="utf-8")
     (path.parent / "traj_data.json").write_text(json.dumps(traj), encoding="utf-8")
@@ -70,8 +77,12 @@ def play(env, task, name: str, rng, act=None) -> Episode:
         state = session.state
         action = act(state)
         [result] = env.step([session], [action])
-        step = Step(state=state, action=action, next_state=result.state, reward=result.reward, done=result.done)
+        step = Step(
+            state=state, action=action, next_state=result.state, reward=result.reward, done=result.done
+        )
         step.reasoning, step.reward_reasoning = env.explain(task, steps, step)
         steps.append(step)
     env.end([session])
-    return Episode(id=f"{task.id}-{name}", task=task, steps=steps, source=name, stop=result.stop or StopReason.STEP_LIMIT)
+    return Episode(
+        id=f"{task.id}-{name}", task=task, steps=steps, source=name, stop=result.stop or StopReason.STEP_LIMIT
+    )

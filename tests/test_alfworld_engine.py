@@ -14,8 +14,10 @@ from dreamgym.envs.alfworld import engine as alfworld_engine, library as alfworl
 from dreamgym.envs.alfworld.engine import Engine, StockEngine, read_game, require
 from dreamgym.envs.alfworld.games import generate
 
-TYPES = ("pick_and_place_simple", "look_at_obj_in_light", "pick_clean_then_place_in_recep", "pick_heat_then_place_in_recep",
-         "pick_cool_then_place_in_recep", "pick_two_obj_and_place")
+TYPES = (
+    "pick_and_place_simple", "look_at_obj_in_light", "pick_clean_then_place_in_recep",
+    "pick_heat_then_place_in_recep", "pick_cool_then_place_in_recep", "pick_two_obj_and_place",
+)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +40,9 @@ def games(tmp_path_factory):
 @pytest.fixture
 def fresh(monkeypatch):
     """No graph and no translation of another test."""
-    for module, name in ((alfworld_engine, "_recent"), (alfworld_engine, "_alive"), (alfworld_library, "_translations")):
+    for module, name in (
+        (alfworld_engine, "_recent"), (alfworld_engine, "_alive"), (alfworld_library, "_translations"),
+    ):
         monkeypatch.setattr(module, name, type(getattr(module, name))())
 
 
@@ -50,9 +54,15 @@ def forget():
 
 
 def next_command(rng, admissible, number):
-    """Every verb is as likely as the next, so that things are taken, heated, moved and examined; every eighth command is none."""
+    """Every verb is as likely as the next, so that things are taken, heated, moved and examined; every eighth
+    command is none."""
     if number % 8 == 7:
-        return rng.choice(["", "fly to the moon", "put apple 1 in/on fridge 1", "Look", "open", "take nothing 1 from nowhere 1"])
+        return rng.choice(
+            [
+                "", "fly to the moon", "put apple 1 in/on fridge 1", "Look", "open",
+                "take nothing 1 from nowhere 1",
+            ]
+        )
     verbs = defaultdict(list)
     for command in admissible:
         verbs[command.split()[0]].append(command)
@@ -62,9 +72,22 @@ def next_command(rng, admissible, number):
 def winning(engine, path):
     """Wins a pick_and_place game with the hidden facts."""
     params = json.loads((path.parent / "traj_data.json").read_text())["pddl_params"]
-    kinds = {name: kind for predicate, name, *rest in engine.facts if predicate in ("objecttype", "receptacletype") for kind in rest}
-    target = sorted(name for name, kind in kinds.items() if kind == f"{params['parent_target'].lower()}type")[0]
-    thing, source = sorted(f[1:] for f in engine.facts if f[0] == "inreceptacle" and kinds[f[1]] == f"{params['object_target'].lower()}type" and kinds[f[2]] != kinds[target])[0]
+    kinds = {
+        name: kind
+        for predicate, name, *rest in engine.facts
+        if predicate in ("objecttype", "receptacletype")
+        for kind in rest
+    }
+    target = sorted(name for name, kind in kinds.items() if kind == f"{params['parent_target'].lower()}type")[
+        0
+    ]
+    thing, source = sorted(
+        f[1:]
+        for f in engine.facts
+        if f[0] == "inreceptacle"
+        and kinds[f[1]] == f"{params['object_target'].lower()}type"
+        and kinds[f[2]] != kinds[target]
+    )[0]
     for place, act in ((source, f"take {thing} from {source}"), (target, f"move {thing} to {target}")):
         yield f"go to {place}"
         if f"open {place}" in engine.admissible:
@@ -75,13 +98,17 @@ def winning(engine, path):
 def stock_facts(stock):
     """TextWorld's own record, in the form of Engine.facts."""
     env = stock._env.unwrapped
-    named = [(fact.name, *[env._entity_infos[variable.name].name.strip() for variable in fact.arguments]) for fact in env._pddl_state.facts]
+    named = [
+        (fact.name, *[env._entity_infos[variable.name].name.strip() for variable in fact.arguments])
+        for fact in env._pddl_state.facts
+    ]
     return {fact for fact in named if not fact[0].startswith(("not_", "new-axiom")) and fact[0] != "ison"}
 
 
 @pytest.mark.parametrize("kind", range(6), ids=TYPES)
 def test_text_won_commands_and_facts_equal_the_stock_engine(games, kind):
-    """A cache keyed by too little, an effect forgotten, another order of names: 6 x 17 observations, one of them a win."""
+    """A cache keyed by too little, an effect forgotten, another order of names: 6 x 17 observations, one of
+    them a win."""
     stock, ours, rng, wins = StockEngine(games[kind]), Engine(games[kind]), random.Random(kind), 0
     assert ours.reset() == stock.reset() and ours.task == stock.task and ours.admissible == stock.admissible
     script = winning(ours, games[kind]) if kind == 0 else iter(())
@@ -136,12 +163,17 @@ def test_memory_is_bounded(games, fresh, monkeypatch):
     monkeypatch.setattr(alfworld_engine, "_idle_libraries", [])
     for path in games * 2:
         list(walk(path, 0, 5))
-    assert len(alfworld_engine._recent) == 2 and len(alfworld_engine._alive) <= 2 and len(alfworld_library._translations) == 3
+    assert (
+        len(alfworld_engine._recent) == 2
+        and len(alfworld_engine._alive) <= 2
+        and len(alfworld_library._translations) == 3
+    )
     assert len(made) <= 3
 
 
 def test_a_large_graph_is_begun_anew_without_its_sessions_noticing(games, fresh, monkeypatch):
-    """A graph that grows for ever when one game is played for ever; or one that is thrown away under a running session."""
+    """A graph that grows for ever when one game is played for ever; or one that is thrown away under a
+    running session."""
     expected = list(walk(games[1], 5))
     forget()
     monkeypatch.setattr(alfworld_engine, "STATES_KEPT", 4)
@@ -190,18 +222,50 @@ def test_the_program_keeps_its_arguments(games, fresh, monkeypatch):
     assert sys.argv == ["train_policy.py", "--env", "alfworld"]
 
 
-@pytest.mark.parametrize("change, said", [
-    (lambda game: "{", "no JSON"), (lambda game: "[1]", "list"), (lambda game: {**game, "grammar": None}, "`grammar`"),
-    (lambda game: {k: v for k, v in game.items() if k != "pddl_problem"}, "`pddl_problem`"),
-    (lambda game: {**game, "grammar": game["grammar"].replace("move {o} to {r}", "put {o} in/on {r}")}, "alfworld < 0.4"),
-    (lambda game: {**game, "grammar": game["grammar"].replace(game["task"], "UNKNOWN GOAL")}, "Your task is to"),
-    (lambda game: {**game, "grammar": game["grammar"].replace(game["task"], "{__import__('os')}")}, "as code"),
-    (lambda game: {**game, "grammar": game["grammar"].replace("receptacleatlocation(r:receptacle, lend:location)", "inreceptacle(o:object, r:receptacle)")}, "change in play"),
-    (lambda game: {**game, "grammar": game["grammar"].replace("action look {", "action stare {")}, "no command for the PDDL's look"),
-    (lambda game: {**game, "grammar": game["grammar"] + "{"}, "parse the grammar"),
-    (lambda game: {**game, "pddl_problem": "(define"}, "cannot translate"),
-    (lambda game: {**game, "pddl_problem": game["pddl_problem"].split("(:goal")[0] + "(:goal (opened nowhere)))"}, "out of reach"),
-])
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (lambda game: "{", "no JSON"),
+        (lambda game: "[1]", "list"),
+        (lambda game: {**game, "grammar": None}, "`grammar`"),
+        (lambda game: {k: v for k, v in game.items() if k != "pddl_problem"}, "`pddl_problem`"),
+        (
+            lambda game: {**game, "grammar": game["grammar"].replace("move {o} to {r}", "put {o} in/on {r}")},
+            "alfworld < 0.4",
+        ),
+        (
+            lambda game: {**game, "grammar": game["grammar"].replace(game["task"], "UNKNOWN GOAL")},
+            "Your task is to",
+        ),
+        (
+            lambda game: {**game, "grammar": game["grammar"].replace(game["task"], "{__import__('os')}")},
+            "as code",
+        ),
+        (
+            lambda game: {
+                **game,
+                "grammar": game["grammar"].replace(
+                    "receptacleatlocation(r:receptacle, lend:location)",
+                    "inreceptacle(o:object, r:receptacle)",
+                ),
+            },
+            "change in play",
+        ),
+        (
+            lambda game: {**game, "grammar": game["grammar"].replace("action look {", "action stare {")},
+            "no command for the PDDL's look",
+        ),
+        (lambda game: {**game, "grammar": game["grammar"] + "{"}, "parse the grammar"),
+        (lambda game: {**game, "pddl_problem": "(define"}, "cannot translate"),
+        (
+            lambda game: {
+                **game,
+                "pddl_problem": game["pddl_problem"].split("(:goal")[0] + "(:goal (opened nowhere)))",
+            },
+            "out of reach",
+        ),
+    ],
+)
 def test_a_file_that_is_no_game_is_refused_in_one_line(games, tmp_path, change, said):
     """A traceback from deep inside, or a game that starts and cannot be played."""
     changed = change(read_game(games[1]))
@@ -209,7 +273,11 @@ def test_a_file_that_is_no_game_is_refused_in_one_line(games, tmp_path, change, 
     path.write_text(changed if isinstance(changed, str) else json.dumps(changed))
     with pytest.raises(ValueError) as refusal:
         Engine(path)
-    assert str(path) in str(refusal.value) and said in str(refusal.value) and len(str(refusal.value).splitlines()) == 1
+    assert (
+        str(path) in str(refusal.value)
+        and said in str(refusal.value)
+        and len(str(refusal.value).splitlines()) == 1
+    )
 
 
 def test_a_missing_file_is_named(tmp_path):
