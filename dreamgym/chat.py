@@ -10,13 +10,13 @@ with tools or several system turns.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import date
 from functools import lru_cache
 
 from jinja2.exceptions import TemplateError
 from transformers import PreTrainedTokenizerBase
 
-TODAY = date(2024, 7, 26)  # for templates that write the date: a prompt must not change over night
+# In front of a template that writes the date: a prompt must not change over night.
+TODAY = "{% macro strftime_now(form) %}26 Jul 2024{% endmacro %}"
 USER, ANSWER, NEXT = "USERTEXTONE", "ANSWERTEXTONE", "USERTEXTTWO"
 
 
@@ -55,7 +55,8 @@ def _render(tokenizer: PreTrainedTokenizerBase, system: str, texts: list[str], a
     messages = [{"role": "system", "content": system}] if system else []
     messages += [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
     return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=ask,
-                                         enable_thinking=False, strftime_now=TODAY.strftime)
+                                         enable_thinking=False,
+                                         chat_template=TODAY + tokenizer.get_chat_template())
 
 
 def chat_format(tokenizer: PreTrainedTokenizerBase, system: str = "") -> ChatFormat:

@@ -47,8 +47,8 @@ def aggregate(loss_N: Tensor, total: float) -> Tensor:
     `total / world_size` there.
     """
     if not total > 0:
-        raise ValueError(f"aggregate: total is {total}, expected the positive global count of trained tokens; skip "
-                         "a step that trains no token")
+        raise ValueError(f"aggregate: total is {total}, expected the positive global count of "
+                         "trained tokens; skip a step that trains no token")
     return loss_N.sum() / total
 
 
