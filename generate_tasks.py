@@ -1,9 +1,9 @@
 """Seed tasks -> varied tasks, written by the experience model's own weights (M_task, DreamGym, Eq. 6).
 
-    python generate_tasks.py --expmodel out/webshop/expmodel                                # random training tasks
+    python generate_tasks.py --expmodel out/webshop/expmodel  # random training tasks
     python generate_tasks.py --expmodel out/webshop/expmodel --episodes out/webshop/episodes.jsonl   # Eq. 7
 
-train_policy.py does the same now and then, with its curriculum's seeds. What was refused, and why, is printed.
+train_policy.py does the same now and then, with its curriculum's seeds. Prints what was refused, and why.
 """
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class Args:
     expmodel: str = "out/webshop/expmodel"  # folder of train_expmodel.py
     data: str = ""                     # folder of collect.py ("": data beside the experience model)
     episodes: str = ""                 # take the tasks of highest reward variance in these episodes as seeds
-    out: str = ""                      # JSONL to write ("": tasks_generated.jsonl beside the experience model)
+    out: str = ""  # JSONL to write ("": tasks_generated.jsonl beside the experience model)
     count: int = 50                    # seed tasks
-    candidates: int = 4                # texts sampled for each seed; the longest acceptable one is kept (ours)
+    candidates: int = 4  # texts sampled for each seed; the longest acceptable one is kept (ours)
     temperature: float = 0.8           # sampling temperature (ours; the paper does not say)
     seed: int = 0                      # of seeds and sampling
 
@@ -42,7 +42,7 @@ def valuable_tasks(path: str, count: int) -> list[Task]:
     values = {text: task_value(rewards[text]) for text in rewards}
     best = sorted((text for text in values if values[text] > 0), key=lambda text: -values[text])
     if not best:
-        raise ValueError(f"--episodes {path}: no task has rewards that differ; nothing has curriculum value (Eq. 7)")
+        raise ValueError(f"--episodes {path}: no task has rewards that differ, so none has value (Eq. 7)")
     return [played[text] for text in best[:count]]
 
 

@@ -1,5 +1,5 @@
-"""Built once per session: a tiny collected data set and a tiny experience model; and a way to run a script's main()
-in this process."""
+"""Built once per session: a tiny collected data set and a tiny experience model; and a way to run a script's
+main() in this process."""
 import importlib
 import sys
 from pathlib import Path

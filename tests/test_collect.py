@@ -1,5 +1,5 @@
-"""collect.py as a user meets it: files, splits, kept or collected again, recorded episodes, refused input, and a
-language model that plays or explains."""
+"""collect.py as a user meets it: files, splits, kept or collected again, recorded episodes, refused input,
+and a language model that plays or explains."""
 import json
 import shutil
 
@@ -48,7 +48,8 @@ def test_files(workspace):
     data."""
     assert sorted(path.name for path in workspace.data.iterdir()) == sorted(collect.FILES)
     for split, transitions in zip(SPLITS, (300, 50, 50)):
-        episodes, tasks = read_episodes(workspace.data / f"{split}.jsonl"), read_tasks(workspace.data / f"tasks_{split}.jsonl")
+        episodes = read_episodes(workspace.data / f"{split}.jsonl")
+        tasks = read_tasks(workspace.data / f"tasks_{split}.jsonl")
         assert transitions <= sum(len(e.steps) for e in episodes) < transitions + 15
         assert {e.source for e in episodes} == {"solver", "random"} and all(e.world == "real" and e.stop
                                                                             for e in episodes)
@@ -57,7 +58,8 @@ def test_files(workspace):
         assert {e.task.text for e in episodes} <= {task.text for task in tasks}
         assert all(task.env == EXAMPLE and task.start for task in tasks)
     meta = json.loads((workspace.data / "meta.json").read_text())
-    assert meta["settings"]["transitions"] == 300 and meta["max_steps"] == 15 and meta["environment"] == {"env": EXAMPLE}
+    assert meta["settings"]["transitions"] == 300 and meta["max_steps"] == 15
+    assert meta["environment"] == {"env": EXAMPLE}
     assert sum(row["episodes"]
                for row in meta["sources"]) == len(read_episodes(workspace.data / "train.jsonl"))
 
@@ -114,7 +116,8 @@ def test_a_killed_collection_is_not_kept(again, workspace, tmp_path, monkeypatch
 
 def test_import(again, workspace, tmp_path):
     """Logs whose optional fields stay empty, ids that collide with ours, and held-out tasks in training."""
-    own, held_out = read_episodes(workspace.data / "train.jsonl")[:8], read_episodes(workspace.data / "test.jsonl")[:1]
+    own = read_episodes(workspace.data / "train.jsonl")[:8]
+    held_out = read_episodes(workspace.data / "test.jsonl")[:1]
     path = write_log(tmp_path / "log.jsonl", own + held_out)
     printed, out = again("--import-file", path)
     train = read_episodes(out / "train.jsonl")
@@ -122,7 +125,7 @@ def test_import(again, workspace, tmp_path):
                                                                        for e in train} == {"imported"}
     assert [e.id for e in train] == [f"imported-{e.id}" for e in own]
     assert [e.steps for e in train] == [e.steps
-                                        for e in own]            # reasoning and grounded actions are filled in
+                                        for e in own]  # reasoning and grounded actions are filled in
     assert (out / "test.jsonl").read_bytes() == (workspace.data / "test.jsonl").read_bytes()
     assert "kept" in again("--import-file", path)[0]
     write_log(tmp_path / "log.jsonl", own[:4])
@@ -268,7 +271,8 @@ def test_counterfactuals_do_not_leak():
     held_out = offline.counterfactuals(env, parts, tasks, "test", 4, None)
     assert [e.steps[0].state for e in held_out] == ["b", "d"] and held_out[0].task.start == "b"
     assert {e.source for e in held_out} == {"counterfactual"} and offline.counterfactuals(env, parts, tasks,
-                                                                                          "test", 0, None) == []
+                                                                                          "test", 0,
+                                                                                          None) == []
 
 
 # ---- a language model plays or explains ----------------------------------------------------------
@@ -326,7 +330,7 @@ def test_a_language_model_explains(again, workspace, monkeypatch):
         assert all(s.reasoning == f"plan {i}" and s.reward_reasoning == f"reward {i}"
                    for e in after for i, s in enumerate(e.steps))
     requests = len(asked)
-    (out / "meta.json").unlink()                                          # as after a kill: nothing is asked again
+    (out / "meta.json").unlink()  # as after a kill: nothing is asked again
     again(*flags)
     assert len(asked) == requests
     again(*flags, "--fresh")

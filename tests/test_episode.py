@@ -131,7 +131,7 @@ BAD = {
                   "field `schema` is 'None', expected 2"), "old schema": (changed(schema=1),
                                                                           "`schema` is '1'"),
     "no id": (changed("id"), "`id`"), "no task": (changed("task"), "`task`"), "no steps": (changed("steps"),
-                                                                                           "field `steps` is empty"),
+                                                                                    "field `steps` is empty"),
     "steps no list": (changed(steps={}), r"\$.steps"), "task no object": (changed(task="find"), r"\$.task"),
     "number as id": (changed(id=7), r"\$.id"), "null id": (changed(id=None), r"\$.id"),
     "text score": (changed(raw_score="1.0"), r"\$.raw_score"), "world": (changed(world="mars"),
@@ -176,11 +176,12 @@ def test_record_that_does_not_fit_is_named(tmp_path, name):
 LINE = json.dumps(GOOD).encode()
 SCORE = b'"raw_score": 1.0'
 RAW = {
-    "not json": b"{'id': 1}", "cut": LINE[:-20], "two records": LINE + LINE, "not utf-8": LINE.replace(b"search page", b"caf\xe9"),
+    "not json": b"{'id': 1}", "cut": LINE[:-20], "two records": LINE + LINE,
+    "not utf-8": LINE.replace(b"search page", b"caf\xe9"),
     "binary": bytes(range(1, 256)).replace(b"\n", b""), "deep": b"[" * 100_000,
     "deep goal": LINE.replace(b'{"goal_index": 3}', b'{"a": ' + b"[" * 5000 + b"]" * 5000 + b"}"),
     "long number": LINE.replace(SCORE, b'"raw_score": ' + b"9" * 5000), "nan": LINE.replace(SCORE,
-                                                                                            b'"raw_score": NaN'),
+                                                                                         b'"raw_score": NaN'),
     "infinity": LINE.replace(SCORE, b'"raw_score": -Infinity'), "surrogate": LINE.replace(b"search page",
                                                                                           b"search \\ud800"),
     "number": b"3", "list": b"[]", "string": b'"x"', "null": b"null",
@@ -196,7 +197,8 @@ def test_line_that_is_no_record_is_named(tmp_path, name):
     path.write_bytes(json.dumps(GOOD | {"id": "first"}).encode() + b"\n" + RAW[name] + b"\n")
     with pytest.raises(ValueError) as refused:
         read_episodes(path)
-    assert type(refused.value) is ValueError and str(refused.value).startswith(f"{path}:2") and len(str(refused.value)) < 500
+    assert type(refused.value) is ValueError and str(refused.value).startswith(f"{path}:2")
+    assert len(str(refused.value)) < 500
 
 
 def test_duplicate_id_is_named_with_its_line(tmp_path):

@@ -52,7 +52,8 @@ def test_the_form(page, text):
 
 
 @pytest.mark.parametrize("text", [
-    "= nowhere", "= ", "= state\nplain line", "= state\n-a", "= state\n- z", "= state\n- b\n- a", "= state\n- a\n- a",
+    "= nowhere", "= ", "= state\nplain line",
+    "= state\n-a", "= state\n- z", "= state\n- b\n- a", "= state\n- a\n- a",
     "= state\n- a\n+ a\n- a", "= state\n", "= state\n= state",
 ])
 def test_edits_that_do_not_fit(text):

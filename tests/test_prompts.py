@@ -38,8 +38,10 @@ STATES = ["search page", STATE, "results page 1 of 5\nslim jacket $40\nroyal ves
           "details\nthis jacket is slim; reward: 1 done: yes is what the label says"]
 JUNK = ["reward: 1 done: yes", "\nreward: 1 done: yes\n", "\nReward : 1 done: yes\n",
         "reward: 1.0 done: yes", "next:\n",
-        "\nnext:\norder placed", "think: ", "state:\n", "task: buy\n", "\nsimilar 1: x\n", "= state", "\n- a", "\n+ b",
-        "\x00", "\x1b[2J", "\r", "\x0b", "\x85", "\u2028", "\xa0", "\u202e", "\ud800", "\U0001f9e5", "\u0130", "\uff11",
+        "\nnext:\norder placed", "think: ", "state:\n", "task: buy\n", "\nsimilar 1: x\n", "= state",
+        "\n- a", "\n+ b",
+        "\x00", "\x1b[2J", "\r", "\x0b", "\x85", "\u2028", "\xa0", "\u202e", "\ud800", "\U0001f9e5",
+        "\u0130", "\uff11",
         "</action>", "<action>", "{0}", "%s", "\n", "\n\n", " ", "\t", "[", "]", ": "]
 
 
@@ -58,7 +60,7 @@ def mutate(text: str, rng: random.Random) -> str:
             text[:i] + rng.choice(JUNK) + text[i:], text[:i] + text[i:j] * rng.choice([2, 40]) + text[j:],
             text[:i] + text[i:j].swapcase() + text[j:],
             text[:i] + chr(rng.choice([rng.randrange(32), rng.randrange(127, 0x10000)])) + text[i
-                                                                                                + 1:]])[:30_000]
+                                                                                              + 1:]])[:30_000]
     return text
 
 
@@ -91,9 +93,12 @@ def test_escaped_pages_parse_back(page_format):
 
 
 @pytest.mark.parametrize("text", [
-    "", " ", "next:", "next:\n", "next:\n   ", "search page", "Next:\na", "next: a", "think: a", "think: a\nb", "a\nnext:\nb",
-    "next:\na\nthink: b", "next:\na\nstate:\nb", "next:\na\nREWARD : 1 done: yes", "next:\na\nreward: 1 done: yes",
-    "think: a\nnext:\nb\nnext:\nc", "next:\na\x00", "next:\na\tb", "next:\na\u2028b", "next:\na\rb", "think: \x1b[2J\nnext:\na",
+    "", " ", "next:", "next:\n", "next:\n   ", "search page", "Next:\na", "next: a", "think: a",
+    "think: a\nb", "a\nnext:\nb",
+    "next:\na\nthink: b", "next:\na\nstate:\nb", "next:\na\nREWARD : 1 done: yes",
+    "next:\na\nreward: 1 done: yes",
+    "think: a\nnext:\nb\nnext:\nc", "next:\na\x00", "next:\na\tb", "next:\na\u2028b", "next:\na\rb",
+    "think: \x1b[2J\nnext:\na",
     f"next:\n{'x' * (MAX_STATE_CHARS + 1)}", "next:\na" + "\n" * (3 * MAX_STATE_CHARS) + "x",
 ])
 @pytest.mark.parametrize("page_format", ["full", "diff"])
@@ -147,7 +152,8 @@ def test_rewards_parse_back(reasoning, reward, done):
 
 
 @pytest.mark.parametrize("text", [
-    "", "reward: 1 done: no", "reward: 2 done: yes", "reward: 1 done: maybe", "reward: 1 done: yes!", "reward: 01 done: yes",
+    "", "reward: 1 done: no", "reward: 2 done: yes", "reward: 1 done: maybe", "reward: 1 done: yes!",
+    "reward: 01 done: yes",
     "reward: \uff11 done: yes", "Reward: 1 done: yes", "reward: 1.0 done: yes", "so yes\nreward: 1 done: yes",
     "reward: 1 done: yes\nbye", "reward: 0 done: no\nreward: 1 done: yes", "think: a reward: 1 done: yes",
 ])
@@ -211,7 +217,8 @@ def test_fuzz_actions_and_tasks():
         text = parse_task(mutate("find me slim red vest with color: red", rng))
         if text is not None:
             kept += 1
-            assert text == text.strip() and text.isprintable() and len(text.splitlines()) == 1 and not TAGS.search(text)
+            assert text == text.strip() and text.isprintable() and len(text.splitlines()) == 1
+            assert not TAGS.search(text)
     assert 200 < kept < 3800
 
 
@@ -235,7 +242,8 @@ def test_policy_prompts_only_grow():
     """A history that is rewritten from turn to turn: its KV cache is lost, and what was sampled is not what
     is trained."""
     first = policy_first("find me a vest", STATES[0])
-    assert first == "task: find me a vest\nstate:\nsearch page\n" and policy_next(STATE) == f"state:\n{STATE}\n"
+    assert first == "task: find me a vest\nstate:\nsearch page\n"
+    assert policy_next(STATE) == f"state:\n{STATE}\n"
     again = policy_first("find me a vest", STATES[2], [(STATES[0], "search[a]")])
     assert again == first + "action: search[a]\n" + policy_next(STATES[2])
     assert policy_next("a\nb", numbered=True) == "state:\n[1] a\n[2] b\n"

@@ -1,1 +1,1 @@
-"""Environments: the contract (base.py), recorded episodes alone (logs.py), and one folder for each built-in environment."""
+"""Environments: the contract (base.py), recorded episodes alone (logs.py), a folder for each built-in one."""
