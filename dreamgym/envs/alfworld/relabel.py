@@ -257,7 +257,7 @@ def _explain_reward(task: Task, command: Command | None, step: Step) -> str:
 
 # ---- counterfactual reward examples: a real step judged under other tasks ----------------------------------
 
-FULFILLED = 0.45                  # share of counterfactuals that fulfil their task; the rest breaks one constraint
+FULFILLED = 0.45                  # share that fulfils its task; the rest breaks one constraint
 # What is broken, by shares of the rest. "many" is an unrelated sentence: easy, but without it "no" is so rare
 # that a small model says "yes" to every constraint.
 BREAKABLE = {"object": 0.22, "receptacle": 0.16, "state": 0.12, "count": 0.14, "kind": 0.12, "many": 0.24}
