@@ -1,120 +1,197 @@
-"""WebArena as an environment: the contract, notes, evaluation at stop, isolation of episodes, and the same through a real browser and as a user's own sites."""
-
+"""WebArena as an environment: the contract, refusals, evaluation at stop, isolation, and the same through a real browser and as a user's sites."""
 import json
 import shutil
+import sys
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from dreamgym.envs import make_env, webarena_text
-from dreamgym.envs.webarena.env import LiveWebArena, WebArena
+from dreamgym.envs.base import make_env
+from dreamgym.envs.webarena import env as module
+from dreamgym.envs.webarena.env import LiveSites, WebArena, official_tasks
+from dreamgym.envs.webarena.page import STOPPED
 from dreamgym.envs.webarena.sites import SiteDatabase
+from dreamgym.episode import StopReason, Task
 
 CHROMIUM = pytest.mark.skipif(not shutil.which("chromium"), reason="needs Chromium (Debian: apt-get install chromium)")
 
 
 @pytest.fixture(scope="module")
 def env():
-    return WebArena()
-
-
-def task_of(env, start, split="train"):
-    return next(t for t in env.tasks(split) if t.text.startswith(start))
+    env = WebArena()
+    yield env
+    env.close()
 
 
 def play(env, task, actions):
-    session = env.start([task])[0]
-    return session, [env.act([session], [action])[0] for action in actions]
+    (session,) = env.reset([task])
+    results = [env.step([session], [action])[0] for action in actions]
+    env.end([session])
+    return results
 
 
 def number(state, line):
-    """The number of the line that reads so."""
-    return next(row.split("]")[0][1:] for row in state.split("\n") if row.split("] ", 1)[-1] == line)
+    """The number of the line that begins so."""
+    return next(i for i, row in enumerate(state.split("\n"), 1) if row.startswith(line))
+
+
+def asking(env, prefix):
+    return next(task for task in env.tasks("train") if task.text.startswith(prefix) and task.goal["parameters"]["answer"] != "N/A")
 
 
 def test_tasks_start_where_the_environment_starts_them(env):
-    """Stops a dream that begins on another page than the world, and splits that share a sentence."""
-    train, test = env.tasks("train"), env.tasks("test")
-    assert (len(train), len(test)) == (300, 100) and not {t.text for t in train} & {t.text for t in test}
-    some = train[::40] + test[::20]
-    assert [s.state for s in env.start(some)] == [t.start for t in some]
-    assert {t.goal["split"] for t in test} == {"new template", "new entity"}
+    """Stops a dream that begins on another page than the world."""
+    some = [task for split in ("train", "valid", "test") for task in env.tasks(split)[::25]]
+    sessions = env.reset(some)
+    assert [session.state for session in sessions] == [task.start for task in some]
+    env.end(sessions)
 
 
-def test_what_comes_to_nothing_is_a_note_and_invalid(env):
-    """Stops an unknown element, or words that are no action, from raising, from changing the page, or from counting as valid."""
-    session, (unknown, words, moved) = play(env, env.tasks("train")[0], ["click [444]", "I would like to shop", "click [1]"])
-    first = env.tasks("train")[0].start
-    assert unknown.state == first + "\nnote: no element [444]" and not unknown.info["valid"] and not unknown.done
-    assert words.state.startswith(first + "\nnote: no action") and not words.info["valid"]
-    assert moved.info["valid"] and "note:" not in moved.state and moved.info["grounded"].startswith("click ")
+def test_the_same_class_for_every_name_and_option():
+    """Stops options of the contract from being lost, and data of another seed from passing for the same."""
+    env = make_env("webarena", seed=8, options=["backend=direct"])
+    assert env.describe() == {"env": "webarena", "state_form": 2, "data": "own sites", "seed": 8}
+    assert env.describe() != WebArena().describe() and env.numbered_lines and env.label == "own sites"
+    assert {name for name, player in env.players().items() if player.imitate} == {"imperfect"}
+    assert sum(player.share for player in env.players().values()) == pytest.approx(1)
+
+
+def test_what_is_refused_changes_nothing(env):
+    """Stops an unknown element, a header line, or words that are no action, from raising, from changing the page, or from leaving a note that would make the step valid."""
+    task = env.tasks("train")[0]
+    line = number(task.start, "link 'Cart'")
+    refused = ["click [444]", "click [1]", "click [2]", "I would like to shop", "scroll [down]", "tab_focus [7]", "goto [nowhere]"]
+    *stayed, moved = play(env, task, [*refused, f"click [{line}]"])
+    assert [(r.state, r.done, r.reward) for r in stayed] == [(task.start, False, 0.0)] * len(refused)
+    assert moved.state != task.start and env.ground(task.start, f"click [{line}]").startswith(f"click [{line}] link '")
+
+
+def test_a_line_number_means_the_line_that_is_shown(env):
+    """Stops `click [5]` from clicking another element than the fifth line's."""
+    task = next(task for task in env.tasks("train") if task.start.startswith("page: ") and "link 'Account'" in task.start)
+    line = number(task.start, "link 'Account'")
+    (result,) = play(env, task, [f"click [{line}]"])
+    assert task.start.split("\n")[line - 1] == "link 'Account'" and "account" in result.state.split("\n")[1]
 
 
 def test_stop_is_evaluated_and_ends_the_episode(env):
     """Stops a reward for any answer, and a state after the end that could be acted on."""
-    task = next(t for t in env.tasks("train") if t.text.startswith("What is the price of") and t.goal["type"] == "string_match")
+    task = asking(env, "What is the price of")
     product, price = task.goal["parameters"]["product"], task.goal["parameters"]["answer"]
+    search = f"type [{number(task.start, 'searchbox ')}] [{product}] [1]"
     for answer, reward in ((price, 1.0), ("$1234567", 0.0), ("", 0.0)):
-        session, (searched, stopped) = play(env, task, [f"type [{number(task.start, chr(115) + 'earchbox ' + repr('Search'))}] [{product}] [1]", f"stop [{answer}]"])
+        searched, stopped = play(env, task, [search, f"stop [{answer}]"])
         assert product in searched.state
-        assert (stopped.reward, stopped.done, stopped.state, stopped.info["stop"]) == (reward, True, webarena_text.STOPPED, "success" if reward else "failure")
+        assert (stopped.reward, stopped.done, stopped.state) == (reward, True, STOPPED)
+        assert stopped.stop == (StopReason.SUCCESS if reward else StopReason.FAILURE)
 
 
 def test_episodes_do_not_see_each_other(env):
     """Stops a cart that one episode fills from being full in another, at the same time or later on the same sites."""
-    task = next(t for t in env.tasks("train") if t.goal["config"]["sites"] == ["shopping"])
-    one, two = env.start([task, task])
-    product = next(row.split("'")[1] for row in one.state.split("heading 'Featured'")[1].split("\n") if " link '" in row)
-    env.act([one], [f"click [{number(one.state, f'link {product!r}')}]"])
-    added = env.act([one], [f"click [{number(one.state, 'button ' + repr('Add to Cart'))}]"])[0]
+    task = next(task for task in env.tasks("train") if task.goal["config"]["sites"] == ["shopping"])
+    one, two = env.reset([task, task])
+    product = next(row.split("'")[1] for row in one.state.split("heading 'Featured'")[1].split("\n") if row.startswith("link '"))
+    env.step([one], [f"click [{number(one.state, f'link {product!r}')}]"])
+    (added,) = env.step([one], [f"click [{number(one.state, 'button ' + repr('Add to Cart'))}]"])
     assert "You added" in added.state
-    cart = env.act([two], ["goto [shopping/cart]"])[0]
+    (cart,) = env.step([two], ["goto [shopping/cart]"])
     assert product not in cart.state
-    for session in (one, two):
-        env.act([session], ["stop [done]"])
-    later, (cart,) = play(env, task, ["goto [shopping/cart]"])
+    env.end([one, two])
+    (cart,) = play(env, task, ["goto [shopping/cart]"])
     assert product not in cart.state
+
+
+def test_episodes_cut_short_give_their_sites_back(env):
+    """Stops the leak of sites (and, live, of the only instance) by episodes that end without `stop`: at a step limit, or by the context."""
+    task, free = env.tasks("train")[0], len(env.sites.free)
+    for _ in range(3):
+        sessions = env.reset([task] * 2)
+        env.step(sessions, ["go_back", "stop [done]"])         # one is cut short, one ends by itself
+        env.end(sessions)
+        env.end(sessions)                                      # giving back twice gives back once
+        assert len(env.sites.free) == max(2, free) and len({id(stage) for stage in env.sites.free}) == max(2, free)
+
+
+def test_a_live_instance_is_given_back(monkeypatch):
+    """Stops a user's only instance from being lost by an episode cut short, or by a login that fails."""
+    closed = []
+    sites = LiveSites.__new__(LiveSites)
+    instance = SimpleNamespace(bases={"shopping": "http://h"}, reset_url="")
+    logins = SimpleNamespace(state=lambda browser, names: {}, accounts={"shopping_admin": ("a", "b")})
+    sites.free, sites.slots, sites.is_reset = [(instance, logins)], 1, True
+    sites.farm = SimpleNamespace(browsers=lambda places, contexts: [SimpleNamespace(close=lambda: closed.append(1))])
+
+    class FakeBrowser:
+        def __init__(self, hosts):
+            self.chromium = None
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+    monkeypatch.setitem(sys.modules, "dreamgym.envs.webarena.chromium", SimpleNamespace(Browser=FakeBrowser))
+    for _ in range(3):
+        stage = sites.take(SimpleNamespace(sites=("shopping",)))
+        with pytest.raises(ValueError, match="end\\(\\)"):
+            sites.take(SimpleNamespace(sites=("shopping",)))
+        sites.give_back(stage)
+    assert len(sites.free) == 1 and len(closed) == 3
+    logins.state = lambda browser, names: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        sites.take(SimpleNamespace(sites=("shopping",)))
+    assert len(sites.free) == 1
 
 
 def test_unknown_splits_backends_and_generated_tasks_are_refused(env):
     """Stops a wrong flag or a dreamt task from ending in the middle of a run."""
     with pytest.raises(ValueError, match="split 'valid_seen'"):
         env.tasks("valid_seen")
-    with pytest.raises(ValueError, match="--backend firefox"):
-        make_env("webarena", backend="firefox")
-    task = env.tasks("train")[0]
+    with pytest.raises(ValueError, match="firefox"):
+        WebArena(backend="firefox")
     with pytest.raises(ValueError, match="generated"):
-        env.start([type(task)("g", task.text, "webarena", task.start)])
+        env.reset([Task(id="g", text="Disable Blue Lamp.", generated=True)])
 
 
-def test_official_tasks_without_addresses_are_refused(tmp_path, monkeypatch):
-    """Stops official tasks from being played on our own sites, and a folder without tasks from being taken for one with."""
+def test_official_tasks(env, tmp_path, monkeypatch):
+    """Stops official tasks from being played on our own sites, a folder without tasks from being taken for one with, and Lite's tasks from being trained or chosen on."""
     for name in ("WA_SHOPPING", "SHOPPING", "WA_INSTANCES"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ValueError, match="test.raw.json"):
-        LiveWebArena(str(tmp_path))
-    (tmp_path / "tasks.json").write_text(json.dumps([t.goal["config"] for t in WebArena().tasks("test")[:3]]))
+        WebArena(str(tmp_path))
+    records = [task.goal["config"] for split in ("train", "test") for task in env.tasks(split)]
+    (tmp_path / "test.raw.json").write_text(json.dumps(records))
+    lite = [{**record, "old_task_id": record["task_id"], "task_id": i} for i, record in enumerate(records[::9])]
+    (tmp_path / "test_webarena_lite.raw.json").write_text(json.dumps(lite))
+    tasks = official_tasks(tmp_path)
+    ids = {split: {task.goal["config"].get("old_task_id", task.goal["config"]["task_id"]) for task in rows} for split, rows in tasks.items()}
+    kinds = {split: {task.goal["config"]["intent_template_id"] for task in tasks[split]} for split in ("train", "valid")}
+    assert sum(map(len, ids.values())) == len(records) == len(set().union(*ids.values())) and min(map(len, ids.values())) > 5
+    assert not kinds["train"] & kinds["valid"]
     with pytest.raises(ValueError, match="WA_SHOPPING"):
-        LiveWebArena(str(tmp_path / "tasks.json"))
+        WebArena(str(tmp_path / "test.raw.json"))
 
 
 @CHROMIUM
 def test_a_real_browser_plays_the_same_episode(env):
     """Stops results that hold only without a browser: the oracle's way shows the same texts and gets the same reward."""
     pytest.importorskip("playwright")
-    from dreamgym.envs.webarena.scripted import make_player
     real = WebArena(backend="chromium")
     try:
         for task in (env.tasks("test")[i] for i in (0, 17, 45)):
-            here, there = env.start([task])[0], real.start([task])[0]
-            act = make_player("oracle", task.text, None, here)
+            (here,), (there,) = env.reset([task]), real.reset([task])
+            act = env.players()["oracle"].make(here, np.random.default_rng(0))
             for _ in range(env.max_steps):
                 assert there.state == here.state
                 action = act(here.state)
-                a, b = env.act([here], [action])[0], real.act([there], [action])[0]
-                assert (a.state, a.reward, a.done, a.info) == (b.state, b.reward, b.done, b.info)
+                (a,), (b,) = env.step([here], [action]), real.step([there], [action])
+                assert a == b
                 if a.done:
                     break
             assert a.reward == 1
+            env.end([here])
+            real.end([there])
     finally:
         real.close()
 
@@ -123,28 +200,25 @@ def test_a_real_browser_plays_the_same_episode(env):
 def test_own_sites_stand_in_for_a_users_webarena(env, tmp_path, monkeypatch):
     """Stops the path of a user's WebArena from rotting: addresses, logins through the forms, Chromium, evaluation on the sites that answer there."""
     pytest.importorskip("playwright")
-    from dreamgym.envs import webarena_env
-    from dreamgym.envs.webarena.scripted import make_player
-    monkeypatch.setattr(webarena_env, "LOGINS", tmp_path / "logins")
-    monkeypatch.setattr(webarena_env, "SETTLE_S", 0.0)
-    chosen = [t for t in env.tasks("test") if t.goal["config"]["sites"] in (["shopping"], ["gitlab"])][:2]
-    (tmp_path / "tasks.json").write_text(json.dumps([t.goal["config"] for t in chosen]))
-    world = SiteDatabase()
-    with world.serve() as served:
+    monkeypatch.setattr(module, "LOGINS", tmp_path / "logins")
+    monkeypatch.setattr(module, "SETTLE_S", 0.0)
+    chosen = [task for task in env.tasks("test") if task.goal["config"]["sites"] in (["shopping"], ["gitlab"])][:2]
+    (tmp_path / "tasks.json").write_text(json.dumps([task.goal["config"] for task in chosen]))
+    with SiteDatabase().serve() as served:
         for site, base in served.bases.items():
             monkeypatch.setenv(f"WA_{site.upper()}", base)
-        live = LiveWebArena(str(tmp_path / "tasks.json"))
+        live = WebArena(str(tmp_path / "tasks.json"))
         try:
-            assert "user's" in live.label and live.slots == 1
+            assert live.label == "official data" and live.slots == 1 and not live.players()
             for task, own in zip(live.tasks("test"), chosen):
-                session = live.start([task])[0]
+                (session,), (twin,) = live.reset([task]), env.reset([own])
                 assert session.state == own.start
-                twin = env.start([own])[0]
-                act = make_player("oracle", own.text, None, twin)
+                act = env.players()["oracle"].make(twin, np.random.default_rng(0))
                 result = None
                 while result is None or not result.done:
-                    action = act(session.state)
-                    result = live.act([session], [action])[0]
-                assert result.reward == 1 and result.info["stop"] == "success"
+                    (result,) = live.step([session], [act(session.state)])
+                assert result.reward == 1 and result.stop == StopReason.SUCCESS
+                live.end([session])
+                env.end([twin])
         finally:
             live.close()

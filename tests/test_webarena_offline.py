@@ -1,136 +1,173 @@
-"""Offline data of the own sites: traces fit what happened, relabelled steps are as labelled, and nothing held out is used."""
+"""Training data of the own sites: traces fit what happened, counterfactuals are as labelled, and nothing held out is used."""
 import re
 from collections import Counter
 
 import numpy as np
 import pytest
 
-from dreamgym.envs.webarena import text as text
 from dreamgym.envs.webarena.env import WebArena
 from dreamgym.envs.webarena.evaluators import exact_match
-from dreamgym.envs.webarena.offline import MIX, SHARES, explain_recorded, miniatures, play, relabelled
+from dreamgym.envs.webarena.page import STOPPED
+from dreamgym.envs.webarena.relabel import NO_STOP, SHARES, explain
 from dreamgym.envs.webarena.sites import SiteDatabase
-from dreamgym.envs.webarena.tasks import drawn, kinds_of_checks, read_task
-from dreamgym.envs.webarena.teacher import check_trace, explain
+from dreamgym.envs.webarena.tasks import ENTITIES, checks, drawn, fields, name_split, read_task, values_split
+from dreamgym.envs.webarena.templates import TEMPLATES
+from dreamgym.envs.webarena.text import action_type, is_stop, read_page
+from dreamgym.episode import Episode, Step, check_episode, from_json, to_json
+
+
+def played(env, count, split="train"):
+    """`count` explained episodes of every player."""
+    rng, tasks, episodes = np.random.default_rng(0), env.tasks(split), []
+    for i in range(count):
+        for name, player in env.players().items():
+            (session,) = env.reset([tasks[rng.integers(len(tasks))]])
+            act, episode = player.make(session, rng), Episode(id=f"{name}-{i}", task=session.task, source=name)
+            while session.steps < env.max_steps and session.state != STOPPED:
+                state, action = session.state, act(session.state)
+                (result,) = env.step([session], [action])
+                step = Step(state=state, action=action, next_state=result.state, reward=result.reward, done=result.done,
+                            grounded=env.ground(state, action))
+                step.reasoning, step.reward_reasoning = env.explain(session.task, episode.steps, step)
+                episode.steps.append(step)
+            env.end([session])
+            episodes.append(check_episode(episode))
+    return episodes
 
 
 @pytest.fixture(scope="module")
 def env():
-    env = WebArena()
-    yield env
-    env.close()
+    return WebArena()
 
 
 @pytest.fixture(scope="module")
 def episodes(env):
-    rng, tasks = np.random.default_rng(0), env.tasks("train")
-    return [play(env, tasks[rng.integers(len(tasks))], str(rng.choice(list(MIX), p=list(MIX.values()))), rng, f"train-{i}") for i in range(90)]
+    return played(env, 18)
 
 
 @pytest.fixture(scope="module")
 def rows(env, episodes):
-    return relabelled(env, episodes, 250, np.random.default_rng(1), "relabelled", {task.text for task in env.tasks("test")}, set())
+    return env.counterfactuals(episodes, 500, np.random.default_rng(1))
 
 
-def test_mix_is_of_known_players():
-    assert sum(MIX.values()) == pytest.approx(1) and sum(SHARES.values()) == pytest.approx(1)
+def on_pages(rows):
+    return [row for row in rows if row.id.startswith("counterfactual-")]
+
+
+def traces_fit(step) -> bool:
+    """Whether the verdict words of both traces agree with what happened; written apart from the code that makes traces."""
+    why, verdict = step.reasoning, step.reward_reasoning
+    if is_stop(step.action):
+        facts, _, end = verdict.rpartition(" so ")
+        won = not re.search(r" no(?= |$)", facts)
+        return why == "stop so stopped" and end == ("success" if step.reward else "not done") and won == (step.reward == 1)
+    after = read_page(step.next_state)
+    names = [node.name for node in after.lines.values()]
+    if verdict != NO_STOP or why.endswith("so the same page") != (step.next_state == step.state):
+        return False
+    leads, holds = re.search(r" so (\S+) is (?:new|known|changed)\b", why), re.search(r" so (.+?) holds (.+?)$", why)
+    fits = [not leads or leads[1] == (after.address or "nothing")]
+    fits.append(not holds or any((n.name, n.value or "nothing") == holds.groups() for n in after.lines.values()))
+    fits += [(said == "yes") == any(value in name for name in names)
+             for value, said in re.findall(r" ; ([^;]+?) (yes|no)(?= ;|$)", why)]
+    return step.next_state == step.state or (all(fits) and bool(leads or holds or why.endswith("checked")))
 
 
 def test_traces_fit_what_happened(episodes):
+    """Stops a trace that contradicts its outcome, long traces, and reward traces on steps that cannot end an episode."""
     steps = [step for episode in episodes for step in episode.steps]
     for step in steps:
-        assert check_trace(step.reasoning, step.state, step.action, step.next_state, step.reward), (step.grounded, step.reasoning)
-        assert len(step.reasoning.split()) <= 60
-    assert np.mean([len(step.reasoning.split()) for step in steps]) < 20
-    assert {text.action_type(step.state, step.action) for step in steps} >= {"link", "button", "search", "fill", "choose", "refused", "stop"}
+        assert traces_fit(step), (step.grounded, step.reasoning, step.reward_reasoning)
+        assert max(len(step.reasoning.split()), len(step.reward_reasoning.split())) <= 60
+        assert not traces_fit(Step(**{**{f: getattr(step, f) for f in step.__struct_fields__}, "reward": 1 - step.reward})) or not is_stop(step.action)
+    assert np.mean([len(step.reasoning.split()) for step in steps]) < 15
+    assert {action_type(s.state, s.action) for s in steps} >= {"link", "button", "search", "fill", "choose", "refused", "stop"}
+    assert all(from_json(to_json(episode), Episode, "x") == episode for episode in episodes[:10])
 
 
-def test_a_trace_of_another_outcome_is_refused(episodes):
-    """check_trace must be able to say no: the trace of a step that led elsewhere, stayed, or earned something else."""
-    refused = 0
-    for episode in episodes:
-        for step in episode.steps:
-            if text.judged(step.state, step.action):
-                assert not check_trace(step.reasoning, step.state, step.action, step.next_state, 1 - step.reward)
-            elif text.unnumbered(step.next_state) != text.unnumbered(step.state):
-                assert not check_trace(step.reasoning, step.state, step.action, step.state, 0)
-                refused += 1
-    assert refused > 100
-
-
-def test_recorded_steps_are_explained_the_same_way_or_not_at_all(episodes):
-    for episode in episodes:
-        pages = [step.state for step in episode.steps]
-        for i, step in enumerate(episode.steps):
-            assert explain_recorded(episode.task.text, pages[:i], step) == step.reasoning
-    stop = next(step for episode in episodes for step in episode.steps if step.reward)
-    stop = type(stop)(stop.state, stop.action, stop.next_state, 0.0, True, stop.grounded)
+def test_a_step_that_the_rules_do_not_foresee_has_no_trace(episodes):
+    """Stops recorded steps of other origin from teaching reasons that do not hold: another reward, a page after a refusal, no page at all."""
     won = next(episode for episode in episodes if episode.success)
-    assert explain_recorded(won.task.text, [], stop.__class__(won.steps[-1].state, won.steps[-1].action, text.STOPPED, 0.0, True)) == ""
+    last = won.steps[-1]
+    lost = Step(state=last.state, action=last.action, next_state=STOPPED, done=True)
+    assert explain(won.task.text, [], lost) == ("stop so stopped", "")
+    assert explain(won.task.text, [], Step(state=last.state, action="click [99]", next_state=won.task.start)) in (
+        ("", NO_STOP), ("not on this page so the same page", NO_STOP))
+    assert explain(won.task.text, [], Step(state="no page", action="click [3]", next_state=last.state)) == ("", "")
+    assert explain("Win the lottery.", [], Step(state=last.state, action="stop [1]", next_state=STOPPED, done=True))[1] == ""
+    assert explain(won.task.text, [], last, own=False) == ("stop so stopped", "")      # official tasks are no templates
 
 
-def test_a_trace_needs_no_task_and_no_page():
-    state = "page: Cart\nurl: shopping/cart\n[1] link 'Home'"
-    assert explain("Win the lottery.", [], state, "click [9]", f"{state}\nnote: no element 9", 0.0) == "not on this page so the same page"
-    assert explain("Win the lottery.", [], state, "stop [done]", text.STOPPED, 1.0) == "check so success"
-    assert explain("Win the lottery.", [], "no page", "click [1]", state, 0.0) == ""
-    item = "page: Blue Lamp\nurl: shopping/product/blue-lamp\n[1] heading 'Blue Lamp'\n[2] text 'price $25.00'"          # what the page says before what was said
-    assert explain("What is the price of Blue Lamp?", [], item, "stop [$5.00]", text.STOPPED, 0.0).endswith("; answer price $25.00 stop [$5.00] $25 $5 no 00 00 yes so not done")
+def stop(task, state, action, reward=0.0):
+    return explain(task, [], Step(state=state, action=action, next_state=STOPPED, reward=reward, done=True))[1]
 
 
 def test_words_are_compared_one_by_one_and_addresses_without_what_is_compared_elsewhere():
     """Stops a verdict that no compared word tells of (names of other lengths), and a trace whose form gives away its outcome: `*` for a parameter only where it is met."""
-    post = "page: A rake\nurl: reddit/f/garden/3\n[1] heading 'A rake'\n[2] text '2024-01-01'"
-    trace = explain('Comment "So true" on the post A rake.', [], post, "stop [done]", text.STOPPED, 0.0)
-    assert trace.endswith("; done MarvelsGrantMan136, score none for So true none So no none true no so not done")
-    sold = "page: {0}\nurl: shopping_admin/products/{1}\n[1] heading '{0}'\n[2] text 'sold 4'"
+    item = "page: Blue Lamp\nurl: shopping/product/blue-lamp\nheading 'Blue Lamp'\ntext 'price $25.00'"
+    assert stop("What is the price of Blue Lamp?", item, "stop [$5.00]").endswith(
+        "; answer price $25.00 stop [$5.00] $25 $5 no 00 00 yes so not done")
+    post = "page: A rake\nurl: reddit/f/garden/3\nheading 'A rake'\ntext '2024-01-01'"
+    assert stop('Comment "So true" on the post A rake.', post, "stop [done]").endswith(
+        "; done MarvelsGrantMan136, score none for So true none So no none true no so not done")
+    sold = "page: {0}\nurl: shopping_admin/products/{1}\nheading '{0}'\ntext 'sold 4'"
     for name, slug in (("Blue Lamp", "blue-lamp"), ("Red Mat", "red-mat")):
-        trace = explain("How many Blue Lamp were sold?", [], sold.format(name, slug), "stop [4]", text.STOPPED, float(name == "Blue Lamp"))
-        assert trace.startswith("check page shopping_admin/products/* : shopping_admin/products/* yes ; entity ")
+        trace = stop("How many Blue Lamp were sold?", sold.format(name, slug), "stop [4]", float(name == "Blue Lamp"))
+        assert trace.startswith("page shopping_admin/products/* : shopping_admin/products/* yes ; entity ")
 
 
-def test_relabelled_rows_are_as_labelled(env, episodes, rows):
-    shares = Counter(row.steps[0].info["broken"] for row in rows)
-    assert len(rows) > 100 and 0.2 < shares["none"] / len(rows) < 0.6 and set(shares) <= set(SHARES) and len(shares) >= 5
-    held_out = {task.text for task in env.tasks("test")}
-    played = {(step.state, episode.task.text) for episode in episodes for step in episode.steps if text.judged(step.state, step.action)}
-    assert not held_out & {row.task.text for row in rows} and not played & {(row.steps[0].state, row.task.text) for row in rows}
-    assert len({(row.steps[0].state, row.task.text) for row in rows}) == len(rows)
+def test_counterfactuals_are_as_labelled(env, episodes, rows):
+    """Stops labels and rewards that the rules would not give, rows that all fail, and rows that repeat or were played."""
+    assert len(rows) == 500 and 0.25 < len(on_pages(rows)) / len(rows) <= 0.5
+    for part in (on_pages(rows), [row for row in rows if row.id.startswith("synthetic-")]):
+        shares = Counter(row.label for row in part)
+        assert 0.2 < shares["none"] / len(part) < 0.6 and set(shares) <= set(SHARES) and len(shares) >= 5
+    played_stops = {(s.state, e.task.text) for e in episodes for s in e.steps if is_stop(s.action)}
+    pairs = {(row.steps[0].state, row.task.text) for row in on_pages(rows)}
+    assert len(pairs) == len(on_pages(rows)) and not played_stops & pairs and len({row.id for row in rows}) == len(rows)
     for row in rows:
-        (step,) = row.steps
-        missed = [kind for kind, _, (_, _, met) in kinds_of_checks(read_task(row.task.text), step.state, step.action) if not met]
-        assert bool(missed) == (step.info["broken"] != "none") and row.success == (not missed) and step.next_state == text.STOPPED
-        assert check_trace(step.reasoning, step.state, step.action, step.next_state, step.reward)
-        assert step.info["broken"] not in ("answer", "page", "done") or set(missed) == {step.info["broken"]}
+        (step,) = check_episode(row).steps
+        wanted = read_task(row.task.text)
+        missed = {check.kind for check in checks(wanted, step.state, step.action) if not check.row.met}
+        assert bool(missed) == (row.label != "none") and row.success == (not missed) and row.source == "counterfactual"
+        assert traces_fit(step) and step.grounded == env.ground(step.state, step.action) and not wanted.template.held_out
+        assert row.label not in ("answer", "page", "done") or missed == {row.label}
 
 
-def test_miniatures_are_judged_like_real_pages():
-    """Stops made-up pages whose trace or reward the rules would not give, that ask for kinds of tasks held out, that all fail or all succeed, or whose names repeat."""
-    rows = miniatures(7, 400, np.random.default_rng(0))
-    assert [row.task.text for row in rows] == [row.task.text for row in miniatures(7, 400, np.random.default_rng(0))]
+def test_counterfactuals_of_training_hold_no_held_out_name(env, episodes, rows):
+    """Stops names of valid and test tasks from being trained in judged rows: in tasks, answers, recorded pages or made-up ones."""
+    held_out, sites = set(), SiteDatabase()
+    for template in TEMPLATES:
+        for values in drawn(template, sites):
+            held_out |= {value for name, value in values.items() if name in ENTITIES and name in fields(template.intents[0])
+                         and name_split(value, 7) != "train" and re.search(r"[ /-]", value)}
+    assert len(held_out) > 200
     for row in rows:
-        (step,) = row.steps
-        assert text.read_page(step.state) and check_trace(step.reasoning, step.state, step.action, step.next_state, step.reward) and step.grounded == step.action
-        if text.readable(row.task.text):
-            assert not read_task(row.task.text).template.held_out and text.rule_success(row.task.text, step.state, step.action) == row.success
-    compared = Counter(re.findall(r"\b(yes|no)\b", " ".join(row.steps[0].reasoning for row in rows)))
-    assert 0.25 < sum(row.success for row in rows) / len(rows) < 0.6 and compared["no"] > 0.15 * compared["yes"] and len({row.task.text for row in rows}) > 350
+        assert values_split(dict(read_task(row.task.text).values), 7) == "train"
+        text = f"{row.task.text}\n{row.steps[0].action}\n{row.steps[0].state}"
+        assert not [name for name in held_out if name in text], row.id
+    of_valid = env.counterfactuals(played(env, 2, "valid"), 80, np.random.default_rng(1))
+    splits = {values_split(dict(read_task(row.task.text).values), 7) for row in of_valid}
+    assert splits == {"train", "valid"}                        # their own names are judged, those of test are not
+
+
+def test_counterfactuals_follow_from_the_generator(env, episodes, rows):
+    """Stops data that differs between runs of one seed, and a synthetic page whose names repeat or whose comparisons all hold."""
+    again = env.counterfactuals(episodes, 500, np.random.default_rng(1))
+    assert again == rows
+    made = [row for row in rows if row.id.startswith("synthetic-")]
+    compared = Counter(re.findall(r"\b(yes|no)\b", " ".join(row.steps[0].reward_reasoning for row in made)))
+    assert compared["no"] > 0.15 * compared["yes"] and len({row.task.text for row in made}) > 0.8 * len(made)
 
 
 def test_fulfilled_answers_are_true_in_the_database(rows):
-    """A relabelled success must be one by the evaluators too: its answer is what the database says (of what no task can change)."""
-    world, compared = SiteDatabase(), 0
-    for row in rows:
+    """Stops a counterfactual success that is none by the evaluators: its answer must be what the database says (of what no task can change)."""
+    sites, compared = SiteDatabase(), 0
+    for row in on_pages(rows):
         wanted = read_task(row.task.text)
         if row.success and wanted.template.id in (101, 103, 206, 301, 402, 408, 501, 502, 503, 504, 505):
-            true = next(values for values in drawn(wanted.template, world) if all(values[name] == value for name, value in wanted.values))
+            true = next(values for values in drawn(wanted.template, sites)
+                        if all(values[name] == value for name, value in wanted.values))
             assert exact_match(true["answer"], row.steps[0].action[len("stop ["):-1]), row.task.text
             compared += 1
-    assert compared >= 10
-
-
-def test_states_are_not_relabelled_twice(env, episodes):
-    seen: set[str] = set()
-    first = relabelled(env, episodes, 40, np.random.default_rng(2), "a", set(), seen)
-    assert first and {row.steps[0].state for row in first} <= seen
-    assert relabelled(env, episodes, 40, np.random.default_rng(2), "b", set(), seen) == []
+    assert compared >= 8

@@ -6,7 +6,7 @@ import pytest
 from dreamgym.envs.webarena.direct import InProcessBrowser
 from dreamgym.envs.webarena.evaluators import as_task, evaluate, located
 from dreamgym.envs.webarena.sites import SiteDatabase
-from dreamgym.envs.webarena.tasks import ENTITIES, checks, drawn, fact, fields, filled, find, kinds_of_checks, make_tasks, read_task, task_record
+from dreamgym.envs.webarena.tasks import COUNTS, ENTITIES, checks, drawn, fact, fields, filled, find, make_tasks, name_split, read_task, rule_success, task_record
 from dreamgym.envs.webarena.templates import TEMPLATES
 
 
@@ -21,12 +21,15 @@ def tasks(world):
 
 
 def test_templates_are_many_and_cover_sites_and_evaluators(tasks):
-    everything = [task.goal["config"] for side in tasks.values() for task in side]
+    """Stops a site, an evaluator, several tabs, or impossible tasks from dropping out of the own tasks."""
+    everything = [task.goal["config"] for split in tasks.values() for task in split]
     assert len({template.id for template in TEMPLATES}) == len(TEMPLATES) >= 25
-    assert {site for record in everything for site in record["sites"]} == {"shopping", "shopping_admin", "reddit", "gitlab", "map", "homepage"}
-    assert {kind for record in everything for kind in record["eval"]["eval_types"]} == {"string_match", "url_match", "program_html"}
+    assert {site for record in everything for site in record["sites"]} == {
+        "shopping", "shopping_admin", "reddit", "gitlab", "map", "homepage"}
+    kinds = {kind for record in everything for kind in record["eval"]["eval_types"]}
+    assert kinds == {"string_match", "url_match", "program_html"}
     assert any(" |AND| " in record["start_url"] for record in everything)
-    assert sum(task.goal["type"] == "impossible" for side in tasks.values() for task in side) >= 8
+    assert sum(task.goal["parameters"].get("answer") == "N/A" for split in tasks.values() for task in split) >= 8
 
 
 @pytest.mark.parametrize("template", TEMPLATES, ids=lambda template: template.id)
@@ -46,23 +49,30 @@ def test_a_template_says_all_that_players_and_rules_need(world, template):
 
 
 def test_counts_splits_and_determinism(world, tasks):
-    assert (len(tasks["train"]), len(tasks["test"])) == (300, 100)
-    texts = [task.text for side in tasks.values() for task in side]
-    assert len(set(texts)) == len(texts) and all(task.start for side in tasks.values() for task in side)
-    assert Counter(task.goal["split"] for task in tasks["test"]) == {"new template": 40, "new entity": 60}
+    """Stops splits of other sizes, a sentence in two splits, and tasks that differ between runs of one seed."""
+    assert {split: len(rows) for split, rows in tasks.items()} == COUNTS
+    everything = [task for rows in tasks.values() for task in rows]
+    assert len({task.text for task in everything}) == len({task.id for task in everything}) == len(everything)
+    assert all(task.start and len(task.groups) == 3 for task in everything)
+    assert Counter(task.groups[0] for task in tasks["test"]) == {"kind new": 40, "kind known": 60}
     assert make_tasks(SiteDatabase(), 7) == tasks and make_tasks(world, 8) != tasks
 
 
-def test_held_out_by_template_and_by_entity(tasks):
-    trained = {task.goal["config"]["intent_template_id"] for task in tasks["train"]}
-    named = {value for task in tasks["train"] for name, value in task.goal["config"]["instantiation_dict"].items() if name in ENTITIES}
-    for task in tasks["test"]:
-        record = task.goal["config"]
-        if task.goal["split"] == "new template":
-            assert record["intent_template_id"] not in trained
-        else:
-            assert record["intent_template_id"] in trained
-            assert {value for name, value in record["instantiation_dict"].items() if name in ENTITIES} - named
+def test_held_out_by_template_and_by_name(tasks):
+    """Stops valid and test tasks that name nothing new, names of one split in another, and new kinds of tasks outside test."""
+    def names(task):
+        return {value for name, value in task.goal["config"]["instantiation_dict"].items() if name in ENTITIES}
+
+    assert {name_split(name, 7) for task in tasks["train"] for name in names(task)} == {"train"}
+    templates = {split: {task.groups[1] for task in rows} for split, rows in tasks.items()}
+    assert templates["valid"] <= templates["train"]
+    for split in ("valid", "test"):
+        for task in tasks[split]:
+            if task.groups[0] == "kind new":
+                assert split == "test" and task.groups[1] not in templates["train"]
+            else:
+                splits = {name_split(name, 7) for name in names(task)}
+                assert split in splits and (split == "test" or "test" not in splits)
 
 
 def test_doing_nothing_earns_nothing(world, tasks):
@@ -73,7 +83,7 @@ def test_doing_nothing_earns_nothing(world, tasks):
         browser.open(list(record.start_urls), cookies)
         for answer in ("", "N/A", "done"):
             assert evaluate(record, answer, browser.url, browser.page).score == 0, (task.text, answer)
-            assert not all(met for _, _, met in checks(read_task(task.text), task.start, f"stop [{answer}]")), (task.text, answer)
+            assert rule_success(task.text, task.start, f"stop [{answer}]") is False, (task.text, answer)
 
 
 def test_records_are_webarenas_format(world):
@@ -89,43 +99,49 @@ def test_records_are_webarenas_format(world):
 
 STATE = """page: Blue Lamp
 url: shopping/product/blue-lamp
-[1] searchbox 'Search' value 'lamp'
-[2] heading 'Blue Lamp'
-[3] text 'price $25.00'
-[4] text 'stock 3'"""
+searchbox 'Search' value 'lamp'
+heading 'Blue Lamp'
+text 'price $25.00'
+text 'stock 3'"""
 
 
 def test_patterns_and_checks_on_a_page():
-    wanted = read_task("What is the price of Blue Lamp?")
-    assert find("text 'price {answer}'", STATE) == {"answer": "$25.00"} and find("heading '*' > text 'price *' > text 'stock {n}'", STATE) == {"n": "3"}
+    """Stops patterns that match half a line or a line too far, and a check that is met by another thing's page."""
+    blue, red = read_task("What is the price of Blue Lamp?"), read_task("What is the price of Red Lamp?")
+    met = lambda wanted, action: [check.row.met for check in checks(wanted, STATE, action)]
+    assert find("text 'price {answer}'", STATE) == {"answer": "$25.00"}
+    assert find("heading '*' > text 'price *' > text 'stock {n}'", STATE) == {"n": "3"}
     assert find("searchbox 'Search'", STATE) == {} and find("text 'stock'", STATE) is None
-    assert fact(wanted, STATE) == "$25.00" and all(met for _, _, met in checks(wanted, STATE, "stop [$25.00]"))
-    assert [met for _, _, met in checks(wanted, STATE, "stop [$2.00]")] == [True, True, False]
-    assert [met for _, _, met in checks(read_task("What is the price of Red Lamp?"), STATE, "stop [$25.00]")] == [False, False, True]
-    missing = "page: Results\nurl: shopping/search?q=Red+Lamp\n[1] heading 'Results for Red Lamp'\n[2] text 'No products found.'"
-    assert fact(read_task("What is the price of Red Lamp?"), missing) == "N/A" and fact(wanted, missing) == ""
-    with pytest.raises(ValueError, match="of none of the"):
-        read_task("Win the lottery.")
+    assert fact(blue, STATE) == "$25.00" and met(blue, "stop [$25.00]") == [True, True, True]
+    assert met(blue, "stop [$25.00] text 'price $25.00'") == [True, True, True]          # grounded
+    assert met(blue, "stop [$2.00]") == [True, True, False] and met(red, "stop [$25.00]") == [False, False, True]
+    missing = "page: Results\nurl: shopping/search?q=Red+Lamp\nheading 'Results for Red Lamp'\ntext 'No products found.'"
+    assert fact(red, missing) == "N/A" and fact(blue, missing) == ""
+    for text in ("Win the lottery.", "What is the price of " + "a" * 500 + "?"):
+        with pytest.raises(ValueError, match="of none of the"):
+            read_task(text)
 
 
 def test_what_stands_before_what_is_found():
     """Stops a constraint that is compared with something else than what the page shows there, and one met where nothing is shown."""
-    before = lambda task, state, action="stop [done]": [(kind, label, row) for kind, label, row in kinds_of_checks(read_task(task), state, action) if kind != "page"][-1]
+    def before(task, state, action="stop [done]"):
+        return [check for check in checks(read_task(task), state, action) if check.kind != "page"][-1]
+
     assert before("What is the price of Blue Lamp?", STATE, "stop [$2.00]") == ("answer", "price", ("$2.00", "$25.00", False))
-    review = STATE + "\n[5] link 'Write Review'\n[6] text 'Ann Lee, stars 4'"
+    review = STATE + "\nlink 'Write Review'\ntext 'Ann Lee, stars 4'"
     assert before("Who wrote the last review of Blue Lamp?", review, "stop [Ann Lee]") == ("answer", "Write Review", ("Ann Lee", "Ann Lee", True))
-    order = "page: Order 7\nurl: shopping_admin/orders/7\n[1] heading 'Order 7'\n[2] text 'status Pending'"
+    order = "page: Order 7\nurl: shopping_admin/orders/7\nheading 'Order 7'\ntext 'status Pending'"
     assert before("Cancel order 7.", order) == ("done", "status", ("Canceled", "Pending", False))
     assert before("Cancel order 7.", order.replace("Pending", "Canceled")) == ("done", "status", ("Canceled", "Canceled", True))
     assert before("Cancel order 7.", order.replace("status", "state")) == ("done", "status", ("Canceled", "none", False))
     stock = STATE.replace("shopping/", "shopping_admin/products/")
     assert before("Set the stock of Blue Lamp to 3.", stock) == ("done", "stock", ("3", "3", True))
     assert before("Set the stock of Blue Lamp to 5.", stock) == ("done", "stock", ("5", "3", False))
-    forum = "page: tech\nurl: reddit/f/tech\n[1] heading 'tech'\n[2] button 'Subscribe'"
+    forum = "page: tech\nurl: reddit/f/tech\nheading 'tech'\nbutton 'Subscribe'"
     assert before("Subscribe to the forum tech.", forum) == ("done", "button", ("Unsubscribe", "Subscribe", False))
-    place = "page: Address\nurl: shopping/address\n[1] heading 'Address'\n[2] text 'city Boston'\n[3] text 'phone 555-1234'"
+    place = "page: Address\nurl: shopping/address\nheading 'Address'\ntext 'city Boston'\ntext 'phone 555-1234'"
     assert before("Change my phone to 555-4000.", place) == ("done", "phone", ("555-4000", "555-1234", False))
     assert before("Change my city to Boston.", place) == ("done", "city", ("Boston", "Boston", True))
-    post = "page: A rake\nurl: reddit/f/garden/3\n[1] heading 'A rake'\n[2] text 'ann, score 4'\n[3] text 'No way'\n[4] text '{}, score 1'\n[5] text 'So true'"
+    post = "page: A rake\nurl: reddit/f/garden/3\nheading 'A rake'\ntext 'ann, score 4'\ntext 'No way'\ntext '{}, score 1'\ntext 'So true'"
     assert before('Comment "No way" on the post A rake.', post.format("ben"))[1:] == ("MarvelsGrantMan136, score", ("No way", "none", False))    # another's comment
     assert before('Comment "So true" on the post A rake.', post.format("MarvelsGrantMan136"))[2] == ("So true", "So true", True)

@@ -13,7 +13,7 @@ no site has, made from the templates, with random names.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import zip_longest
 from types import MappingProxyType
@@ -243,7 +243,8 @@ def counterfactuals(episodes: list[Episode], count: int, rng: np.random.Generato
         hidden |= {value for values in rows for name, value in values.items() if name in ENTITIES
                    and _SEAM.search(value) and name_split(value, seed) not in splits}
     recorded = _on_recorded_pages(episodes, count // 2, rng, askable, hidden)
-    return recorded + synthetic(count - len(recorded), rng, askable, hidden)
+    may_ask = lambda wanted: values_split(dict(wanted.values), seed) in splits
+    return recorded + synthetic(count - len(recorded), rng, askable, hidden, may_ask)
 
 
 @lru_cache(maxsize=4)
@@ -389,7 +390,8 @@ LABELS = sorted({t.answer for t in TEMPLATES
                  if t.answer.startswith("text '") and fields(t.answer) == ["answer"]})
 
 
-def synthetic(count: int, rng: np.random.Generator, askable: Rows, hidden: set[str]) -> list[Episode]:
+def synthetic(count: int, rng: np.random.Generator, askable: Rows, hidden: set[str],
+              may_ask: Callable[[TaskConstraints], bool]) -> list[Episode]:
     """`count` judged steps on pages of a few lines with random names. They teach a small model to copy and
     compare names in a third of the tokens of a real page, and a quarter of the comparisons fail."""
     templates = [template for template, rows in askable.items() if rows and fields(template.intents[0])]
@@ -408,7 +410,7 @@ def synthetic(count: int, rng: np.random.Generator, askable: Rows, hidden: set[s
         if template.answer and (not said or rng.random() < OFF["answer"]):
             said = str(rng.choice(answers))
         state, sentence, action = rename(state), rename(sentence), rename(f"stop [{said}]")
-        if _names(hidden, f"{state}\n{sentence}\n{action}"):
+        if not may_ask(renamed) or _names(hidden, f"{state}\n{sentence}\n{action}"):
             continue
         label = _broken(renamed, state, action)
         results.append(_example(state, sentence, action, label, f"synthetic-{len(results)}"))
