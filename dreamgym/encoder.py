@@ -86,14 +86,14 @@ class ModelEncoder:
 
     def _embed(self, texts: list[str]) -> None:
         import torch
-        texts = sorted(texts, key=len)
+        texts = sorted(texts, key=lambda text: (len(text), text))      # a set has another order in each process
         for start in range(0, len(texts), self.batch):
             part = texts[start:start + self.batch]
             rows = self.tokenizer(part, return_tensors="pt", padding=True, truncation=True, max_length=self.max_tok)
             with torch.inference_mode():
                 hidden_BTH = self.model(**rows.to(self.model.device)).last_hidden_state.float()
             mask_BT1 = rows["attention_mask"][..., None].float()
-            mean_BH = torch.nn.functional.normalize((hidden_BTH * mask_BT1).sum(1) / mask_BT1.sum(1), dim=-1)
+            mean_BH = torch.nn.functional.normalize((hidden_BTH * mask_BT1).sum(1) / mask_BT1.sum(1).clamp(min=1), dim=-1)
             self.texts.update(zip(part, mean_BH.cpu().numpy()))
 
 

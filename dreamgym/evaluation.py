@@ -81,7 +81,7 @@ def experience_report(model: ExperienceModel, episodes: list[Episode], batch: in
         f1[kind].append(word_f1(prediction.next_state, step.next_state))
         null.append(lookup == step.next_state)
         if kind == "refused":
-            refused.append(prediction.next_state != step.state)
+            refused.append(not prediction.malformed and prediction.next_state != step.state)
         if step.done or paid:
             confusion[("T" if paid == bool(step.reward) else "F") + ("P" if paid else "N")] += 1
     flat, scores = [x for part in exact.values() for x in part], [x for part in f1.values() for x in part]

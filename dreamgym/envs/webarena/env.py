@@ -26,7 +26,7 @@ from dreamgym.envs.webarena.actions import Action, parse
 from dreamgym.envs.webarena.audit import WebArenaAudit
 from dreamgym.envs.webarena.direct import InProcessBrowser
 from dreamgym.envs.webarena.evaluators import (
-    PAGE_HELPERS, OwnShop, WebTask, as_task, evaluate, located, read_records, shop_helpers)
+    PAGE_HELPERS, Judge, OwnShop, WebTask, as_task, evaluate, located, read_records, shop_helpers)
 from dreamgym.envs.webarena.names import VOCABULARY, other_names
 from dreamgym.envs.webarena.page import STOPPED, Addresses
 from dreamgym.envs.webarena.prompts import PROMPTS
@@ -52,16 +52,18 @@ WAIT_S = 3.0                                     # ... and before an evaluator f
 
 class WebArena(Environment):
     """`seed` is that of the own sites' data and tasks. With `backend` chromium, `workers` browsers play at
-    the same time. `judge` compares answers that only a language model can compare (evaluators.Judge);
-    None: such tasks are not judged."""
+    the same time. `judge` is the URL of an endpoint whose model compares answers that only a language model
+    can compare (evaluators.Judge); "": such tasks are not judged."""
 
     prompts = PROMPTS
     numbered_lines = True
 
-    def __init__(self, data_dir: str = "", seed: int = 7, backend: str = "direct", workers: int = 1):
+    def __init__(self, data_dir: str = "", seed: int = 7, backend: str = "direct", workers: int = 1,
+                 judge: str = "", judge_model: str = "", judge_key_env: str = "OPENAI_API_KEY"):
         if backend not in BACKENDS:
             raise ValueError(f"backend {backend!r}: expected one of {', '.join(BACKENDS)}")
-        self.name, self.seed, self.judge, self.started = "webarena", seed, None, 0
+        self.name, self.seed, self.started = "webarena", seed, 0
+        self.judge = Judge(judge, judge_model, judge_key_env) if judge else None
         self.data_dir = data_dir or os.environ.get("WEBARENA_DATA", "")
         self.own = not self.data_dir
         self.audit = WebArenaAudit(self.own)
