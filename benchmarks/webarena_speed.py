@@ -1,11 +1,13 @@
-"""Speed of the WebArena back ends on the own sites, and a walk through both at once that compares every state.
+"""Speed of the WebArena back ends on the own sites, and a walk through both at once that compares every
+state.
 
-    python -m benchmarks.webarena_speed                            # steps/s and resets/s: direct, chromium, and BrowserGym where it is installed
-    python -m benchmarks.webarena_speed --parity 500               # instead: random walks, the same actions in both, until 500 states were compared
+    python -m benchmarks.webarena_speed                 # steps/s and resets/s of each back end
+    python -m benchmarks.webarena_speed --parity 500    # instead: the same walks in both, 500 states compared
 
-The in-process browser in CPU seconds of its process, the others in wall seconds, so that a busy machine shows there. BrowserGym-core drives the same served sites through its own
-`click` and observation, with its waiting set to 0. It pins another Playwright, so it needs an environment of its own, and this file run with that Python:
-`pip install browsergym-core==0.14.3 flask==3.1.3 cssselect tyro`.
+The in-process browser in CPU seconds of its process, the others in wall seconds, so that a busy machine shows
+there. BrowserGym-core drives the same served sites through its own `click` and observation, with its waiting
+set to 0. It pins another Playwright, so it needs an environment of its own, and this file run with that
+Python: `pip install browsergym-core==0.14.3 flask==3.1.3 cssselect tyro`.
 """
 
 import os
@@ -35,29 +37,44 @@ class Args:
 
 
 def random_action(rng: random.Random, screen: Screen, sites: list[str]) -> Action:
-    """Mostly clicks and typing on what is shown, sometimes history, tabs, addresses, and what cannot be done."""
-    shown = {i: node for i, node in screen.refs.items() if node.role not in ("text", "heading")} or screen.refs
+    """Mostly clicks and typing on what is shown, sometimes history, tabs, addresses, and what cannot be
+    done."""
+    shown = {i: node for i, node in screen.refs.items() if node.role not in ("text", "heading")}
+    shown = shown or screen.refs
     words = re.findall(r"\w+", screen.text)
-    kind = rng.choices(("click", "type", "move", "tab", "scroll", "goto", "press", "hover", "odd"), (55, 20, 9, 4, 3, 3, 3, 1, 2))[0]
+    shares = {"click": 55, "type": 20, "move": 9, "tab": 4, "scroll": 3, "goto": 3, "press": 3, "hover": 1,
+              "odd": 2}
+    kind = rng.choices(list(shares), list(shares.values()))[0]
     number = rng.choice(list(shown)) if shown else 1
     if kind == "type":
-        fields = [i for i, node in screen.refs.items() if node.value or node.options or "box" in node.role or node.role == "spinbutton"] or [number]
-        number = rng.choice(fields)
+        fields = [i for i, node in screen.refs.items()
+                  if node.value or node.options or "box" in node.role or node.role == "spinbutton"]
+        number = rng.choice(fields or [number])
         node = screen.refs.get(number)
-        text = rng.choice(node.options) if node and node.options else rng.choice(["", "5", " ".join(rng.sample(words, min(3, len(words))))])
+        typed = ["", "5", " ".join(rng.sample(words, min(3, len(words))))]
+        text = rng.choice(node.options if node and node.options else typed)
         return Action("type", number, text, rng.random() < 0.4)
-    return {"click": Action("click", number), "hover": Action("hover", number), "scroll": Action("scroll", text=rng.choice(("up", "down"))),
-            "move": Action(rng.choice(("go_back", "go_back", "go_forward"))), "goto": Action("goto", text=rng.choice(sites)),
-            "tab": rng.choice((Action("new_tab"), Action("close_tab"), Action("tab_focus", rng.randrange(3)))),
-            "press": Action("press", text=rng.choice(("Enter", "Enter", "Escape"))),
-            "odd": rng.choice((Action("click", 999), Action("goto", text="http://example.com/"), Action("click", rng.choice(list(screen.refs) or [1]))))}[kind]
+    anywhere = Action("click", rng.choice(list(screen.refs) or [1]))
+    return {
+        "click": Action("click", number),
+        "hover": Action("hover", number),
+        "scroll": Action("scroll", text=rng.choice(("up", "down"))),
+        "move": Action(rng.choice(("go_back", "go_back", "go_forward"))),
+        "goto": Action("goto", text=rng.choice(sites)),
+        "tab": rng.choice((Action("new_tab"), Action("close_tab"), Action("tab_focus", rng.randrange(3)))),
+        "press": Action("press", text=rng.choice(("Enter", "Enter", "Escape"))),
+        "odd": rng.choice((Action("click", 999), Action("goto", text="http://example.com/"), anywhere)),
+    }[kind]
 
 
-def walk(browser, world: SiteDatabase, rng: random.Random, sites: list[str], bases: dict) -> Iterator[tuple[str, Screen]]:
-    """One episode without end: (action, screen after it), from a site at random with all logins, or without any."""
+def walk(browser, world: SiteDatabase, rng: random.Random, sites: list[str],
+         bases: dict) -> Iterator[tuple[str, Screen]]:
+    """One episode without end: (action, screen after it), from a site at random with all logins, or
+    without any."""
     world.reset()
     cookies = {site: world.login(site) for site in sites} if rng.random() < 0.8 else {}
-    screen = browser.open([bases[site] for site in rng.sample(sites, min(len(sites), rng.choice((1, 1, 2))))], cookies)
+    chosen = rng.sample(sites, min(len(sites), rng.choice((1, 1, 2))))
+    screen = browser.open([bases[site] for site in chosen], cookies)
     action = "open"
     while True:
         yield action, screen
@@ -65,8 +82,10 @@ def walk(browser, world: SiteDatabase, rng: random.Random, sites: list[str], bas
         screen = browser.act(action)
 
 
-def parity(states: int, length: int, seed: int, browser, sites: tuple[str, ...] = SITES) -> tuple[int, list[str]]:
-    """(states compared, differences): the same walks in both back ends, a walk ending at its first difference. `browser` is a running one."""
+def parity(states: int, length: int, seed: int, browser,
+           sites: tuple[str, ...] = SITES) -> tuple[int, list[str]]:
+    """(states compared, differences): the same walks in both back ends, a walk ending at its first
+    difference. `browser` is a running one."""
     from dreamgym.envs.webarena.chromium import Chromium
 
     direct_world, served_world = SiteDatabase(), SiteDatabase()
@@ -74,22 +93,26 @@ def parity(states: int, length: int, seed: int, browser, sites: tuple[str, ...] 
     with served_world.serve() as served:
         direct, chromium = InProcessBrowser(direct_world), Chromium(Addresses(served.bases), browser)
         while compared < states:
-            ours, theirs = (walk(b, w, random.Random(seed), list(sites), w.bases) for b, w in ((direct, direct_world), (chromium, served_world)))
+            ours, theirs = (walk(b, w, random.Random(seed), list(sites), w.bases)
+                            for b, w in ((direct, direct_world), (chromium, served_world)))
             done = []
             for _ in range(min(length, states - compared)):
                 (action, here), (_, there) = next(ours), next(theirs)
                 done.append(str(action))
                 compared += 1
                 if here.text != there.text:
-                    differences.append(f"seed {seed}, after {done}:\n--- direct\n{here.text}\n--- chromium\n{there.text}")
+                    differences.append(f"seed {seed}, after {done}:\n--- direct\n{here.text}\n"
+                                       f"--- chromium\n{there.text}")
                     break
             seed += 1
         chromium.close()
     return compared, differences
 
 
-def speeds(browser, world: SiteDatabase, steps: int, resets: int, clock: Callable[[], float]) -> dict[str, float]:
-    """Steps and resets a second of random walks of 30 steps; a reset is database, context, cookies and the first page."""
+def speeds(browser, world: SiteDatabase, steps: int, resets: int,
+           clock: Callable[[], float]) -> dict[str, float]:
+    """Steps and resets a second of random walks of 30 steps; a reset is database, context, cookies and the
+    first page."""
     rng, sites, begun, stepping = random.Random(0), list(SITES), clock(), 0.0
     for _ in range(resets):
         next(walk(browser, world, rng, sites, world.bases))
@@ -113,28 +136,34 @@ def time_chromium(args: Args) -> dict[str, float]:
     from dreamgym.envs.webarena.chromium import Browser, Chromium
     world = SiteDatabase()
     with world.serve() as served, Browser() as browser:
-        return speeds(Chromium(Addresses(served.bases), browser), world, args.steps // 50, args.resets // 50, time.perf_counter)
+        chromium = Chromium(Addresses(served.bases), browser)
+        return speeds(chromium, world, args.steps // 50, args.resets // 50, time.perf_counter)
 
 
 def time_browsergym(args: Args) -> dict[str, float]:
-    """Random clicks on links through BrowserGym's own environment, without its waiting; screenshots are part of its observation."""
+    """Random clicks on links through BrowserGym's own environment, without its waiting; screenshots are
+    part of its observation."""
     import browsergym.core  # noqa: F401 (registers the task)
     import gymnasium
     from dreamgym.envs.webarena.chromium import find_chromium
 
     with tempfile.TemporaryDirectory() as folder, SiteDatabase().serve() as served:
-        wrapper = Path(folder, "chromium-1117", "chrome-linux", "chrome")        # where its Playwright looks; its browsers cannot be named otherwise
+        wrapper = Path(folder, "chromium-1117", "chrome-linux", "chrome")    # its Playwright looks only there
         wrapper.parent.mkdir(parents=True)
         wrapper.write_text(f'#!/bin/sh\nexec {find_chromium()} --no-sandbox "$@"\n')
         wrapper.chmod(0o755)
         os.environ["PLAYWRIGHT_BROWSERS_PATH"] = folder
-        env = gymnasium.make("browsergym/openended", task_kwargs={"start_url": served.bases["shopping"]}, pre_observation_delay=0, slow_mo=0, disable_env_checker=True)
-        rng, steps, resets, spent = random.Random(0), args.steps // 200, args.resets // 200, time.perf_counter()
+        env = gymnasium.make("browsergym/openended", task_kwargs={"start_url": served.bases["shopping"]},
+                             pre_observation_delay=0, slow_mo=0, disable_env_checker=True)
+        rng, steps, resets = random.Random(0), args.steps // 200, args.resets // 200
+        spent = time.perf_counter()
         for _ in range(resets):
             observation, _ = env.reset()
         resets_s, spent = time.perf_counter() - spent, time.perf_counter()
         for _ in range(steps):
-            links = [node["browsergym_id"] for node in observation["axtree_object"]["nodes"] if node["role"]["value"] == "link" and node.get("browsergym_id")]
+            nodes = observation["axtree_object"]["nodes"]
+            links = [node["browsergym_id"] for node in nodes
+                     if node["role"]["value"] == "link" and node.get("browsergym_id")]
             observation, *_ = env.step(f"click('{rng.choice(links)}')")
         spent = time.perf_counter() - spent
         env.close()
@@ -149,9 +178,11 @@ def main() -> None:
             compared, differences = parity(args.parity, args.walk, args.seed, browser)
         print(*differences, f"{compared} states compared, {len(differences)} differ", sep="\n")
         raise SystemExit(bool(differences))
-    for name, measure in (("direct", time_direct), ("chromium", time_chromium), ("browsergym", time_browsergym)):
+    backends = {"direct": time_direct, "chromium": time_chromium, "browsergym": time_browsergym}
+    for name, measure in backends.items():
         try:
-            print(f"{name:12}" + "".join(f"{value:10.1f} {what}" for what, value in measure(args).items()), flush=True)
+            speed = "".join(f"{value:10.1f} {what}" for what, value in measure(args).items())
+            print(f"{name:12}{speed}", flush=True)
         except (ImportError, ValueError) as error:
             print(f"{name:12} not measured: {error}", flush=True)
 
