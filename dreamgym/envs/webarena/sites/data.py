@@ -1,50 +1,61 @@
-"""The shop's tables and their first data, which the shop and its back office share. Money is whole cents, dates are ISO text.
+"""The shop's tables and their first data, which the shop and its back office share. Money is whole cents,
+dates are ISO text.
 
-Names come from a small vocabulary ('Blue Speaker', 'Wool Scarf'), so that a tiny language model can read and write them. Only draws whose outcome Python
-keeps the same over versions and machines are used (`random()`, `choice`, `shuffle`, `randrange` of a str-seeded Random).
+Names come from a small vocabulary ('Blue Speaker', 'Wool Scarf'), so that a tiny language model can read and
+write them. Only draws whose outcome Python keeps the same over versions and machines are used (`random()`,
+`choice`, `shuffle`, `randrange` of a str-seeded Random).
 """
 from __future__ import annotations
 
 import sqlite3
-from datetime import date, timedelta
 from random import Random
 
-from dreamgym.envs.webarena.sites.site import TODAY, add_user, user_password
+from dreamgym.envs.webarena.sites.site import Site, add_user, day, draw_password, insert
 
-EMMA = ("emma.lopez@gmail.com", "Password.123")
+SITE = Site("shopping", "One Stop Mini", (("Home", "/"), ("Cart", "/cart"), ("Account", "/account")),
+            search="/search",
+            account=("emma.lopez@gmail.com", "Password.123"), login_path="/customer/account/login/",
+            login_text="Sign In",
+            user_label="Email")
 STATUSES = ("Pending", "Processing", "Complete", "Canceled")
 PAYMENTS = ("Card", "Check")
 CUSTOMERS, ORDERS, REVIEWS, DAYS = 25, 150, 270, 730
 SCHEMA = """
 CREATE TABLE shop_categories (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, slug TEXT NOT NULL UNIQUE);
-CREATE TABLE shop_products (id INTEGER PRIMARY KEY, sku TEXT NOT NULL UNIQUE, slug TEXT NOT NULL UNIQUE, name TEXT NOT NULL UNIQUE,
-    category_id INTEGER NOT NULL REFERENCES shop_categories, brand TEXT NOT NULL, color TEXT NOT NULL, picture INTEGER NOT NULL,
-    price INTEGER NOT NULL, stock INTEGER NOT NULL,
-    enabled INTEGER NOT NULL DEFAULT 1, featured INTEGER NOT NULL DEFAULT 0);
-CREATE TABLE shop_addresses (user_id INTEGER PRIMARY KEY REFERENCES users, street TEXT NOT NULL, city TEXT NOT NULL, zip TEXT NOT NULL, phone TEXT NOT NULL);
-CREATE TABLE shop_orders (id INTEGER PRIMARY KEY, user_id INTEGER NOT NULL REFERENCES users, date TEXT NOT NULL, status TEXT NOT NULL, payment TEXT NOT NULL,
-    total INTEGER NOT NULL);
-CREATE TABLE shop_order_items (order_id INTEGER NOT NULL REFERENCES shop_orders, product_id INTEGER NOT NULL REFERENCES shop_products,
-    price INTEGER NOT NULL, quantity INTEGER NOT NULL, PRIMARY KEY (order_id, product_id)) WITHOUT ROWID;
-CREATE TABLE shop_cart (user_id INTEGER NOT NULL REFERENCES users, product_id INTEGER NOT NULL REFERENCES shop_products, quantity INTEGER NOT NULL,
-    PRIMARY KEY (user_id, product_id));
-CREATE TABLE shop_wishes (user_id INTEGER NOT NULL REFERENCES users, product_id INTEGER NOT NULL REFERENCES shop_products, PRIMARY KEY (user_id, product_id));
-CREATE TABLE shop_reviews (id INTEGER PRIMARY KEY, product_id INTEGER NOT NULL REFERENCES shop_products, user_id INTEGER NOT NULL REFERENCES users,
-    stars INTEGER NOT NULL, text TEXT NOT NULL, date TEXT NOT NULL, status TEXT NOT NULL);
+CREATE TABLE shop_products (id INTEGER PRIMARY KEY, sku TEXT NOT NULL UNIQUE, slug TEXT NOT NULL UNIQUE, name
+    TEXT NOT NULL UNIQUE, category_id INTEGER NOT NULL REFERENCES shop_categories, brand TEXT NOT NULL, color
+    TEXT NOT NULL, picture INTEGER NOT NULL, price INTEGER NOT NULL, stock INTEGER NOT NULL, enabled INTEGER
+    NOT NULL DEFAULT 1, featured INTEGER NOT NULL DEFAULT 0);
+CREATE TABLE shop_addresses (user_id INTEGER PRIMARY KEY REFERENCES users, street TEXT NOT NULL, city TEXT NOT
+    NULL, zip TEXT NOT NULL, phone TEXT NOT NULL);
+CREATE TABLE shop_orders (id INTEGER PRIMARY KEY, user_id INTEGER NOT NULL REFERENCES users, date TEXT NOT
+    NULL, status TEXT NOT NULL, payment TEXT NOT NULL, total INTEGER NOT NULL);
+CREATE TABLE shop_order_items (order_id INTEGER NOT NULL REFERENCES shop_orders, product_id INTEGER NOT NULL
+    REFERENCES shop_products, price INTEGER NOT NULL, quantity INTEGER NOT NULL, PRIMARY KEY (order_id,
+    product_id)) WITHOUT ROWID;
+CREATE TABLE shop_cart (user_id INTEGER NOT NULL REFERENCES users, product_id INTEGER NOT NULL REFERENCES
+    shop_products, quantity INTEGER NOT NULL, PRIMARY KEY (user_id, product_id));
+CREATE TABLE shop_wishes (user_id INTEGER NOT NULL REFERENCES users, product_id INTEGER NOT NULL REFERENCES
+    shop_products, PRIMARY KEY (user_id, product_id));
+CREATE TABLE shop_reviews (id INTEGER PRIMARY KEY, product_id INTEGER NOT NULL REFERENCES shop_products,
+    user_id INTEGER NOT NULL REFERENCES users, stars INTEGER NOT NULL, text TEXT NOT NULL, date TEXT NOT NULL,
+    status TEXT NOT NULL);
 CREATE TABLE shop_subscribers (user_id INTEGER PRIMARY KEY REFERENCES users);
-CREATE TABLE shop_messages (id INTEGER PRIMARY KEY, user_id INTEGER NOT NULL REFERENCES users, subject TEXT NOT NULL, text TEXT NOT NULL);
+CREATE TABLE shop_messages (id INTEGER PRIMARY KEY, user_id INTEGER NOT NULL REFERENCES users, subject TEXT
+    NOT NULL, text TEXT NOT NULL);
 CREATE INDEX shop_products_by_category ON shop_products (category_id);
 CREATE INDEX shop_orders_by_user ON shop_orders (user_id);
 CREATE INDEX shop_items_by_product ON shop_order_items (product_id);
 CREATE INDEX shop_reviews_by_product ON shop_reviews (product_id);
-CREATE VIEW shop_shelf AS SELECT shop_products.*, shop_categories.name AS category, shop_categories.slug AS category_slug,
-    (SELECT avg(stars) FROM shop_reviews WHERE product_id = shop_products.id AND status = 'Approved') AS stars
-    FROM shop_products JOIN shop_categories ON shop_categories.id = category_id;
+CREATE VIEW shop_shelf AS SELECT shop_products.*, shop_categories.name AS category, shop_categories.slug AS
+    category_slug, (SELECT avg(stars) FROM shop_reviews WHERE product_id = shop_products.id AND status =
+    'Approved') AS stars FROM shop_products JOIN shop_categories ON shop_categories.id = category_id;
 """
 COLORS = ("Black", "Blue", "Gray", "Green", "Pink", "Red", "White", "Yellow")
 MATERIALS = ("Cotton", "Leather", "Linen", "Silk", "Wool")
 BRANDS = ("Acme", "Luma", "Nova", "Orbit", "Peak", "Zen")
-CATEGORIES = {                                   # category -> noun -> lowest price in dollars (the highest is three times that); drawn in static/products.svg
+# category -> noun -> lowest price in dollars (the highest is three times that); drawn in static/products.svg
+CATEGORIES = {
     "Audio": {"Earbuds": 15, "Headphones": 30, "Microphone": 40, "Radio": 20, "Speaker": 25},
     "Beauty": {"Brush": 4, "Cream": 8, "Mirror": 12, "Perfume": 25, "Soap": 3},
     "Clothing": {"Gloves": 10, "Hat": 9, "Jacket": 45, "Scarf": 12, "Socks": 4},
@@ -54,13 +65,16 @@ CATEGORIES = {                                   # category -> noun -> lowest pr
     "Sports": {"Ball": 8, "Bottle": 7, "Mat": 15, "Racket": 30, "Rope": 5},
     "Toys": {"Doll": 12, "Kite": 10, "Puzzle": 9, "Robot": 28, "Train": 24},
 }
-FIRST_NAMES = ("Adam", "Alice", "Anna", "Ben", "Clara", "Daniel", "Eva", "Frank", "Grace", "Henry", "Iris", "Jack", "Julia", "Karl", "Laura", "Leo", "Mary",
-               "Nina", "Oscar", "Paul", "Rosa", "Sam", "Tina", "Victor")
-LAST_NAMES = ("Baker", "Brown", "Clark", "Cook", "Davis", "Fox", "Green", "Hill", "Jones", "King", "Lee", "Miller", "Moore", "Reed", "Smith", "Stone", "White",
-              "Young")
-STREETS = ("Bridge Street", "Church Road", "Garden Street", "Hill Road", "Lake Street", "Market Street", "Oak Street", "Park Road")
+FIRST_NAMES = """Adam Alice Anna Ben Clara Daniel Eva Frank Grace Henry Iris Jack Julia Karl Laura Leo Mary
+    Nina Oscar Paul Rosa Sam Tina Victor""".split()
+LAST_NAMES = """Baker Brown Clark Cook Davis Fox Green Hill Jones King Lee Miller Moore Reed Smith Stone White
+    Young""".split()
+STREETS = ("Bridge Street", "Church Road", "Garden Street", "Hill Road", "Lake Street", "Market Street",
+           "Oak Street",
+           "Park Road")
 CITIES = ("Austin", "Boston", "Chicago", "Dallas", "Denver", "Miami", "Phoenix", "Seattle")
-PRAISE = {1: ("Bad", "Poor"), 2: ("Weak", "Cheap"), 3: ("Fair", "Plain"), 4: ("Good", "Nice"), 5: ("Great", "Perfect")}
+PRAISE = {1: ("Bad", "Poor"), 2: ("Weak", "Cheap"), 3: ("Fair", "Plain"), 4: ("Good", "Nice"),
+          5: ("Great", "Perfect")}
 ASPECTS = ("box", "color", "delivery", "price", "quality", "shape", "size", "value")
 
 
@@ -69,60 +83,69 @@ def slug(name: str) -> str:
 
 
 def fill(db: sqlite3.Connection, rng: Random) -> None:
-    """120 products, 25 customers (Emma Lopez is the first), 150 orders over the two years before TODAY, some 250 reviews."""
+    """120 products, 25 customers (Emma Lopez is the first), 150 orders over the two years before TODAY, some
+    250 reviews."""
     _add_products(db, rng)
     customers = _add_customers(db, rng)
-    days = [1 + int((DAYS - 1) * rng.random() * (rng.random() if i % 2 else 1)) for i in range(ORDERS)]      # the shop grows: later days have more orders
+    # the shop grows: later days have more orders
+    days = [1 + int((DAYS - 1) * rng.random() * (rng.random() if i % 2 else 1)) for i in range(ORDERS)]
     for i, ago in enumerate(sorted(days, reverse=True)):
-        _add_order(db, rng, 1001 + i, customers[0] if rng.random() < (0.2 if ago <= 45 else 0.06) else rng.choice(customers), ago)
+        _add_order(db, rng, 1001 + i, customers[0]
+                   if rng.random() < (0.2 if ago <= 45 else 0.06) else rng.choice(customers), ago)
     _add_reviews(db, rng, customers)
     liked = db.execute("SELECT id FROM shop_products WHERE stock > 0").fetchall()
     for product in sorted(rng.sample([row["id"] for row in liked], 2)):
         db.execute("INSERT INTO shop_wishes VALUES (?, ?)", (customers[0], product))
 
 
-def _day(ago: int) -> str:
-    return (date.fromisoformat(TODAY) - timedelta(days=ago)).isoformat()
-
-
 def _add_products(db: sqlite3.Connection, rng: Random) -> None:
     for number, (category, nouns) in enumerate(CATEGORIES.items(), 1):
         db.execute("INSERT INTO shop_categories VALUES (?, ?, ?)", (number, category, slug(category)))
         looks = MATERIALS if category == "Clothing" else COLORS
-        names = sorted((f"{look} {noun}", look, low, 5 * (number - 1) + i) for i, (noun, low) in enumerate(nouns.items()) for look in rng.sample(looks, 3))
+        names = sorted((f"{look} {noun}", look, low, 5 * (number - 1) + i)
+                       for i, (noun, low) in enumerate(nouns.items()) for look in rng.sample(looks, 3))
         for i, (name, look, low, picture) in enumerate(names, 1):
             price = 100 * rng.randrange(low, 3 * low) + rng.choice((0, 50, 95, 99))
             stock = 0 if rng.random() < 0.06 else rng.randrange(1, 41)
-            db.execute("INSERT INTO shop_products (sku, slug, name, category_id, brand, color, picture, price, stock) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                       (f"{category[0]}{number}{i:02d}", slug(name), name, number, rng.choice(BRANDS), look.lower(), picture, price, stock))
-        db.execute("UPDATE shop_products SET featured = 1 WHERE stock > 0 AND name = ?", (rng.choice(names)[0],))
+            insert(db, "shop_products", sku=f"{category[0]}{number}{i:02d}", slug=slug(name), name=name,
+                   category_id=number,
+                   brand=rng.choice(BRANDS), color=look.lower(), picture=picture, price=price, stock=stock)
+        db.execute("UPDATE shop_products SET featured = 1 WHERE stock > 0 AND name = ?",
+                   (rng.choice(names)[0],))
 
 
 def _add_customers(db: sqlite3.Connection, rng: Random) -> list[int]:
-    names = sorted(rng.sample([f"{first} {last}" for first in FIRST_NAMES for last in LAST_NAMES], CUSTOMERS - 1))
+    names = sorted(rng.sample([f"{first} {last}" for first in FIRST_NAMES for last in LAST_NAMES],
+                              CUSTOMERS - 1))
     customers = []
     for name in ["Emma Lopez", *names]:
-        email, password = (EMMA if name == "Emma Lopez" else (f"{name.lower().replace(' ', '.')}@gmail.com", user_password(rng)))
-        customers.append(add_user(db, "shopping", email, password, name, _day(rng.randrange(DAYS, DAYS + 200))))
-        db.execute("INSERT INTO shop_addresses VALUES (?, ?, ?, ?, ?)",
-                   (customers[-1], f"{rng.randrange(1, 100)} {rng.choice(STREETS)}", rng.choice(CITIES), f"{rng.randrange(10000, 100000)}",
-                    f"555-{rng.randrange(1000, 10000)}"))
+        email = f"{name.lower().replace(' ', '.')}@gmail.com"
+        customers.append(add_user(db, SITE, email, draw_password(SITE, email, rng), name,
+                                  day(rng.randrange(DAYS, DAYS + 200))))
+        insert(db, "shop_addresses", user_id=customers[-1],
+               street=f"{rng.randrange(1, 100)} {rng.choice(STREETS)}",
+               city=rng.choice(CITIES), zip=f"{rng.randrange(10000, 100000)}",
+               phone=f"555-{rng.randrange(1000, 10000)}")
     return customers
 
 
 def _add_order(db: sqlite3.Connection, rng: Random, number: int, user_id: int, ago: int) -> None:
     """What was ordered lately may still be open."""
-    status = rng.choice(("Pending", "Processing", "Complete")) if ago <= 45 else "Canceled" if rng.random() < 0.12 else "Complete"
+    status = rng.choice(("Pending", "Processing",
+                         "Complete")) if ago <= 45 else "Canceled" if rng.random() < 0.12 else "Complete"
     items = sorted(rng.sample(range(1, 121), rng.choice((1, 1, 2, 2, 3))))
-    prices = [db.execute("SELECT price FROM shop_products WHERE id = ?", (item,)).fetchone()[0] for item in items]
+    prices = [db.execute("SELECT price FROM shop_products WHERE id = ?", (item,)).fetchone()[0]
+              for item in items]
     rows = [(number, item, price, rng.choice((1, 1, 1, 2, 3))) for item, price in zip(items, prices)]
-    db.execute("INSERT INTO shop_orders VALUES (?, ?, ?, ?, ?, ?)",
-               (number, user_id, _day(ago), status, rng.choice(PAYMENTS), sum(price * quantity for _, _, price, quantity in rows)))
+    insert(db, "shop_orders", id=number, user_id=user_id, date=day(ago), status=status,
+           payment=rng.choice(PAYMENTS),
+           total=sum(price * quantity for _, _, price, quantity in rows))
     db.executemany("INSERT INTO shop_order_items VALUES (?, ?, ?, ?)", rows)
 
 
 def _add_reviews(db: sqlite3.Connection, rng: Random, customers: list[int]) -> None:
-    """Some products have many reviews, some none; a product has its own quality; the latest reviews may still wait for approval."""
+    """Some products have many reviews, some none; a product has its own quality; the latest reviews may still
+    wait for approval."""
     quality = [rng.choice((2, 3, 4, 4, 5)) for _ in range(120)]
     written = set()
     for ago in sorted((rng.randrange(1, DAYS) for _ in range(REVIEWS)), reverse=True):
@@ -136,5 +159,5 @@ def _add_reviews(db: sqlite3.Connection, rng: Random, customers: list[int]) -> N
         first, second = rng.sample(ASPECTS, 2)
         text = f"{rng.choice(PRAISE[stars])} {first}, {rng.choice(PRAISE[stars]).lower()} {second}."
         status = "Pending" if ago <= 60 and rng.random() < 0.6 else "Approved"
-        db.execute("INSERT INTO shop_reviews (product_id, user_id, stars, text, date, status) VALUES (?, ?, ?, ?, ?, ?)",
-                   (product, user_id, stars, text, _day(ago), status))
+        insert(db, "shop_reviews", product_id=product, user_id=user_id, stars=stars, text=text, date=day(ago),
+               status=status)

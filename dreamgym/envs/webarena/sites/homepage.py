@@ -4,13 +4,14 @@ from __future__ import annotations
 import sqlite3
 from random import Random
 
-from flask import Blueprint, Flask, Response, g
+from flask import Blueprint, Response, g
 
-from dreamgym.envs.webarena.sites.site import Site, build_app, page
+from dreamgym.envs.webarena.sites.site import Site, page
 
 SITE = Site("homepage", "Homepage", (("Home", "/"),))
 SCHEMA = ""
-TITLES = {"shopping": "Shop", "shopping_admin": "Shop Admin", "reddit": "Forum", "gitlab": "Code Host", "map": "Map"}
+TITLES = {"shopping": "Shop", "shopping_admin": "Shop Admin", "reddit": "Forum", "gitlab": "Code Host",
+          "map": "Map"}
 
 pages = Blueprint("pages", __name__)
 
@@ -19,10 +20,6 @@ def fill(db: sqlite3.Connection, rng: Random) -> None:
     """Nothing to add."""
 
 
-def make_app(world) -> Flask:
-    return build_app(SITE, pages)
-
-
 @pages.get("/")
 def home() -> Response:
-    return page("homepage.html", "Homepage", titles=TITLES, accounts=g.world.accounts)
+    return page("homepage.html", "Homepage", titles=TITLES, accounts=g.sites.accounts, bases=g.sites.bases)

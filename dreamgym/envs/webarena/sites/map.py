@@ -1,7 +1,9 @@
-"""The map of the own sites: four towns, about sixty places, search, directions, what is nearby. Nothing here changes; nobody has to log in.
+"""The map of the own sites: four towns, about sixty places, search, directions, what is nearby. Nothing here
+changes; nobody has to log in.
 
-Positions are whole metres on a plane (x east, y north). Streets run straight and cross at right angles, so the way between two places of a town is |dx| + |dy|,
-between towns it follows the main road. The same distance is driven, cycled and walked; only the speed differs.
+Positions are whole metres on a plane (x east, y north). Streets run straight and cross at right angles, so
+the way between two places of a town is |dx| + |dy|; between towns it follows the main road. The same distance
+is driven, cycled and walked; only the speed differs.
 """
 from __future__ import annotations
 
@@ -11,21 +13,24 @@ import sqlite3
 from dataclasses import dataclass
 from itertools import pairwise, product
 from random import Random
-from urllib.parse import urlencode
 
-from flask import Blueprint, Flask, Response, abort, current_app, request
+from flask import Blueprint, Response, abort, current_app, g, request
 
-from dreamgym.envs.webarena.sites.site import Paged, Site, build_app, page
+from dreamgym.envs.webarena.sites.site import Paged, Site, asked, chosen, kept, page, paged_list
+
 
 SITE = Site("map", "Map", (("Towns", "/"), ("Directions", "/directions")), search="/search")
 SPEED = {"car": 40, "bike": 15, "foot": 5}                            # km/h, everywhere
-TOWNS = {"Alder": (8000, 7000, "10101"), "Bree": (21000, 9000, "10202"), "Colby": (11000, 19000, "10303"), "Dunton": (25000, 22000, "10404")}
-ROADS = (("Alder", "Bree", "Road 1"), ("Alder", "Colby", "Road 2"), ("Bree", "Dunton", "Road 3"), ("Colby", "Dunton", "Road 4"))
+TOWNS = {"Alder": (8000, 7000, "10101"), "Bree": (21000, 9000, "10202"), "Colby": (11000, 19000, "10303"),
+         "Dunton": (25000, 22000, "10404")}
+ROADS = (("Alder", "Bree", "Road 1"), ("Alder", "Colby", "Road 2"), ("Bree", "Dunton", "Road 3"),
+         ("Colby", "Dunton", "Road 4"))
 STREETS = ("Oak Street", "Mill Street", "Church Street", "High Street", "Lake Street", "Hill Street")
-LINES = (-800, 0, 800)                                                # where streets run, from the middle of a town; half as long again to each side
+LINES = (-800, 0, 800)  # where streets run, from the middle of a town; half as long again to each side
 REACH = 1500
-WORDS = ("Blue", "Red", "Green", "Gold", "Silver", "Sunny", "Royal", "Little", "Happy", "Quiet", "River", "Garden", "Star", "Moon", "Rose", "Stone")
-KINDS = {                                        # category: (noun of the names, least and most in a town, opening hours, named after the town)
+WORDS = ("Blue", "Red", "Green", "Gold", "Silver", "Sunny", "Royal", "Little", "Happy", "Quiet", "River",
+         "Garden", "Star", "Moon", "Rose", "Stone")
+KINDS = {  # category: (noun of the names, least and most in a town, opening hours, named after the town)
     "cafe": ("Cafe", 2, 3, ("7:00 to 18:00", "8:00 to 17:00", "9:00 to 20:00"), False),
     "hotel": ("Hotel", 1, 2, ("0:00 to 24:00",), False),
     "library": ("Library", 0, 1, ("9:00 to 18:00", "10:00 to 19:00"), True),
@@ -38,9 +43,11 @@ KINDS = {                                        # category: (noun of the names,
     "station": ("Station", 1, 1, ("5:00 to 24:00",), True),
 }
 SCHEMA = """
-CREATE TABLE map_places (id INTEGER PRIMARY KEY, slug TEXT NOT NULL UNIQUE, name TEXT NOT NULL UNIQUE, category TEXT NOT NULL, town TEXT NOT NULL, street TEXT NOT NULL,
-                         number INTEGER NOT NULL, zip TEXT NOT NULL, phone TEXT NOT NULL, hours TEXT NOT NULL, x INTEGER NOT NULL, y INTEGER NOT NULL);
-CREATE TABLE map_streets (name TEXT NOT NULL, town TEXT NOT NULL, x1 INTEGER NOT NULL, y1 INTEGER NOT NULL, x2 INTEGER NOT NULL, y2 INTEGER NOT NULL);
+CREATE TABLE map_places (id INTEGER PRIMARY KEY, slug TEXT NOT NULL UNIQUE, name TEXT NOT NULL UNIQUE,
+    category TEXT NOT NULL, town TEXT NOT NULL, street TEXT NOT NULL, number INTEGER NOT NULL, zip TEXT NOT
+    NULL, phone TEXT NOT NULL, hours TEXT NOT NULL, x INTEGER NOT NULL, y INTEGER NOT NULL);
+CREATE TABLE map_streets (name TEXT NOT NULL, town TEXT NOT NULL, x1 INTEGER NOT NULL, y1 INTEGER NOT NULL, x2
+    INTEGER NOT NULL, y2 INTEGER NOT NULL);
 """
 
 
@@ -72,22 +79,20 @@ class Place:
 pages = Blueprint("pages", __name__)
 
 
-def make_app(world) -> Flask:
-    app = build_app(SITE, pages)
-    app.extensions["atlas"] = Atlas(world.db)
-    return app
-
-
 def fill(db: sqlite3.Connection, rng: Random) -> None:
-    """Streets and places; a word of the names is used once for each category, so that every name is the only one of its kind."""
-    rows = [(town.lower(), town, "town", town, "", 0, code, "", "", x, y) for town, (x, y, code) in TOWNS.items()]
+    """Streets and places; a word of the names is used once for each category, so that every name is the only
+    one of its kind."""
+    rows = [(town.lower(), town, "town", town, "", 0, code, "", "", x, y) for town,
+            (x, y, code) in TOWNS.items()]
     streets = [(road, "", *TOWNS[a][:2], *TOWNS[b][:2]) for a, b, road in ROADS]
     left = {kind: rng.sample(WORDS, len(WORDS)) for kind in KINDS}
     for town, (x, y, code) in TOWNS.items():
-        named = rng.sample(STREETS, len(STREETS))                     # the first three run east, the others north
+        named = rng.sample(STREETS, len(STREETS))  # the first three run east, the others north
         for i, (street, line) in enumerate(zip(named, LINES * 2)):
-            streets.append((street, town, *((x - REACH, y + line, x + REACH, y + line) if i < 3 else (x + line, y - REACH, x + line, y + REACH))))
-        free = [(i, step) for i in range(len(named)) for step in range(-14, 15, 3) if all(abs(step * 100 - line) > 100 for line in LINES)]
+            streets.append((street, town, *((x - REACH, y + line, x + REACH, y + line)
+                                            if i < 3 else (x + line, y - REACH, x + line, y + REACH))))
+        free = [(i, step) for i in range(len(named)) for step in range(-14, 15, 3)
+                if all(abs(step * 100 - line) > 100 for line in LINES)]
         rng.shuffle(free)
         for kind, (noun, least, most, hours, of_town) in KINDS.items():
             for _ in range(rng.randint(least, most)):
@@ -95,9 +100,10 @@ def fill(db: sqlite3.Connection, rng: Random) -> None:
                 i, step = free.pop()
                 at = (x + step * 100, y + LINES[i]) if i < 3 else (x + LINES[i - 3], y + step * 100)
                 phone = f"555-{rng.randrange(1000, 10000)}" if kind != "park" else ""
-                rows.append((name.lower().replace(" ", "-"), name, kind, town, named[i], step + 15, code, phone, rng.choice(hours) if hours else "", *at))
+                rows.append((name.lower().replace(" ", "-"), name, kind, town, named[i], step + 15, code,
+                             phone, rng.choice(hours) if hours else "", *at))
     db.executemany("INSERT INTO map_streets VALUES (?,?,?,?,?,?)", streets)
-    db.executemany("INSERT INTO map_places (slug, name, category, town, street, number, zip, phone, hours, x, y) VALUES (?,?,?,?,?,?,?,?,?,?,?)", rows)
+    db.executemany("INSERT INTO map_places VALUES (NULL,?,?,?,?,?,?,?,?,?,?,?)", rows)
 
 
 class Atlas:
@@ -110,8 +116,10 @@ class Atlas:
         crossings = {(x + i, y + j) for x, y, _ in TOWNS.values() for i in LINES for j in LINES}
         points = sorted(crossings | {(place.x, place.y) for place in self.places})
         self.ways: dict[tuple, list[tuple]] = {point: [] for point in points}
-        for name, x1, y1, x2, y2 in self.streets:                      # the points of a street, in order, are joined one to the next
-            on = [(x1, y1), (x2, y2)] if name.startswith("Road") else [(x, y) for x, y in points if x1 <= x <= x2 and y1 <= y <= y2]
+        # the points of a street, in order, are joined one to the next
+        for name, x1, y1, x2, y2 in self.streets:
+            on = [(x1, y1), (x2, y2)] if name.startswith("Road") else [(x, y) for x, y in points
+                                                                       if x1 <= x <= x2 and y1 <= y <= y2]
             for a, b in pairwise(on):
                 metres = round(math.dist(a, b))
                 self.ways[a].append((b, metres, name))
@@ -141,14 +149,18 @@ class Atlas:
         while best[at][1] != at:
             metres, before, street = best[at]
             step = metres - best[before][0]
-            legs = [(street, step + legs[0][1]), *legs[1:]] if legs and legs[0][0] == street else [(street, step), *legs]
+            legs = [(street, step + legs[0][1]),
+                    *legs[1:]] if legs and legs[0][0] == street else [(street, step), *legs]
             points.insert(0, at := before)
         return legs, points
 
     def search(self, query: str) -> list[Place]:
-        """Places that have every word of the query in their name, category or address; a place of exactly that name comes first."""
+        """Places that have every word of the query in their name, category or address; a place of exactly
+        that name comes first."""
         words = query.lower().split()
-        found = [place for place in self.places if all(word in f"{place.name} {place.category} {place.address} {place.zip}".lower() for word in words)]
+        found = [place for place in self.places
+                 if all(word in f"{place.name} {place.category} {place.address} {place.zip}".lower()
+                        for word in words)]
         return sorted(found, key=lambda place: place.name.lower() != " ".join(words)) if words else []
 
 
@@ -161,9 +173,12 @@ def minutes(metres: int, by: str) -> int:
     return max(1, -(-metres * 60 // (SPEED[by] * 1000)))
 
 
-# ---- pages ---------------------------------------------------------------------------------------------------------------------------------------
+# ---- pages -------------------------------------------------------------------------------------------------
 
 def _atlas() -> Atlas:
+    """Read once: no page changes what is on the map."""
+    if "atlas" not in current_app.extensions:
+        current_app.extensions["atlas"] = Atlas(g.db)
     return current_app.extensions["atlas"]
 
 
@@ -171,22 +186,21 @@ def _place(slug: str) -> Place:
     return _atlas().by_slug.get(slug) or abort(404)
 
 
-def _paged(rows: list, size: int = 8) -> Paged:
-    """A list as `paged` cuts it."""
-    count = max(1, -(-len(rows) // size))
-    shown = min(max(1, request.args.get("page", 1, int)), count)
-    return Paged(rows[(shown - 1) * size:shown * size], shown, count, len(rows))
+def _paged(rows: list) -> Paged:
+    return paged_list(len(rows), lambda first, size: rows[first:first + size])
 
 
 @pages.get("/")
 def home() -> Response:
-    return page("map_home.html", "Map", towns=[place for place in _atlas().places if place.category == "town"])
+    return page("map_home.html", "Map",
+                towns=[place for place in _atlas().places if place.category == "town"])
 
 
 @pages.get("/search")
 def search() -> Response:
-    q = " ".join(request.args.get("q", "").split())[:100]
-    return page("map_search.html", f"Search {q}".strip(), found=_paged(_atlas().search(q)), q=q, address=f"/search?{urlencode({'q': q})}&")
+    q = asked("q")
+    return page("map_search.html", f"Search {q}".strip(), found=_paged(_atlas().search(q)), q=q,
+                address=kept(q=q))
 
 
 @pages.get("/place/<slug>")
@@ -198,42 +212,48 @@ def place(slug: str) -> Response:
 @pages.get("/nearby/<slug>")
 def nearby(slug: str) -> Response:
     """Places of a category, nearest first by road: those of other towns come last."""
-    centre, category = _place(slug), request.args.get("category", "")
-    category = category if category in KINDS else next(iter(KINDS))
-    found = sorted((_atlas().metres(centre, other), other.name, other) for other in _atlas().places if other.category == category and other is not centre)
-    return page("map_nearby.html", f"{category.capitalize()} near {centre.name}", place=centre, category=category, categories=list(KINDS),
-                found=_paged([(other, km(metres)) for metres, _, other in found]), address=f"{request.path}?{urlencode({'category': category})}&")
+    atlas, centre, category = _atlas(), _place(slug), chosen("category", KINDS, next(iter(KINDS)))
+    others = [other for other in atlas.places if other.category == category and other is not centre]
+    found = sorted((atlas.metres(centre, other), other.name, other) for other in others)
+    return page("map_nearby.html", f"{category.capitalize()} near {centre.name}", place=centre,
+                category=category,
+                categories=list(KINDS), found=_paged([(other, km(metres)) for metres, _, other in found]),
+                address=kept(category=category))
 
 
 @pages.get("/directions")
 def directions() -> Response:
-    asked = {name: " ".join(request.args.get(name, "").split())[:100] for name in ("from", "to")}
-    by = request.args.get("by", "car")
-    by = by if by in SPEED else "car"
-    ends = {name: found[0] if (found := _atlas().search(text)) else None for name, text in asked.items()}
-    wrong = [text for name, text in asked.items() if text and ends[name] is None]
+    texts = {name: asked(name) for name in ("from", "to")}
+    by = chosen("by", SPEED, "car")
+    start, end = ends = [next(iter(_atlas().search(text)), None) for text in texts.values()]
+    wrong = [text for text, found in zip(texts.values(), ends) if text and found is None]
     legs, metres = [], 0
-    if ends["from"] and ends["to"]:
-        legs, metres = _atlas().way(ends["from"], ends["to"])[0], _atlas().metres(ends["from"], ends["to"])
-    return page("map_directions.html", "Directions", asked=asked, by=by, ways=list(SPEED), start=ends["from"], end=ends["to"], wrong=wrong,
-                legs=[(street, km(length)) for street, length in legs], km=km(metres), minutes=minutes(metres, by))
+    if start and end:
+        legs, metres = _atlas().way(start, end)[0], _atlas().metres(start, end)
+    return page("map_directions.html", "Directions", asked=texts, by=by, ways=list(SPEED), start=start,
+                end=end, wrong=wrong,
+                legs=[(street, km(length)) for street, length in legs], km=km(metres),
+                minutes=minutes(metres, by))
 
 
-# ---- pictures ------------------------------------------------------------------------------------------------------------------------------------
+# ---- pictures ----------------------------------------------------------------------------------------------
 
 @pages.get("/picture.svg")
 def picture() -> Response:
-    """A drawing of the map: everything, around a place (`at`), or of a way (`from`, `to`); all slugs. The pages' alternative texts say what is on it."""
+    """A drawing of the map: everything, around a place (`at`), or of a way (`from`, `to`); all slugs. The
+    pages' alternative texts say what is on it."""
     atlas = _atlas()
     marks = [_place(request.args[name]) for name in ("at", "from", "to") if request.args.get(name)]
     line = atlas.way(*marks)[1] if len(marks) == 2 else []
     points = line or [(place.x, place.y) for place in marks or atlas.places]
     middle = [(min(axis) + max(axis)) / 2 for axis in zip(*points)]
     width = max(2600, *(2.4 * (max(axis) - min(axis)) for axis in zip(*points)))
-    return Response(draw(atlas, marks, line, middle, width), content_type="image/svg+xml", headers={"Cache-Control": "no-store"})
+    return Response(draw(atlas, marks, line, middle, width), content_type="image/svg+xml",
+                    headers={"Cache-Control": "no-store"})
 
 
-def draw(atlas: Atlas, marks: list[Place], line: list[tuple], middle: list[float], width: float, across: int = 640, down: int = 400) -> str:
+def draw(atlas: Atlas, marks: list[Place], line: list[tuple], middle: list[float], width: float,
+         across: int = 640, down: int = 400) -> str:
     """The SVG text of the streets, places and names around `middle`, `width` metres wide."""
     scale = across / width
 
@@ -241,13 +261,16 @@ def draw(atlas: Atlas, marks: list[Place], line: list[tuple], middle: list[float
         return round(across / 2 + (x - middle[0]) * scale, 1), round(down / 2 - (y - middle[1]) * scale, 1)
 
     near = scale > 0.08                                               # close enough for dots and their names
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {across} {down}" font-family="sans-serif" font-size="12" text-anchor="middle">',
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {across} {down}" '
+             f'font-family="sans-serif" font-size="12" text-anchor="middle">',
              f'<rect width="{across}" height="{down}" fill="#f1efe6"/>']
     river = [at(x, 14000 + 2500 * math.sin(x / 4000)) for x in range(-10000, 50000, 500)]
-    parts.append(f'<polyline points="{_points(river)}" fill="none" stroke="#a9cfe8" stroke-width="{max(5, 300 * scale):.0f}"/>')
+    parts.append(f'<polyline points="{_points(river)}" fill="none" stroke="#a9cfe8" '
+                 f'stroke-width="{max(5, 300 * scale):.0f}"/>')
     for x, y, _ in TOWNS.values():
         (left, top), side = at(x - 1700, y + 1700), 3400 * scale
-        parts.append(f'<rect x="{left}" y="{top}" width="{side:.1f}" height="{side:.1f}" rx="{side / 8:.1f}" fill="#e3ddcb"/>')
+        parts.append(f'<rect x="{left}" y="{top}" width="{side:.1f}" height="{side:.1f}" rx="{side / 8:.1f}" '
+                     f'fill="#e3ddcb"/>')
     for park in [place for place in atlas.places if place.category == "park"]:
         x, y = at(park.x, park.y)
         parts.append(f'<circle cx="{x}" cy="{y}" r="{170 * scale:.1f}" fill="#b9dca5"/>')
@@ -255,21 +278,27 @@ def draw(atlas: Atlas, marks: list[Place], line: list[tuple], middle: list[float
         for name, x1, y1, x2, y2 in atlas.streets:
             wide = (5 if name.startswith("Road") else max(1, 60 * scale)) + 2 * casing
             colour = "#c9bf9f" if casing else "#f7d774" if name.startswith("Road") else "#ffffff"
-            parts.append(f'<polyline points="{_points([at(x1, y1), at(x2, y2)])}" stroke="{colour}" stroke-width="{wide:.1f}" stroke-linecap="round"/>')
+            parts.append(f'<polyline points="{_points([at(x1, y1), at(x2, y2)])}" stroke="{colour}" '
+                         f'stroke-width="{wide:.1f}" stroke-linecap="round"/>')
     for (name, x1, y1, x2, _), along in product(atlas.streets if near else (), (REACH - 400, REACH + 400)):
         if not name.startswith("Road"):
             x, y = at(x1 + along, y1 - 10) if x1 != x2 else at(x1 + 10, y1 + along)
-            parts.append(f'<text transform="translate({x} {y}) rotate({-90 if x1 == x2 else 0})" dy="3" font-size="10" fill="#8a8266">{name}</text>')
+            parts.append(f'<text transform="translate({x} {y}) rotate({-90 if x1 == x2 else 0})" dy="3" '
+                         f'font-size="10" fill="#8a8266">{name}</text>')
     if line:
         way = _points([at(*point) for point in line])
-        parts.append(f'<polyline points="{way}" fill="none" stroke="#2563eb" stroke-width="5" stroke-linejoin="round" opacity=".8"/>')
+        parts.append(f'<polyline points="{way}" fill="none" stroke="#2563eb" stroke-width="5" '
+                     f'stroke-linejoin="round" opacity=".8"/>')
     shown = [place for place in atlas.places if (place.category != "town") == near and place not in marks]
     for place in [*shown, *marks]:
         x, y = at(place.x, place.y)
         mark = place in marks
         above, weight = (-12, 700) if mark else (20, 400) if place.id % 2 else (-10, 400)
-        parts.append(f'<circle cx="{x}" cy="{y}" r="{8 if mark else 4}" fill="{"#d6336c" if mark else "#6b7280"}" stroke="#fff" stroke-width="2"/><text x="{x}" '
-                     f'y="{y + above:.1f}" font-weight="{weight}" fill="#374151" stroke="#fff" stroke-width="3" paint-order="stroke">{place.name}</text>')
+        parts.append(f'<circle cx="{x}" cy="{y}" r="{8 if mark else 4}" '
+                     f'fill="{"#d6336c" if mark else "#6b7280"}" stroke="#fff" stroke-width="2"/><text '
+                     f'x="{x}" '
+                     f'y="{y + above:.1f}" font-weight="{weight}" fill="#374151" stroke="#fff" '
+                     f'stroke-width="3" paint-order="stroke">{place.name}</text>')
     return "".join([*parts, "</svg>"])
 
 
