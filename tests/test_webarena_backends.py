@@ -127,7 +127,8 @@ def play(browser, *actions: str) -> list[str]:
         if "<" in action:
             name = action[action.index("<") + 1:action.index(">")]
             action = action.replace(f"<{name}>", str(number(browser.shown, name)))
-        texts.append(browser.act(parse(action)).text)
+        screen = browser.act(parse(action))
+        texts.append(screen.text + f"\nnote: {screen.note}" * bool(screen.note))
     return texts
 
 
@@ -309,7 +310,7 @@ def test_workers_play_many_in_order_and_leave_nothing_running():
         direct = InProcessBrowser(SiteDatabase())
         assert [screen.text for screen in screens] == [direct.open([site]).text for site in ("shopping", "reddit", "homepage")]
         moved = workers.act(browsers, [parse("click [2]"), parse("go_back"), parse("goto [shopping]")])
-        assert "note: no page to go back to" in moved[1].text and moved[2].text == screens[0].text and moved[0].text != screens[0].text
+        assert moved[1].note == "no page to go back to" and moved[2].text == screens[0].text and moved[0].text != screens[0].text
         page = browsers[1].page("reddit")
         assert page.evaluate("document.title") == screens[1].text.split("\n")[0].removeprefix("page: ") and "<title>" in page.html
         page.close()

@@ -172,22 +172,22 @@ def test_logins_are_kept_asserted_and_renewed_after_a_reset(browser, served, tmp
     instance = live.read_instance(environ, served.bases)
     live.check_answers(instance.bases)
     logins = Logins(instance.bases, live.read_accounts({}), tmp_path / "logins")
-    first = sent_logins(served.world)
+    first = sent_logins(served.sites)
     state = logins.state(browser, ["gitlab", "reddit", "map"])
-    assert sent_logins(served.world) == first + 2
+    assert sent_logins(served.sites) == first + 2
     assert live.RECIPES["gitlab"].path not in shown(browser, state, served.bases["gitlab"])
 
     kept, = (tmp_path / "logins").iterdir()
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600 and stat.S_IMODE(kept.parent.stat().st_mode) == 0o700 and kept.name.startswith("gitlab.reddit-")
     assert not any(password in kept.read_text() for _, password in live.ACCOUNTS.values())
     again = Logins(instance.bases, live.read_accounts({}), tmp_path / "logins").state(browser, ["reddit", "gitlab"])
-    assert again == state and sent_logins(served.world) == first + 2         # another process: the kept one, looked at, nothing sent
+    assert again == state and sent_logins(served.sites) == first + 2         # another process: the kept one, looked at, nothing sent
 
-    served.world.reset()                                                     # all sessions are gone
+    served.sites.reset()                                                     # all sessions are gone
     assert live.RECIPES["reddit"].path in shown(browser, state, served.bases["reddit"])
     logins.forget()
     renewed = logins.state(browser, ["gitlab", "reddit"])
-    assert sent_logins(served.world) == first + 2                            # the reset took the old two back
+    assert sent_logins(served.sites) == first + 2                            # the reset took the old two back
     assert live.RECIPES["reddit"].path not in shown(browser, renewed, served.bases["reddit"])
     assert browser.contexts == []
 
@@ -238,9 +238,9 @@ def test_expired_cache_is_replaced(browser, served, tmp_path):
     path, = tmp_path.iterdir()
     cookie = {**state["cookies"][0], "expires": time.time() + 60}
     path.write_text(json.dumps({"schema": 1, "saved": time.time() - 10**6, "state": {"cookies": [cookie], "origins": []}}))
-    before = sent_logins(served.world)
+    before = sent_logins(served.sites)
     Logins(served.bases, live.ACCOUNTS, tmp_path).state(browser, ["reddit"])
-    assert sent_logins(served.world) == before + 1 and json.loads(path.read_text())["saved"] > time.time() - 60
+    assert sent_logins(served.sites) == before + 1 and json.loads(path.read_text())["saved"] > time.time() - 60
 
 
 def test_cookie_given_for_minutes_is_no_login():
@@ -289,7 +289,7 @@ def test_own_sites_stand_in_for_a_webarena(browser, served, tmp_path):
 
     def answers(method, path, headers, body):
         if path == "/reset":
-            served.world.reset()
+            served.sites.reset()
         return 200, live.READY
 
     orders = {"task_id": 1, "sites": ["shopping"], "intent": "Buy it again", "intent_template_id": 1, "start_url": "__SHOPPING__/", "eval": {
@@ -302,7 +302,7 @@ def test_own_sites_stand_in_for_a_webarena(browser, served, tmp_path):
         logins = Logins(instance.bases, live.read_accounts({}), tmp_path / "logins")
         context = browser.new_context(storage_state=logins.state(browser, ["shopping"]))
         task = located(read_tasks(tmp_path / "tasks.json")[0], instance.bases)
-        helpers = {**PAGE_HELPERS, **shop_helpers(OwnShop(served.world))}
+        helpers = {**PAGE_HELPERS, **shop_helpers(OwnShop(served.sites))}
 
         class Fresh:
             def __init__(self, url):
@@ -317,7 +317,7 @@ def test_own_sites_stand_in_for_a_webarena(browser, served, tmp_path):
                 self.page.close()
 
         def orders_placed() -> int:
-            return served.world.db.execute("SELECT count(*) FROM shop_orders").fetchone()[0]
+            return served.sites.db.execute("SELECT count(*) FROM shop_orders").fetchone()[0]
 
         try:
             before = orders_placed()

@@ -5,7 +5,7 @@
 
 What needs a language model goes to `judge` (`Judge` for any OpenAI-compatible endpoint). Without one, and where a back end or a table here cannot tell (no
 JavaScript, an unknown `func:` helper), the part is "not judged" with a reason, never 0; a part that is 0 decides without it, and nothing after it is looked at.
-The text of a task is never run here: `func:` calls name a row of a table, JavaScript goes to the page (without a browser: webarena_locators).
+The text of a task is never run here: `func:` calls name a row of a table, JavaScript goes to the page (without a browser: locators.py).
 
 Rules that differ between WebArena and WebArena-Lite follow the file: tasks with `old_task_id` are Lite's, whose page texts are not HTML-unescaped. An empty
 answer or page text is 0 under a fuzzy match or "N/A" without a question (WebArena's later rule). Left out: must_exclude, required_values and image questions of
@@ -419,7 +419,7 @@ PAGE_HELPERS: dict[str, Callable[..., str | None]] = {"reddit_get_post_url": pos
 
 
 class Shop(Protocol):
-    """Who knows the shop's orders and reviews: `webarena_live.Magento` asks a real one, `OwnShop` the own sites' database."""
+    """Who knows the shop's orders and reviews: `live.Magento` asks a real one, `OwnShop` the own sites' database."""
     def latest_order_url(self) -> str | None: ...
 
     def latest_review(self, sku: str) -> dict[str, str]: ...       # author, rating (percent), text, title; {} when there is none
@@ -427,18 +427,20 @@ class Shop(Protocol):
 
 @dataclass
 class OwnShop:
-    """The shop of a `webarena_sites. SiteDatabase`, asked in its database."""
-    world: Any
+    """The shop of a SiteDatabase, asked in its database."""
+    sites: Any
+
+    def _row(self, query: str, *arguments: str) -> Any:
+        with self.sites.lock:
+            return self.sites.db.execute(query, arguments).fetchone()
 
     def latest_order_url(self) -> str | None:
-        with self.world.lock:
-            order = self.world.db.execute("SELECT max(id) FROM shop_orders").fetchone()[0]
-        return order and f"{self.world.bases['shopping']}/orders/{order}"
+        order = self._row("SELECT max(id) FROM shop_orders")[0]
+        return order and f"{self.sites.bases['shopping']}/orders/{order}"
 
     def latest_review(self, sku: str) -> dict[str, str]:
-        with self.world.lock:
-            row = self.world.db.execute("SELECT full_name, stars, text FROM shop_reviews JOIN users ON users.id = user_id JOIN shop_products p ON p.id = product_id "
-                                        "WHERE sku = ? ORDER BY shop_reviews.id DESC", (sku,)).fetchone()
+        row = self._row("SELECT full_name, stars, text FROM shop_reviews JOIN users ON users.id = user_id "
+                        "JOIN shop_products p ON p.id = product_id WHERE sku = ? ORDER BY shop_reviews.id DESC", sku)
         return {"author": row["full_name"], "rating": str(20 * row["stars"]), "text": row["text"]} if row else {}
 
 

@@ -1,15 +1,18 @@
-"""Recorded WebArena runs of other people -> our episodes, so that an experience model can start from them. `read_traces(path, format)` reads
+"""Recorded WebArena runs of other people -> our episodes, so that an experience model can start from them.
+`read_traces(path, format)` reads
 
     render     WebArena's own traces: a folder of render_N.html with merge_log.txt (PASS or FAIL), or one such file
     acctree    JSON lines (or a JSON list, or {"data": [...]}) of accessibility-tree transitions: task_id, observation, action or current_action,
                next_observation or next_state_acctree; rows without observation and action (thuml/webarena-world-model-cot) are chained by step_idx
     browsergym AgentRewardBench's JSON files, one run each, or a folder of them: `axtree` text, BrowserGym actions, cum_reward
 
-States go through `webarena_feeds` and `abstract`, ids in actions become the shown ones, BrowserGym's calls become WebArena's grammar. A page longer than a window
-gets the `scroll` steps that lead to the element acted on. What this grammar cannot say (a drag, two calls at once, an id that was not there) is left out where
-nothing changed and otherwise cuts the run in two, so that every kept step follows from its own action. A reward needs a verdict: without one the last `stop`
-is left out. These runs are of the benchmark's own tasks: `dropped_ids` keeps those of the test set (`old_task_id` in WebArena-Lite) away from training.
-Not read: AgentLab's pickles (never unpickle what others made), Playwright traces, screenshots.
+States go through ax_tree_sources and `abstract`, ids in actions become line numbers, BrowserGym's calls
+become WebArena's grammar. A page longer than a window gets the `scroll` steps that lead to the element acted
+on. What this grammar cannot say (a drag, two calls at once, an id that was not there) is left out where
+nothing changed and otherwise cuts the run in two, so that every kept step follows from its own action. A
+reward needs a verdict: without one the last `stop` is left out. These runs are of the benchmark's own tasks:
+`dropped_ids` keeps those of the test set (`old_task_id` in WebArena-Lite) away from training. Not read:
+AgentLab's pickles (never unpickle what others made), Playwright traces, screenshots.
 """
 from __future__ import annotations
 
@@ -30,11 +33,14 @@ from dreamgym.envs.webarena.actions import ON_ELEMENT, Action, parse
 from dreamgym.envs.webarena.ax_tree_sources import from_text, text_rows, webarena_tabs
 from dreamgym.envs.webarena.page import STOPPED, Screen, abstract, clean
 from dreamgym.envs.webarena.text import ground
-from dreamgym.episode import Episode, Step, Task
+from dreamgym.episode import Episode, Step, StopReason, Task
 
-PORTS = {7770: "shopping", 7780: "shopping_admin", 9999: "reddit", 8023: "gitlab", 8888: "wikipedia", 3000: "map", 4399: "homepage"}
-HOSTS = {"onestopmarket.com": "shopping", "luma.com": "shopping_admin", "reddit.com": "reddit", "gitlab.com": "gitlab", "wikipedia.org": "wikipedia",
-         "openstreetmap.org": "map", "homepage.com": "homepage"}                 # the names that WebArena shows to agents instead
+PORTS = {7770: "shopping", 7780: "shopping_admin", 9999: "reddit", 8023: "gitlab", 8888: "wikipedia",
+         3000: "map", 4399: "homepage"}
+HOSTS = {"onestopmarket.com": "shopping", "luma.com": "shopping_admin", "reddit.com": "reddit",
+         "gitlab.com": "gitlab", "wikipedia.org": "wikipedia",
+         # the names that WebArena shows to agents instead
+         "openstreetmap.org": "map", "homepage.com": "homepage"}
 _PREFIX = re.compile(r"^/(?:wikipedia_en[^/]*|admin(?=[/?]|$))")
 
 
@@ -81,14 +87,15 @@ def short_address(url: str) -> str:
     return site + (path if path != "/" else "") + (f"?{parts.query}" if parts.query else "")
 
 
-# ---- actions -----------------------------------------------------------------------------------------------------------------------------------
+# ---- actions -----------------------------------------------------------------------------------------------
 
-Target = Callable[[str], int | None]             # id in the recorded text -> shown id
+Target = Callable[[str], int | None]  # id in the recorded text -> position among the page's shown elements
 
 
 def webarena_action(text: str, target: Target) -> Action | None:
-    """WebArena's action text -> ours; None for one that says nothing, or names an element that was not there. `where [12] is ..` comes from the action history,
-    which writes the Enter of `type` as a blank at the end of the words."""
+    """WebArena's action text -> ours; None for one that says nothing, or names an element that was not there.
+    `where [12] is ..` comes from the action history, which writes the Enter of `type` as a blank at the end
+    of the words."""
     said, _, history = text.partition(" where [")
     if history and (match := re.fullmatch(r"type ?\[(\d+)\] ?\[(.*)\]", said, re.DOTALL)):
         said = f"type [{match[1]}] [{clean(match[2], 10**6)}] [{int(match[2].endswith((' ', chr(10))))}]"
@@ -109,24 +116,28 @@ def _aimed(action: Action, ref: str, target: Target) -> Action | None:
 
 
 def _call(text: str) -> tuple[str, list[Any]]:
-    """`fill('12', 'blue')` -> ('fill', ['12', 'blue']): read as literals, never run. Raises ValueError for anything but one call of literals."""
+    """`fill('12', 'blue')` -> ('fill', ['12', 'blue']): read as literals, never run. Raises ValueError for
+    anything but one call of literals."""
     try:
         body = ast.parse(text.strip()).body
         call = body[0].value if len(body) == 1 and isinstance(body[0], ast.Expr) else None
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
             raise ValueError("not one call")
-        return call.func.id, [ast.literal_eval(argument) for argument in [*call.args, *(k.value for k in call.keywords)]]
+        return call.func.id, [ast.literal_eval(argument)
+                              for argument in [*call.args, *(k.value for k in call.keywords)]]
     except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError) as error:
         raise ValueError(f"action {text[:60]!r}: {error}") from None
 
 
 def browsergym_action(text: str, target: Target) -> Action | None:
-    """A BrowserGym call -> WebArena's grammar; None for what has no such form (noop, drag, coordinates, several calls)."""
+    """A BrowserGym call -> WebArena's grammar; None for what has no such form (noop, drag, coordinates,
+    several calls)."""
     try:
         name, arguments = _call(text)
     except ValueError:
         return None
-    first, second = ([str(a[0] if isinstance(a, list) and len(a) == 1 else a) for a in arguments] + ["", ""])[:2]
+    first, second = ([str(a[0] if isinstance(a, list) and len(a) == 1 else a) for a in arguments]
+                     + ["", ""])[:2]
     second = clean(second, 10**6)
     match name:
         case "click" | "check" | "uncheck" | "focus" if second in ("", "left"):
@@ -154,22 +165,27 @@ def browsergym_action(text: str, target: Target) -> Action | None:
     return None
 
 
-# ---- runs -> episodes --------------------------------------------------------------------------------------------------------------------------
+# ---- runs -> episodes --------------------------------------------------------------------------------------
 
 class Reader:
     """Reads the observations and actions of one format."""
 
     def __init__(self, feed: Callable, action: Callable[[str, Target], Action | None]):
-        self.feed, self.action = lru_cache(8)(feed), action        # a page is asked for several times in a row
+        self.feed, self.action = lru_cache(8)(feed), action  # a page is asked for several times in a row
 
     def screen(self, seen: Seen, window: int = 0) -> Screen:
         title, nodes = self.feed(seen.text)
         return abstract(title, short_address(seen.url), nodes, seen.tabs, seen.tab, window)
 
+    def elements(self, seen: Seen) -> list[tuple[int, int, str]]:
+        """(window, line, id in the recorded text) of everything that a page shows."""
+        return [(window, line, node.ref) for window in range(self.screen(seen).windows)
+                for line, node in self.screen(seen, window).refs.items()]
+
     def target(self, seen: Seen) -> Target:
-        """An element that the state does not show is meant for what it holds, or else for what holds it (the text of a link; a cell around a button)."""
-        first = self.screen(seen)
-        shown = {node.ref: i for w in range(first.windows) for i, node in self.screen(seen, w).refs.items()}
+        """An element that the state does not show is meant for what it holds, or else for what holds it (the
+        text of a link; a cell around a button)."""
+        shown = {ref: i for i, (_, _, ref) in enumerate(self.elements(seen), 1)}
         rows = text_rows(seen.text)
 
         def find(ref: str) -> int | None:
@@ -187,13 +203,6 @@ class Reader:
 
 FORMATS = {"render": Reader(from_text, webarena_action), "acctree": Reader(from_text, webarena_action),
            "browsergym": Reader(from_text, browsergym_action)}
-
-
-def _window_of(element: int, screen: Screen) -> int:
-    """The window that shows an element, from one screen of the page: all but the last hold the same number of lines."""
-    first = next(iter(screen.refs))
-    size = (first - 1) // screen.window if screen.window else len(screen.refs)
-    return (element - 1) // size
 
 
 def episodes(run: Run, reader: Reader) -> list[Episode]:
@@ -214,40 +223,54 @@ def episodes(run: Run, reader: Reader) -> list[Episode]:
             if not still:
                 parts.append([])
             continue
-        wanted = _window_of(action.element, first) if action.kind in ON_ELEMENT else window
-        while window != wanted:                  # never leaves the page: `wanted` is the window of one of its elements
+        wanted = window
+        if action.kind in ON_ELEMENT:
+            wanted, line, _ = reader.elements(move.before)[action.element - 1]
+            action = Action(action.kind, line, action.text, action.enter)
+        while window != wanted:  # never leaves the page: `wanted` is the window of one of its elements
             way, window = ("down", window + 1) if window < wanted else ("up", window - 1)
             further = reader.screen(move.before, window)
-            steps.append(Step(screen.text, f"scroll [{way}]", further.text, grounded=f"scroll [{way}]"))
+            steps.append(_step(screen.text, Action("scroll", text=way), further.text))
             screen = further
         if action.kind == "stop":
             if run.success is not None:
-                steps.append(_stop(screen.text, str(action), run.success, move.reasoning))
+                steps.append(_stop(screen.text, action, run.success, move.reasoning))
             break
         next_text = screen.text if still else after.text
         window = window if still else 0
-        steps.append(Step(screen.text, str(action), next_text, grounded=ground(screen.text, str(action)), reasoning=move.reasoning))
+        steps.append(_step(screen.text, action, next_text, reasoning=move.reasoning))
     return _named(run, [part for part in parts if part], whole=bool(parts[-1]))
 
 
-def _stop(state: str, action: str, success: bool, reasoning: str = "") -> Step:
-    return Step(state, action, STOPPED, float(success), True, action, reasoning)
+def _step(state: str, action: Action, next_state: str, **more: Any) -> Step:
+    return Step(state=state, action=str(action), next_state=next_state, grounded=ground(state, str(action)),
+                **more)
+
+
+def _stop(state: str, action: Action, success: bool, reasoning: str = "") -> Step:
+    return _step(state, action, STOPPED, reward=float(success), done=True, reasoning=reasoning)
 
 
 def _named(run: Run, parts: list[list[Step]], whole: bool) -> list[Episode]:
-    """`whole`: the last part reaches the run's last recorded page. BrowserGym ends a run at success without a `stop`: one is put there, as this world asks it."""
+    """`whole`: the last part reaches the run's last recorded page. BrowserGym ends a run at success without a
+    `stop`: one is put there, as this world asks it."""
     if whole and parts and run.success and not parts[-1][-1].done:
-        parts[-1].append(_stop(parts[-1][-1].next_state, "stop []", True))
+        parts[-1].append(_stop(parts[-1][-1].next_state, Action("stop"), True))
     made = []
     for i, steps in enumerate(parts):
         last = i + 1 == len(parts)
-        stop = ("success" if steps[-1].reward else "failure") if steps[-1].done else "step_limit" if last and whole else ""
-        task = Task(f"webarena-{run.task_id}", run.intent, "webarena", steps[0].state, {"task_id": run.task_id})
-        made.append(Episode(run.id + (f"-part{i + 1}" if len(parts) > 1 else ""), task, steps, source="imported", stop=stop, score=steps[-1].reward))
+        stop = StopReason.STEP_LIMIT if last and whole else StopReason.RUNNING
+        if steps[-1].done:
+            stop = StopReason.SUCCESS if steps[-1].reward else StopReason.FAILURE
+        task = Task(id=f"webarena-{run.task_id}", text=run.intent, env="webarena", start=steps[0].state,
+                    goal={"task_id": run.task_id})
+        name = f"{run.id}-part{i + 1}" if len(parts) > 1 else run.id
+        made.append(Episode(id=name, task=task, steps=steps, source="imported", stop=stop,
+                            raw_score=steps[-1].reward))
     return made
 
 
-# ---- files -> runs -----------------------------------------------------------------------------------------------------------------------------
+# ---- files -> runs -----------------------------------------------------------------------------------------
 
 def _classed(root: etree._Element, name: str) -> list[str]:
     return ["".join(el.itertext()).strip("\n") for el in root.iter("div", "h3") if el.get("class") == name]
@@ -258,25 +281,34 @@ def _render_runs(path: Path) -> Iterator[Run]:
     if not files:
         raise ValueError(f"{path}: no render_N.html there; expected WebArena's traces")
     log = files[0].parent / "merge_log.txt"
-    verdicts = {int(m[2]): m[1] == "PASS" for m in re.finditer(r"\((PASS|FAIL)\)\s+\S*?(\d+)\.json", log.read_text(errors="replace"))} if log.exists() else {}
+    verdicts = {int(m[2]): m[1] == "PASS" for m in re.finditer(r"\((PASS|FAIL)\)\s+\S*?(\d+)\.json",
+                                                               log.read_text(errors="replace"))} if log.exists() else {}
     for file in files:
         root = etree.fromstring(file.read_bytes(), etree.HTMLParser(encoding="utf-8", huge_tree=True))
         config = "".join(root.find(".//pre").itertext()) if root is not None and root.find(".//pre") is not None else ""
-        number, intent = re.search(r"^task_id: (\d+)$", config, re.MULTILINE), re.search(r"^intent: (.+)$", config, re.MULTILINE)
+        number, intent = re.search(r"^task_id: (\d+)$", config, re.MULTILINE), re.search(r"^intent: (.+)$",
+                                                                                         config, re.MULTILINE)
         if not number or not intent:
-            raise ValueError(f"{file}: no `task_id: N` and `intent: ..` in its first <pre>; expected a trace that WebArena rendered")
-        yield Run(f"import-{file.parent.name}-{number[1]}", int(number[1]), clean(intent[1], 1000), _render_moves(file, root), str(file), verdicts.get(int(number[1])))
+            raise ValueError(f"{file}: no `task_id: N` and `intent: ..` in its first <pre>; expected a trace "
+                             f"that WebArena rendered")
+        yield Run(f"import-{file.parent.name}-{number[1]}", int(number[1]), clean(intent[1], 1000),
+                  _render_moves(file, root), str(file), verdicts.get(int(number[1])))
 
 
 def _render_moves(file: Path, root: etree._Element) -> list[Move]:
-    # the trace never closes its state_obv divs, so that later steps lie inside earlier ones: only the <pre> of each is its own
-    texts = ["".join(el.find("pre").itertext()) for el in root.iter("div") if el.get("class") == "state_obv" and el.find("pre") is not None]
+    # the trace never closes its state_obv divs, so that later steps lie inside earlier ones: only the <pre>
+    # of each is its own
+    texts = ["".join(el.find("pre").itertext()) for el in root.iter("div") if el.get("class") == "state_obv"
+             and el.find("pre") is not None]
     urls, said, meant = (_classed(root, name) for name in ("url", "raw_parsed_prediction", "parsed_action"))
     if not texts or len(texts) != len(urls) or len(texts) != len(said):
-        raise ValueError(f"{file}: {len(texts)} state_obv, {len(urls)} url, {len(said)} raw_parsed_prediction; expected the same number of each, at least one")
-    seen = [Seen(text, url.removeprefix("URL: ").strip(), *webarena_tabs(text)) for text, url in zip(texts, urls)]
+        raise ValueError(f"{file}: {len(texts)} state_obv, {len(urls)} url, {len(said)} "
+                         f"raw_parsed_prediction; expected the same number of each, at least one")
+    seen = [Seen(text, url.removeprefix("URL: ").strip(), *webarena_tabs(text)) for text,
+            url in zip(texts, urls)]
     meant += [""] * (len(said) - len(meant))
-    return [Move(before, _spoken(raw, parsed), after, clean(raw.split("```")[0], 4000) if "```" in raw else "")
+    return [Move(before, _spoken(raw, parsed), after, clean(raw.split("```")[0], 4000)
+                 if "```" in raw else "")
             for before, after, raw, parsed in zip(seen, [*seen[1:], None], said, meant)]
 
 
@@ -290,11 +322,14 @@ def _spoken(raw: str, parsed: str) -> str:
 
 
 def _json_rows(path: Path) -> Iterator[tuple[str, dict]]:
-    """(where, row) of JSON lines, a JSON list, or {"data": list}. Raises ValueError naming file and line or entry."""
+    """(where, row) of JSON lines, a JSON list, or {"data": list}. Raises ValueError naming file and line or
+    entry."""
     text = path.read_text(encoding="utf-8-sig", errors="replace")
     whole = _loads(text, str(path)) if path.suffix == ".json" else None
     rows = whole.get("data", [whole]) if isinstance(whole, dict) else whole
-    numbered = enumerate(rows, 1) if rows is not None else ((i, _loads(line, f"{path}:{i}")) for i, line in enumerate(text.splitlines(), 1) if line.strip())
+    numbered = enumerate(rows, 1) if rows is not None else ((i, _loads(line, f"{path}:{i}")) for i,
+                                                            line in enumerate(text.splitlines(), 1)
+                                                            if line.strip())
     for number, row in numbered:
         if not isinstance(row, dict):
             raise ValueError(f"{path}:{number}: found {type(row).__name__}, expected an object")
@@ -308,16 +343,22 @@ def _loads(text: str, where: str) -> Any:
         raise ValueError(f"{where}: not JSON ({str(error)[:100]})") from None
 
 
-def _field(row: dict, names: Iterable[str], where: str, kinds: type | tuple[type, ...], default: Any = ...) -> Any:
-    """The first of some fields that a row has. Raises ValueError when it is missing without a default, or of another type."""
+def _field(row: dict, names: Iterable[str], where: str, kinds: type | tuple[type, ...],
+           default: Any = ...) -> Any:
+    """The first of some fields that a row has. Raises ValueError when it is missing without a default, or of
+    another type."""
     value = next((row[name] for name in names if row.get(name) is not None), default)
     if value is ... or (value is not default and not isinstance(value, kinds)):
         found = "nothing" if value is ... else type(value).__name__
-        raise ValueError(f"{where}: field {' or '.join(f'`{name}`' for name in names)}: found {found}, expected {getattr(kinds, '__name__', 'a number')}")
+        raise ValueError(f"{where}: field {' or '.join(f'`{name}`' for name in names)}: found {found}, "
+                         f"expected {getattr(kinds, '__name__', 'a number')}")
     return value
 
 
-OBSERVED, ACTED, FOLLOWED = ("observation", "state", "acctree"), ("current_action", "action"), ("next_state_acctree", "next_observation", "next_state")
+OBSERVED, ACTED, FOLLOWED = ("observation", "state", "acctree"), ("current_action",
+                                                                  "action"), ("next_state_acctree",
+                                                                              "next_observation",
+                                                                              "next_state")
 
 
 def _acctree_runs(path: Path, intents: Mapping[int, str]) -> Iterator[Run]:
@@ -326,15 +367,19 @@ def _acctree_runs(path: Path, intents: Mapping[int, str]) -> Iterator[Run]:
         task_id = _field(row, ("task_id",), where, int)
         groups.setdefault((task_id, str(row.get("run_id", ""))), []).append((where, row))
     for (task_id, run_id), rows in groups.items():
-        intent = clean(_field(rows[0][1], ("objective", "intent", "goal", "task"), rows[0][0], str, ""), 1000) or intents.get(task_id) or f"WebArena task {task_id}"
-        success = next((row["reward"] == 1 for _, row in reversed(rows) if isinstance(row.get("reward"), (int, float)) and (row.get("done") or row["reward"])), None)
+        intent = clean(_field(rows[0][1], ("objective", "intent", "goal", "task"), rows[0][0], str, ""),
+                       1000) or intents.get(task_id) or f"WebArena task {task_id}"
+        success = next((row["reward"] == 1 for _,
+                        row in reversed(rows) if isinstance(row.get("reward"), (int, float))
+                        and (row.get("done") or row["reward"])), None)
         named = f"import-{path.stem}-{task_id}" + (f"-{run_id}" if run_id else "")
         yield Run(named, task_id, intent, [*_acctree_moves(rows)], rows[0][0], success)
 
 
 def _acctree_moves(rows: list[tuple[str, dict]]) -> Iterator[Move]:
-    """A row's next state follows from its own action. Where rows hold neither state nor action, the state is the next state of the row before and the action
-    the last of the row after (`previous_actions`), if the two runs of actions agree."""
+    """A row's next state follows from its own action. Where rows hold neither state nor action, the state is
+    the next state of the row before and the action the last of the row after (`previous_actions`), if the two
+    runs of actions agree."""
     for i, (where, row) in enumerate(rows):
         url = _field(row, ("url",), where, str, "")
         followed = _field(row, FOLLOWED, where, str, "")
@@ -346,15 +391,19 @@ def _acctree_moves(rows: list[tuple[str, dict]]) -> Iterator[Move]:
             done, more = _field(row, ("previous_actions",), where, list), later.get("previous_actions")
             earlier = rows[i - 1][1] if i else {}
             if not followed:
-                raise ValueError(f"{where}: no `observation` and no `next_state_acctree`; expected an accessibility tree")
-            if not isinstance(more, list) or more[:-1] != done or earlier.get("previous_actions") != done[:-1] or not more:
+                raise ValueError(f"{where}: no `observation` and no `next_state_acctree`; expected an "
+                                 f"accessibility tree")
+            if not isinstance(more,
+                              list) or more[:-1] != done or earlier.get("previous_actions") != done[:-1] or not more:
                 continue
             before, action = _field(earlier, FOLLOWED, where, str), str(more[-1])
         later_url = _field(later, ("url",), where, str, "") or url
         for text in filter(None, (before, followed)):
             if not re.search(r"^\s*\[\d+\] \w+ ", text, re.MULTILINE):
-                raise ValueError(f"{where}: observation {text[:40]!r} has no line of the form [N] ROLE 'NAME'")
-        yield Move(Seen(before, url, *webarena_tabs(before)), action, Seen(followed, later_url, *webarena_tabs(followed)) if followed else None)
+                raise ValueError(f"{where}: observation {text[:40]!r} has no line of the form [N] ROLE "
+                                 f"'NAME'")
+        yield Move(Seen(before, url, *webarena_tabs(before)), action,
+                   Seen(followed, later_url, *webarena_tabs(followed)) if followed else None)
 
 
 def _browsergym_runs(path: Path) -> Iterator[Run]:
@@ -366,11 +415,15 @@ def _browsergym_runs(path: Path) -> Iterator[Run]:
         where, number = str(file), re.search(r"webarena\.(\d+)$", file.stem)
         if not isinstance(record, dict) or not number or record.get("benchmark", "webarena") != "webarena":
             found = record.get("benchmark") if isinstance(record, dict) else type(record).__name__
-            raise ValueError(f"{where}: benchmark {str(found)!r}; expected a run of webarena in a file ..webarena.N.json")
-        steps = [_field({"step": step}, ("step",), f"{where}, steps[{i}]", dict) for i, step in enumerate(_field(record, ("steps",), where, list))]
-        reward = _field(_field(record, ("summary_info",), where, dict, {}), ("cum_reward",), where, (int, float), None)
+            raise ValueError(f"{where}: benchmark {str(found)!r}; expected a run of webarena in a file "
+                             f"..webarena.N.json")
+        steps = [_field({"step": step}, ("step",), f"{where}, steps[{i}]", dict) for i,
+                 step in enumerate(_field(record, ("steps",), where, list))]
+        reward = _field(_field(record, ("summary_info",), where, dict, {}), ("cum_reward",), where,
+                        (int, float), None)
         agent = clean(str(record.get("agent", file.parent.name)), 80)
-        yield Run(f"import-{agent}-{number[1]}", int(number[1]), clean(_field(record, ("goal",), where, str), 1000), _browsergym_moves(steps, where), where,
+        yield Run(f"import-{agent}-{number[1]}", int(number[1]),
+                  clean(_field(record, ("goal",), where, str), 1000), _browsergym_moves(steps, where), where,
                   None if reward is None else reward == 1)
 
 
@@ -378,24 +431,30 @@ def _browsergym_moves(steps: list[dict], where: str) -> list[Move]:
     seen, moves = [], []
     for i, step in enumerate(steps):
         here = f"{where}, steps[{i}]"
-        url, pages = _field(step, ("url",), here, str, ""), _field(step, ("open_pages_urls",), here, (list, tuple), [])
+        url, pages = _field(step, ("url",), here, str, ""), _field(step, ("open_pages_urls",), here,
+                                                                   (list, tuple), [])
         tabs = [short_address(str(page)) for page in pages] if len(pages) > 1 else []
-        seen.append(Seen(_field(step, ("axtree", "axtree_txt"), here, str), url, tabs, pages.index(url) if tabs and url in pages else 0))
+        seen.append(Seen(_field(step, ("axtree", "axtree_txt"), here, str), url, tabs,
+                         pages.index(url) if tabs and url in pages else 0))
     for step, before, after in zip(steps, seen, [*seen[1:], None]):
         if step.get("action"):                   # the last record has none: it only shows where the run ended
-            moves.append(Move(before, str(step["action"]), after, clean(str(step.get("reasoning") or ""), 4000)))
+            moves.append(Move(before, str(step["action"]), after,
+                              clean(str(step.get("reasoning") or ""), 4000)))
     return moves
 
 
-def read_traces(path: Path | str, format: str, dropped_ids: Set[int] = frozenset(), intents: Mapping[int, str] = MappingProxyType({})) -> list[Episode]:
-    """All runs of a file or folder as episodes, without those of the tasks in `dropped_ids`. `intents` gives instructions by task id where a format has none.
-    Raises ValueError naming the file, and the line or step, that does not fit the format."""
+def read_traces(path: Path | str, format: str, dropped_ids: Set[int] = frozenset(),
+                intents: Mapping[int, str] = MappingProxyType({})) -> list[Episode]:
+    """All runs of a file or folder as episodes, without those of the tasks in `dropped_ids`. `intents` gives
+    instructions by task id where a format has none. Raises ValueError naming the file, and the line or step,
+    that does not fit the format."""
     path = Path(path)
     if format not in FORMATS:
         raise ValueError(f"format {format!r}: expected one of {', '.join(FORMATS)}")
     if not path.exists():
         raise ValueError(f"{path}: no such file or folder")
-    runs = {"render": _render_runs, "acctree": lambda p: _acctree_runs(p, intents), "browsergym": _browsergym_runs}[format](path)
+    runs = {"render": _render_runs, "acctree": lambda p: _acctree_runs(p, intents),
+            "browsergym": _browsergym_runs}[format](path)
     made: dict[str, Episode] = {}
     for run in runs:
         if run.task_id in dropped_ids:
@@ -406,6 +465,7 @@ def read_traces(path: Path | str, format: str, dropped_ids: Set[int] = frozenset
             raise ValueError(f"{run.where}: {error}") from None
         for episode in found:
             if episode.id in made:
-                raise ValueError(f"{run.where}: run {episode.id!r} occurs twice; read files of the same agent and task one at a time")
+                raise ValueError(f"{run.where}: run {episode.id!r} occurs twice; read files of the same "
+                                 f"agent and task one at a time")
             made[episode.id] = episode
     return list(made.values())

@@ -1,7 +1,9 @@
-"""Locators of WebArena's tasks without a browser: `query(html, js)` is the share of JavaScript that the official tasks' locators consist of.
+"""Locators of WebArena's tasks without a browser: `query(html, js)` is the share of JavaScript that the
+official tasks' locators consist of.
 
-A page that scripts build, or a stylesheet that moves text, is not seen as a browser sees it; what is not understood is refused with NotSupported, never guessed.
-Locators: querySelector(All), attributes and members of elements, [n], ?., +, ||, [...list].map(e => ...).join(text).
+A page that scripts build, or a stylesheet that moves text, is not seen as a browser sees it; what is not
+understood is refused with NotSupported, never guessed. Locators: querySelector(All), attributes and members
+of elements, [n], ?., +, ||, [...list].map(e => ...).join(text).
 """
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ from lxml.cssselect import CSSSelector
 
 
 class NotSupported(Exception):
-    """Something that the back end or the tables here cannot evaluate; the part is not judged, with this message as reason."""
+    """Something that the back end or the tables here cannot evaluate; the part is not judged, with this
+    message as reason."""
 
 
 class _Throws(Exception):
@@ -27,14 +30,16 @@ class _TextNode(str):
 
 
 _JS = re.compile(r"\s*(?:(?P<text>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")|(?P<number>\d+)|(?P<name>[A-Za-z_$][\w$]*)|(?P<mark>\.\.\.|\?\.|=>|\|\||[.()\[\],+]))")
-_BREAKS = frozenset("address article aside blockquote dd details div dl dt fieldset figure footer form h1 h2 h3 h4 h5 h6 header hr li main nav ol option p pre "
+_BREAKS = frozenset("address article aside blockquote dd details div dl dt fieldset figure footer form h1 h2 "
+                    "h3 h4 h5 h6 header hr li main nav ol option p pre "
                     "section table tr ul".split())
 _HIDDEN = frozenset("script style head template noscript textarea".split())
 
 
 def query(page: str | lxml.html.HtmlElement, js: str) -> str | None:
-    """What a locator gives on a page without scripts, as text; None where it would throw or give null. Raises NotSupported for what is not understood.
-    `outerText` breaks lines by element names, not by a stylesheet."""
+    """What a locator gives on a page without scripts, as text; None where it would throw or give null. Raises
+    NotSupported for what is not understood. `outerText` breaks lines by element names, not by a
+    stylesheet."""
     root = lxml.html.document_fromstring(page) if isinstance(page, str) else page
     try:
         value = _compiled(js)({"document": root})
@@ -68,7 +73,8 @@ def _compiled(js: str) -> Callable[[dict], Any]:
 
 
 class _Reader:
-    """Recursive descent over a locator's tokens; each rule returns a function from the variables to the value."""
+    """Recursive descent over a locator's tokens; each rule returns a function from the variables to the
+    value."""
 
     def __init__(self, js: str, tokens: list[tuple[str, str]]):
         self.js, self.tokens, self.i = js, tokens, 0
@@ -82,7 +88,8 @@ class _Reader:
 
     def expect(self, mark: str | None) -> None:
         if self.peek() != mark:
-            raise NotSupported(f"locator {self.js!r:.80}: found {self.peek()!r}, expected {mark!r}, or what only a browser understands")
+            raise NotSupported(f"locator {self.js!r:.80}: found {self.peek()!r}, expected {mark!r}, or what "
+                               f"only a browser understands")
         self.i += mark is not None
 
     def either(self) -> Callable:
@@ -94,7 +101,8 @@ class _Reader:
     def sum(self) -> Callable:
         value = self.chain()
         while self.take("+"):
-            value = (lambda left, right: lambda names: _js_text(left(names)) + _js_text(right(names)))(value, self.chain())
+            value = (lambda left, right: lambda names: _js_text(left(names))
+                     + _js_text(right(names)))(value, self.chain())
         return value
 
     def chain(self) -> Callable:
@@ -105,7 +113,8 @@ class _Reader:
                 links.append((False, int(self.kind("number")), None))
                 self.expect("]")
             else:
-                links.append((mark == "?.", self.kind("name"), self.arguments() if self.peek() == "(" else None))
+                links.append((mark == "?.", self.kind("name"),
+                              self.arguments() if self.peek() == "(" else None))
         return lambda names: _followed(first(names), links, names)
 
     def primary(self) -> Callable:
@@ -120,7 +129,8 @@ class _Reader:
             self.expect("]")
             return value
         if kind == "text":
-            text = re.sub(r"\\(.)", lambda match: {"n": "\n", "t": "\t"}.get(match[1], match[1]), self.kind("text")[1:-1])
+            text = re.sub(r"\\(.)", lambda match: {"n": "\n", "t": "\t"}.get(match[1], match[1]),
+                          self.kind("text")[1:-1])
             return lambda names: text
         name = self.kind("name")
         return lambda names: _member_of(names, name)
@@ -159,7 +169,9 @@ def _followed(value: Any, links: list[tuple[bool, int | str, list | None]], name
             return None                          # ?. ends the whole chain
         if value is None:
             raise _Throws
-        value = _member(value, name) if arguments is None else _method(value, name, [argument(names) for argument in arguments])
+        value = _member(value, name) if arguments is None else _method(value, name,
+                                                                       [argument(names)
+                                                                        for argument in arguments])
     return value
 
 
@@ -185,7 +197,8 @@ def _method(value: Any, name: int | str, arguments: list) -> Any:
 @lru_cache(maxsize=2000)
 def _selector(css: str) -> CSSSelector:
     try:
-        return CSSSelector(css + "]" * (css.count("[") - css.count("]")), translator="html")      # CSS closes what is open at the end: [name="x"
+        # CSS closes what is open at the end: [name="x"
+        return CSSSelector(css + "]" * (css.count("[") - css.count("]")), translator="html")
     except Exception as error:                   # cssselect and lxml each have several
         raise NotSupported(f"selector {css!r:.80} is not understood without a browser ({str(error)[:80]})") from None
 
@@ -219,8 +232,10 @@ def _selected(element: lxml.html.HtmlElement) -> int:
 
 
 def inner_text(element: lxml.html.HtmlElement) -> str:
-    """The text as it is laid out by default: white space collapsed, a line for each block, tabs between cells."""
-    marked = re.sub(r"[ \x01\x02]*[\x01\x02][ \x01\x02]*", lambda match: "\n\n" if "\x02" in match[0] else "\n", re.sub(r" +", " ", "".join(_marked(element))))
+    """The text as it is laid out by default: white space collapsed, a line for each block, tabs between
+    cells."""
+    marked = re.sub(r"[ \x01\x02]*[\x01\x02][ \x01\x02]*", lambda match: "\n\n"
+                    if "\x02" in match[0] else "\n", re.sub(r" +", " ", "".join(_marked(element))))
     return re.sub(r" *\x03 *", "\n", marked).strip("\n ")
 
 
@@ -238,21 +253,28 @@ def _marked(element: lxml.html.HtmlElement, pre: bool = False) -> Iterator[str]:
     for child in element:
         yield from _marked(child, pre)
         yield "\t" if child.tag in ("td", "th") and child.getnext() is not None else ""
-        yield text(child.tail) if element.tag not in ("tr", "tbody", "thead", "table", "select", "ul", "ol") else ""
+        yield text(child.tail) if element.tag not in ("tr", "tbody", "thead", "table", "select", "ul",
+                                                      "ol") else ""
     yield edge
 
 
 _MEMBERS: dict[str, Callable] = {
     "outerText": inner_text, "innerText": inner_text, "textContent": lambda e: e.text_content(),
-    "value": _value, "selectedIndex": _selected, "checked": lambda e: "checked" in e.attrib, "id": lambda e: e.get("id", ""), "className": lambda e: e.get("class", ""),
+    "value": _value, "selectedIndex": _selected, "checked": lambda e: "checked" in e.attrib,
+                                 "id": lambda e: e.get("id", ""), "className": lambda e: e.get("class", ""),
     "title": lambda e: e.get("title", ""), "children": list, "parentElement": lambda e: e.getparent(),
-    "firstElementChild": lambda e: e[0] if len(e) else None, "lastElementChild": lambda e: e[-1] if len(e) else None,
-    "firstChild": lambda e: _node(e[0] if len(e) else None, e.text), "lastChild": lambda e: _node(e[-1], e[-1].tail) if len(e) else _node(None, e.text),
+    "firstElementChild": lambda e: e[0] if len(e) else None, "lastElementChild": lambda e: e[-1]
+                                 if len(e) else None,
+    "firstChild": lambda e: _node(e[0] if len(e) else None, e.text),
+                                 "lastChild": lambda e: _node(e[-1], e[-1].tail)
+                                 if len(e) else _node(None, e.text),
 }
 _METHODS: tuple[tuple[type | tuple, dict[str, Callable]], ...] = (
-    (lxml.html.HtmlElement, {"querySelectorAll": _select, "querySelector": lambda e, css: next(iter(_select(e, css)), None),
+    (lxml.html.HtmlElement,
+     {"querySelectorAll": _select, "querySelector": lambda e, css: next(iter(_select(e, css)), None),
                              "getAttribute": lambda e, name: e.get(name)}),
-    (list, {"map": lambda items, function: [function(item) for item in items], "join": lambda items, by=",": by.join("" if i is None else _js_text(i) for i in items)}),
+    (list, {"map": lambda items, function: [function(item) for item in items], "join": lambda items,
+            by=",": by.join("" if i is None else _js_text(i) for i in items)}),
     ((str, int, bool), {"toString": _js_text}),
     (str, {"trim": lambda text: text.strip(), "toLowerCase": lambda text: text.lower()}),
 )
