@@ -2,12 +2,13 @@
 
 import json
 
+import msgspec
 import pytest
 
 from dreamgym.envs.webarena.actions import Action
 from dreamgym.envs.webarena.importers import browsergym_action, read_traces, short_address, webarena_action
 from dreamgym.envs.webarena.page import STOPPED, read_screen
-from dreamgym.episode import episode_from_json, to_json
+from dreamgym.episode import Episode
 
 HOME = """Tab 0 (current): One Stop Market
 
@@ -31,7 +32,7 @@ LONG = "Tab 0 (current): Long\n\n[1] RootWebArea 'Long'\n" + "\n".join(f"\t[{900
 def flawless(episodes):
     """Every imported episode passes the reader of our own files, and every state reads back."""
     for episode in episodes:
-        assert episode_from_json(to_json(episode)) == episode and episode.source == "imported" and episode.task.env == "webarena"
+        assert msgspec.json.decode(msgspec.json.encode(episode), type=Episode) == episode and episode.source == "imported" and episode.task.env == "webarena"
         assert episode.task.start == episode.steps[0].state
         for step in episode.steps:
             assert str(read_screen(step.state)) == step.state and (step.next_state == STOPPED if step.done else str(read_screen(step.next_state)) == step.next_state)
