@@ -139,12 +139,12 @@ def main():
     kept, forgetful, narrow = (Sampler(model, s, context, [], 0) for s in (rows, rows, max(1, rows // 4)))
 
     def forget(prompts, length_B):
-        forgetful.reset()
+        forgetful.clear_caches()
         return sample_with(forgetful, prompts, length_B)
 
     variants = {
         "model.generate anew each turn": lambda p, n: generate_anew(model, p, n),
-        "Sampler, cache forgotten each turn": forget,
+        "Sampler, caches cleared each turn": forget,
         "Sampler, a quarter of the slots": lambda p, n: sample_with(narrow, p, n),
         "Sampler": lambda p, n: sample_with(kept, p, n),
     }
@@ -152,7 +152,8 @@ def main():
     for rep in range(args.reps):
         work = make_work(args, np.random.default_rng(rep))
         for name, answer in variants.items():
-            kept.reset(), narrow.reset()
+            kept.clear_caches()
+            narrow.clear_caches()
             seconds[name].append(play(answer, work, clock))
     base = np.array(seconds["model.generate anew each turn"])
     shape = f"hidden {args.hidden}, {args.layers} layers, V {args.vocab}"

@@ -1,4 +1,4 @@
-"""Time of a training step (forward + backward of the log-probs) of `row_logps` against the obvious alternatives, as a table of ratios.
+"""Time of a training step (forward + backward of the log-probs) of `token_logprobs` against the obvious alternatives, as a table of ratios.
 
     python benchmarks/train_step.py                     # one to two CPU minutes on one core
     python benchmarks/train_step.py --device cuda
@@ -15,38 +15,38 @@ from statistics import median
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from dreamgym.model import Row, micro_batches, prefix_packs, row_logps
+from dreamgym.model import TrainSample, micro_batches, prefix_packs, token_logprobs
 
 SIZES = {"h64": (64, 224, 3), "h128": (128, 448, 3), "h384": (384, 1024, 4)}  # hidden, intermediate, layers; 4 heads
 
 
-def ragged(rng: random.Random, vocab: int) -> list[Row]:
+def ragged(rng: random.Random, vocab: int) -> list[TrainSample]:
     """16 unrelated rows of 60-400 tokens, a fifth of them trained, as in an episode of pages and short actions."""
-    rows = [Row([rng.randrange(vocab) for _ in range(rng.randrange(60, 400))], []) for _ in range(16)]
+    rows = [TrainSample([rng.randrange(vocab) for _ in range(rng.randrange(60, 400))], []) for _ in range(16)]
     for row in rows:
         row.mask = [0] + [int(rng.random() < 0.2) for _ in row.ids[1:]]
     return rows
 
 
-def group(rng: random.Random, vocab: int, groups: int = 4) -> list[Row]:
+def group(rng: random.Random, vocab: int, groups: int = 4) -> list[TrainSample]:
     """Rollouts: 4 groups of 8 rows that share a prompt of 100 tokens and have tails of 60."""
     rows = []
     for _ in range(groups):
         prompt = [rng.randrange(vocab) for _ in range(100)]
-        rows += [Row(prompt + [rng.randrange(vocab) for _ in range(60)], [0] * 100 + [1] * 60) for _ in range(8)]
+        rows += [TrainSample(prompt + [rng.randrange(vocab) for _ in range(60)], [0] * 100 + [1] * 60) for _ in range(8)]
     return rows
 
 
-def steps(rng: random.Random, vocab: int, episodes: int = 4) -> list[Row]:
+def steps(rng: random.Random, vocab: int, episodes: int = 4) -> list[TrainSample]:
     """Experience-model rows: 4 episodes of 6 steps, each the trunk of 150 tokens so far and a branch of 70, of which 30 are the trained answer."""
     rows = []
     for _ in range(episodes):
         trunk = [rng.randrange(vocab) for _ in range(150)]
-        rows += [Row(trunk[: 25 * t] + [rng.randrange(vocab) for _ in range(70)], [0] * (25 * t + 40) + [1] * 30) for t in range(1, 7)]
+        rows += [TrainSample(trunk[: 25 * t] + [rng.randrange(vocab) for _ in range(70)], [0] * (25 * t + 40) + [1] * 30) for t in range(1, 7)]
     return rows
 
 
-def naive_loss(model: LlamaForCausalLM, rows: list[Row]) -> torch.Tensor:
+def naive_loss(model: LlamaForCausalLM, rows: list[TrainSample]) -> torch.Tensor:
     """Every logit of the padded batch, then log_softmax, gather and the mask."""
     width = max(len(row.ids) for row in rows)
     ids_BT, mask_BT, real_BT = (
@@ -58,25 +58,16 @@ def naive_loss(model: LlamaForCausalLM, rows: list[Row]) -> torch.Tensor:
     return -(logp_BT * mask_BT[:, 1:]).sum()
 
 
-def naive(model: LlamaForCausalLM, rows: list[Row], micro_batch_tok: int) -> None:
+def naive(model: LlamaForCausalLM, rows: list[TrainSample], micro_batch_tok: int) -> None:
     naive_loss(model, rows).backward()
 
 
-def separate(model: LlamaForCausalLM, rows: list[Row], micro_batch_tok: int) -> None:
+def ours(model: LlamaForCausalLM, rows: list[TrainSample], micro_batch_tok: int) -> None:
     for indices in micro_batches(rows, micro_batch_tok):
-        (-row_logps(model, [rows[i] for i in indices], with_entropy=False)[0].sum()).backward()
+        (-token_logprobs(model, [rows[i] for i in indices], with_entropy=False)[0].sum()).backward()
 
 
-def shared(pack_tok: int):
-    def run(model: LlamaForCausalLM, rows: list[Row], micro_batch_tok: int) -> None:
-        for indices in micro_batches(rows, micro_batch_tok, share_prefix=True, pack_tok=pack_tok):
-            own = [rows[i] for i in indices]
-            (-row_logps(model, own, with_entropy=False, share_prefix=True, pack_tok=pack_tok)[0].sum()).backward()
-
-    return run
-
-
-def seconds(run, model: LlamaForCausalLM, rows: list[Row], micro_batch_tok: int) -> float:
+def seconds(run, model: LlamaForCausalLM, rows: list[TrainSample], micro_batch_tok: int) -> float:
     model.zero_grad()
     clock = time.perf_counter if model.device.type == "cuda" else time.process_time
     start = clock()
@@ -93,11 +84,9 @@ def main() -> None:
     parser.add_argument("--vocab", type=int, default=2000)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--micro-batch-tok", type=int, default=4096)
-    parser.add_argument("--pack-tok", default="256,512,1024", help="nodes at which a tree of prefixes is closed, to compare")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    packs = [int(x) for x in args.pack_tok.split(",")]
-    variants = {"naive": naive, "separate": separate} | {f"shared {tok}": shared(tok) for tok in packs}
+    variants = {"naive": naive, "ours": ours}
     heads = "".join(f"{name:>14}" for name in variants)
     print(f"{'size':6}{'workload':10}{'tokens':>8}{'nodes':>8}  {heads}   (naive: seconds; others: ratio to naive)")
     for size in args.sizes.split(","):
@@ -115,7 +104,7 @@ def main() -> None:
                     times[name] += [spent] if repetition else []  # the first warms up
             base = median(times["naive"])
             cells = [f"{base:14.3f}"] + [f"{base / median(times[name]):13.2f}x" for name in variants if name != "naive"]
-            tokens, nodes = sum(len(row.ids) for row in rows), sum(nodes for _, nodes in prefix_packs(rows, 1 << 30))
+            tokens, nodes = sum(len(row.ids) for row in rows), sum(nodes for _, nodes in prefix_packs(rows))
             print(f"{size:6}{workload.__name__:10}{tokens:8}{nodes:8}  " + "".join(cells), flush=True)
 
 
