@@ -1,13 +1,14 @@
-"""Offline transitions -> experience model: supervised learning of reasoning, next state and reward (DreamGym, Eq. 5).
+"""Offline transitions -> experience model: supervised learning of reasoning, next state and reward (DreamGym,
+Eq. 5).
 
     python train_expmodel.py --env webshop                                            # from scratch, minutes on a CPU
     python train_expmodel.py --env webshop --model Qwen/Qwen2.5-1.5B-Instruct         # a language model, nothing else changed
     python train_expmodel.py --env webshop --model Qwen/Qwen2.5-1.5B-Instruct --quantize nf4 --lora-rank 16
     torchrun --nproc-per-node 8 train_expmodel.py --env webshop --model meta-llama/Llama-3.1-8B-Instruct
 
-Four kinds of rows are mixed: next states, rewards of recorded steps, rewards of counterfactual steps, task variations (Eq. 6).
-Training stops when the probes pass on validation data, or at --max-steps, which is then said. Writes the model, its replay buffer
-and report.json.
+Four kinds of rows are mixed: next states, rewards of recorded steps, rewards of counterfactual steps, task
+variations (Eq. 6). Training stops when the probes pass on validation data, or at --max-steps, which is then
+said. Writes the model, its replay buffer and report.json.
 """
 from __future__ import annotations
 
@@ -38,6 +39,7 @@ class Args:
     data: str = ""                     # folder that collect.py wrote (default: out/ENV/data)
     out: str = ""                      # folder to write (default: out/ENV/expmodel)
     model: str = "scratch:64x3"        # path or hub name of a causal LM, or scratch:HIDDENxLAYERS
+    numbered_names: bool = False       # a from-scratch tokenizer: "drawer 3" is one token
     quantize: Literal["none", "nf4"] = "none"  # nf4: 4-bit weights, trained through --lora-rank
     lora_rank: int = 0                 # rank of LoRA on all linear layers (0: full fine-tuning)
     encoder: str = "words"             # phi: words (tf-idf, no model) | path or hub name of an encoder
@@ -45,7 +47,8 @@ class Args:
     history: int = 2                   # last steps shown, and as many earlier similar ones (0: ablation; ours)
     min_similarity: float = 0.3        # demonstrations of a lower cosine are not shown (ours)
     reasoning: bool = True             # a reasoning trace before each answer (no: ablation)
-    page_format: Literal["full", "diff"] = "full"  # next states as whole pages, or as differences to pages of the prompt
+    page_format: Literal["full",
+                         "diff"] = "full"  # next states as whole pages, or as differences to pages of the prompt
     context: int = 4096                # tokens of prompt and answer
     max_next_tok: int = 1024           # tokens of an answer about the next state
     max_reward_tok: int = 256          # tokens of an answer about the reward
@@ -78,40 +81,49 @@ class Args:
     config: str = ""                   # preset: a flat JSON file of flags and values
 
 
-FREE = ("data", "out", "fresh", "threads", "micro_batch_tok", "save_every", "config", "report_variants")   # may differ at resume
+FREE = ("data", "out", "fresh", "threads", "micro_batch_tok", "save_every", "config",
+        "report_variants")   # may differ at resume
 
 
 def check(args: Args) -> None:
     """Refuses flags that contradict each other. Raises ValueError."""
     if args.quantize != "none" and not args.lora_rank:
-        raise ValueError(f"--quantize {args.quantize}: 4-bit weights cannot be trained themselves; expected --lora-rank, too")
+        raise ValueError(f"--quantize {args.quantize}: 4-bit weights cannot be trained themselves; expected "
+                         "--lora-rank, too")
     if tiny.is_scratch(args.model) and args.lora_rank:
         raise ValueError(f"--lora-rank {args.lora_rank}: a from-scratch model is trained in full")
-    if min(args.rows, args.save_every, args.micro_batch_tok, args.steps, args.probe_every) < 1 or min(args.k, args.history) < 0:
-        raise ValueError("--rows, --steps, --save-every, --probe-every, --micro-batch-tok are at least 1; --k, --history at least 0")
+    if min(args.rows, args.save_every, args.micro_batch_tok, args.steps,
+           args.probe_every) < 1 or min(args.k, args.history) < 0:
+        raise ValueError("--rows, --steps, --save-every, --probe-every, --micro-batch-tok are at least 1; "
+                         "--k, --history at least 0")
     if args.reward_share + args.counterfactual_share + args.variation_share > 1:
         raise ValueError("--reward-share, --counterfactual-share and --variation-share add up to more than 1")
 
 
-# ---- rows ----------------------------------------------------------------------------------------------------------
+# ---- rows --------------------------------------------------------------------------------------------------
 
 class Rows:
-    """Training rows, made when they are drawn. Draws depend on seed and step only, so a resumed run sees the same rows."""
+    """Training rows, made when they are drawn. Draws depend on seed and step only, so a resumed run sees the
+    same rows."""
 
     def __init__(self, args: Args, model: ExperienceModel, episodes: list[Episode], tasks: list):
         self.args, self.model = args, model
         recorded = [e for e in episodes if e.source != "counterfactual"]
         self.steps = [(e, i) for e in recorded for i in range(len(e.steps))]
-        self.counterfactual = [(e, 0) for e in episodes if e.source == "counterfactual"] if args.counterfactual_share else []
+        self.counterfactual = [(e, 0) for e in episodes
+                               if e.source == "counterfactual"] if args.counterfactual_share else []
         weight = np.array([1.0 if e.steps[i].valid else args.invalid_weight for e, i in self.steps])
         self.p = weight / weight.sum()
-        self.variations = variation_samples(tasks, 2_000, run.rng(args.seed, "variations")) if args.variation_share else []
+        self.variations = variation_samples(tasks, 2_000,
+                                            run.rng(args.seed, "variations")) if args.variation_share else []
         self.too_long = self.drawn = 0
 
     def draw(self, step: int) -> list[TrainSample]:
         """The rows of one optimizer step."""
         a, rng = self.args, run.rng(self.args.seed, "rows", step)
-        n_reward, n_counterfactual, n_variation = (round(a.rows * s) for s in (a.reward_share, a.counterfactual_share, a.variation_share))
+        n_reward, n_counterfactual, n_variation = (round(a.rows * s)
+                                                   for s in (a.reward_share, a.counterfactual_share,
+                                                             a.variation_share))
         n_counterfactual *= bool(self.counterfactual)
         n_variation *= bool(self.variations)
         if step < a.reward_first_steps and self.counterfactual:
@@ -119,7 +131,8 @@ class Rows:
         n_next = a.rows - n_reward - n_counterfactual - n_variation
         pick = lambda rows, n, p=None: [rows[i] for i in rng.choice(len(rows), n, p=p)] if n else []
         samples = self.next_rows(pick(self.steps, n_next, self.p), rng)
-        samples += [self.reward_row(e, i, rng) for e, i in pick(self.steps, n_reward, self.p) + pick(self.counterfactual, n_counterfactual)]
+        samples += [self.reward_row(e, i, rng) for e, i in pick(self.steps, n_reward, self.p)
+                    + pick(self.counterfactual, n_counterfactual)]
         samples += [self.model.variation_sample(*pair) for pair in pick(self.variations, n_variation)]
         self.drawn += len(samples)
         self.too_long += sum(s is None for s in samples)
@@ -148,40 +161,48 @@ class Rows:
 
 
 def rename_question(question: Question, change) -> Question:
-    demos = lambda part: [Demo(change(d.state), change(d.action), change(d.next_state), d.reward) for d in part]
+    demos = lambda part: [Demo(change(d.state), change(d.action), change(d.next_state), d.reward)
+                          for d in part]
     return Question(change(question.task), change(question.state), change(question.action),
-                    [(change(s), change(a)) for s, a in question.recent], demos(question.earlier), demos(question.demos))
+                    [(change(s), change(a)) for s, a in question.recent], demos(question.earlier),
+                    demos(question.demos))
 
 
 def corpus(env, episodes: list[Episode], tasks: list) -> set[str]:
-    """Every text that the word tokenizer of a from-scratch model must know, in the form in which the model will see it."""
+    """Every text that the word tokenizer of a from-scratch model must know, in the form in which the model
+    will see it."""
     texts = {*env.vocabulary(), *(variation_prompt(task.text) for task in tasks)}
     for episode in episodes:
         for step in episode.steps:
             action = step.grounded or step.action
             demo = Demo("", action, "", 1.0)
             texts |= {f"state:\n{step.state}\naction: {action}\n", step.next_state}
-            texts.add(next_prompt(Question(episode.task.text, "", action, [("", "")] * 2, [demo] * 2, [demo]), "full"))
-            texts.add(next_answer(step.reasoning, step.next_state, Question("", step.state, action, [], [], []), "diff"))
-            texts |= {reward_prompt("", "", "", "", "full"), reward_answer(step.reward_reasoning, step.reward, step.done)}
+            texts.add(next_prompt(Question(episode.task.text, "", action, [("", "")] * 2, [demo] * 2, [demo]),
+                                  "full"))
+            texts.add(next_answer(step.reasoning, step.next_state,
+                                  Question("", step.state, action, [], [], []), "diff"))
+            texts |= {reward_prompt("", "", "", "", "full"),
+                      reward_answer(step.reward_reasoning, step.reward, step.done)}
     return texts
 
 
-# ---- the run -------------------------------------------------------------------------------------------------------
+# ---- the run -----------------------------------------------------------------------------------------------
 
 def make_model(args: Args, env, episodes: list[Episode], tasks: list, resume: Path | None, device):
     """(model, tokenizer): of the checkpoint to resume, made from scratch, or loaded."""
     if resume:
         return load_model(str(resume), quantize=args.quantize, device=str(device))
     if tiny.is_scratch(args.model):
-        tokenizer = tiny.build_tokenizer(corpus(env, episodes, tasks))
+        tokenizer = tiny.build_tokenizer(corpus(env, episodes, tasks), args.numbered_names)
         return tiny.create(args.model, tokenizer, args.seed).to(device), tokenizer
     dtype = "auto" if args.lora_rank else "float32"
     return load_model(args.model, dtype, args.quantize, args.lora_rank, device=str(device), seed=args.seed)
 
 
-def report_on(model: ExperienceModel, episodes: list[Episode], inconsistencies: bool = False, **changes) -> dict:
-    """The experience report, with other settings where `changes` names them (ablations at prediction time)."""
+def report_on(model: ExperienceModel, episodes: list[Episode], inconsistencies: bool = False,
+              **changes) -> dict:
+    """The experience report, with other settings where `changes` names them (ablations at prediction
+    time)."""
     settings = model.settings
     model.settings = replace(settings, **changes)
     model.clear_caches()                         # rounding must not depend on what an uninterrupted run would still hold
@@ -197,14 +218,19 @@ def report_on(model: ExperienceModel, episodes: list[Episode], inconsistencies: 
 def show(log, report: dict) -> None:
     """The report as tables on the console."""
     names = [n for n in ("full", "without history", "without retrieval", "without reasoning") if n in report]
-    worst = lambda r: max([v["share"] for k, v in r["near_miss_paid"].items() if k != "none"], default=float("nan"))
-    log.say(run.summary_table([{"experience model": n, "exact": report[n]["exact"]["share"], "lookup": report[n]["exact_of_lookup"]["share"],
+    worst = lambda r: max([v["share"] for k, v in r["near_miss_paid"].items() if k != "none"],
+                          default=float("nan"))
+    log.say(run.summary_table([{"experience model": n, "exact": report[n]["exact"]["share"],
+                                "lookup": report[n]["exact_of_lookup"]["share"],
                                 "F1": report[n]["f1"], "worst near miss paid": worst(report[n]),
-                                "refusals accepted": report[n]["refusals_accepted"]["share"], "malformed": report[n]["malformed"]["share"],
+                                "refusals accepted": report[n]["refusals_accepted"]["share"],
+                                "malformed": report[n]["malformed"]["share"],
                                 "inconsistent": report[n]["inconsistent"]["share"]} for n in names]))
     full = report["full"]
-    log.say("by action: " + "  ".join(f"{k} {v['share']:.3f} (n {v['n']})" for k, v in full["by_action"].items()))
-    log.say("paid: " + "  ".join(f"{k} {v['share']:.3f} (n {v['n']})" for k, v in full["near_miss_paid"].items()))
+    log.say("by action: "
+            + "  ".join(f"{k} {v['share']:.3f} (n {v['n']})" for k, v in full["by_action"].items()))
+    log.say("paid: "
+            + "  ".join(f"{k} {v['share']:.3f} (n {v['n']})" for k, v in full["near_miss_paid"].items()))
     failed = report["failed_probes"]
     log.say("probes passed" if not failed else "PROBES NOT PASSED: " + "; ".join(failed))
 
@@ -217,8 +243,10 @@ def main() -> None:
     data, out = Path(args.data or f"out/{name}/data"), Path(args.out or f"out/{name}/expmodel")
     data_meta = run.data_meta(data)
     collected = data_meta["settings"]
-    env = make_env(args.env, collected["data_dir"], collected["env_seed"], collected["env_options"], file=collected["import_file"])
-    run.check_meta(data_meta["environment"], env.describe(), data / "meta.json", "collect again, or use the environment of the data")
+    env = make_env(args.env, collected["data_dir"], collected["env_seed"], collected["env_options"],
+                   file=collected["import_file"])
+    run.check_meta(data_meta["environment"], env.describe(), data / "meta.json",
+                   "collect again, or use the environment of the data")
     run_config = {k: v for k, v in asdict(args).items() if k not in FREE}
     made_from = {"environment": data_meta["environment"], "data": collected}
     resume = run.latest_checkpoint(out, "model", dist)
@@ -252,26 +280,33 @@ def main() -> None:
     rows = Rows(args, experience, episodes, tasks)
     first = rows.draw(args.reward_first_steps)
     if rows.too_long > rows.drawn / 2:
-        raise ValueError(f"{rows.too_long} of {rows.drawn} rows are longer than --context {args.context}, --max-next-tok {args.max_next_tok} "
-                         f"or --max-reward-tok {args.max_reward_tok} allow; raise them, or use --page-format diff")
-    log.say(f"experience model {args.model}: {sum(p.numel() for p in model.parameters()):,} parameters, vocabulary {len(tokenizer)}; "
-            f"{len(rows.steps)} transitions, {len(rows.counterfactual)} counterfactual steps; {args.rows} rows of "
+        raise ValueError(f"{rows.too_long} of {rows.drawn} rows are longer than --context {args.context}, "
+                         f"--max-next-tok {args.max_next_tok} "
+                         f"or --max-reward-tok {args.max_reward_tok} allow; raise them, or use --page-format "
+                         "diff")
+    log.say(f"experience model {args.model}: {sum(p.numel() for p in model.parameters()):,} parameters, "
+            f"vocabulary {len(tokenizer)}; "
+            f"{len(rows.steps)} transitions, {len(rows.counterfactual)} counterfactual steps; {args.rows} "
+            "rows of "
             f"{np.mean([len(s.ids) for s in first]):.0f} tokens a step over {dist.world_size} rank(s)")
 
     def save(finished: bool, report: dict | None = None) -> None:
         def write(path: Path) -> None:
             save_model(model, tokenizer, path)
-            torch.save({"optimizers": [o.state_dict() for o in optimizers], "step": step, "random": run.get_random_state()},
+            torch.save({"optimizers": [o.state_dict() for o in optimizers], "step": step,
+                        "random": run.get_random_state()},
                        path / f"training-{dist.rank}.pt")
             if dist.is_main:
                 buffer.save(path / "replay")
                 save_settings(path, settings, args.encoder, encoder)
         if report and dist.is_main:
             run.write_json(out / "report.json", report)
-        run.save_checkpoint(out, "model", write, {"settings": run_config, **made_from, "finished": finished, "step": step}, dist)
+        run.save_checkpoint(out, "model", write,
+                            {"settings": run_config, **made_from, "finished": finished, "step": step}, dist)
 
     refused = [e for e in valid if e.source != "counterfactual" and any(not s.valid for s in e.steps)]
-    probe = [e for e in valid if e.source == "counterfactual"][:args.probe_rows] + refused[:args.probe_rows // 6]
+    probe = [e for e in valid
+             if e.source == "counterfactual"][:args.probe_rows] + refused[:args.probe_rows // 6]
     if not resume:
         save(False)                              # a save that cannot work fails in the first minute
     with run.graceful(log) as stop, run.progress(args.max_steps, "experience model") as bar:
@@ -279,7 +314,8 @@ def main() -> None:
         while step < args.max_steps:
             if step >= args.steps and (step - args.steps) % args.probe_every == 0:
                 failed = failed_probes(report_on(experience, probe))
-                log.say(f"step {step}: probes {'passed' if not failed else 'not passed: ' + '; '.join(failed)}")
+                log.say(f"step {step}: probes "
+                        f"{'passed' if not failed else 'not passed: ' + '; '.join(failed)}")
                 if not failed:
                     break
             values = train_step(args, model, optimizers, rows, step, dist)
@@ -293,13 +329,15 @@ def main() -> None:
             if step % args.save_every == 0:
                 save(False)
         save(False)                              # the report takes a while
-    report = {"data": data_meta["environment"], "label": env.label, "steps": step, "split": "valid", "full": report_on(experience, valid, True)}
+    report = {"data": data_meta["environment"], "label": env.label, "steps": step, "split": "valid",
+              "full": report_on(experience, valid, True)}
     report["failed_probes"] = failed_probes(report["full"])
     changes = {"history": {"history": 0}, "retrieval": {"k": 0}, "reasoning": {"reasoning": False}}
     for name, change in changes.items() if args.report_variants else []:
         report[f"without {name}"] = report_on(experience, valid, True, **change)
     if report["full"]["malformed"]["share"] == 1.0:
-        raise ValueError(f"every answer of this experience model is malformed after {step} steps: it is not finished; train it longer "
+        raise ValueError(f"every answer of this experience model is malformed after {step} steps: it is not "
+                         "finished; train it longer "
                          "(--steps, --max-steps) or with another --lr")
     save(True, report)
     show(log, report)
@@ -308,21 +346,25 @@ def main() -> None:
 
 
 def train_step(args: Args, model, optimizers, rows: Rows, step: int, dist) -> dict:
-    """One optimizer step on the rows of this step; every rank takes its share of them. A prompt token is predicted, too, with
-    probability --prompt-loss: the expected gradient of that weight on all of them, at less cost."""
+    """One optimizer step on the rows of this step; every rank takes its share of them. A prompt token is
+    predicted, too, with probability --prompt-loss: the expected gradient of that weight on all of them, at
+    less cost."""
     samples, rng = rows.draw(step), run.rng(args.seed, "prompt loss", step)
     masks = [rng.random(len(s.ids) - 1) < args.prompt_loss for s in samples]
-    samples = [TrainSample(s.ids, [0, *(np.array(s.mask[1:], bool) | mask).astype(int).tolist()]) for s, mask in zip(samples, masks)]
+    samples = [TrainSample(s.ids, [0, *(np.array(s.mask[1:], bool) | mask).astype(int).tolist()])
+               for s, mask in zip(samples, masks)]
     tiny.set_rate(optimizers, step, args.steps, args.warmup, args.lr_floor)
     values = sft_step(model, samples[dist.rank::dist.world_size], optimizers, args.micro_batch_tok, dist)
     return {**values, "lr": optimizers[0].param_groups[0]["lr"]}
 
 
 def load_training(folder: Path, optimizers, dist) -> int:
-    """Puts optimizers and random state back; returns the step. Raises ValueError for another number of ranks."""
+    """Puts optimizers and random state back; returns the step. Raises ValueError for another number of
+    ranks."""
     saved = len(list(folder.glob("training-*.pt")))
     if saved != dist.world_size:
-        raise ValueError(f"{folder}: found the state of {saved} ranks, expected {dist.world_size}; continue with as many, or use --fresh")
+        raise ValueError(f"{folder}: found the state of {saved} ranks, expected {dist.world_size}; continue "
+                         "with as many, or use --fresh")
     state = torch.load(folder / f"training-{dist.rank}.pt", weights_only=True)
     for optimizer, saved_state in zip(optimizers, state["optimizers"]):
         optimizer.load_state_dict(saved_state)

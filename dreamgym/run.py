@@ -340,16 +340,26 @@ class Timer:
         return seconds
 
 
+class _Lines(tqdm):
+    """A progress bar as plain lines, for log files."""
+
+    def display(self, msg=None, pos=None):
+        if msg != "":
+            print(str(self), file=self.fp, flush=True)
+
+
 def progress(iterable_or_total: Iterable | int, label: str) -> tqdm:
     """A progress bar on rank 0, over an iterable or by hand: `with progress(n, label) as bar: bar.update(1)`.
 
-    Where stderr is no terminal, or in CI, it is drawn every PROGRESS_EVERY_S seconds only.
+    Where stderr is no terminal, or in CI, it is a plain line every PROGRESS_EVERY_S seconds.
     """
     source = {"total" if isinstance(iterable_or_total, int) else "iterable": iterable_or_total}
-    every = 0.1 if sys.stderr.isatty() and not os.environ.get("CI") else PROGRESS_EVERY_S
+    source |= {"desc": label, "leave": False, "disable": not _is_main()}
+    if sys.stderr.isatty() and not os.environ.get("CI"):
+        return tqdm(**source, dynamic_ncols=True)
     # miniters=1: the clock is looked at on every update, else tqdm guesses from early speed and may be silent
-    return tqdm(**source, desc=label, leave=False, dynamic_ncols=True, mininterval=every, miniters=1,
-                delay=0.0 if every < 1 else every, disable=not _is_main())
+    return _Lines(**source, mininterval=PROGRESS_EVERY_S, maxinterval=PROGRESS_EVERY_S, miniters=1,
+                  delay=PROGRESS_EVERY_S, bar_format="{desc}: {n_fmt} of {total_fmt}, {elapsed} so far, {remaining} left")
 
 
 def _is_main() -> bool:
