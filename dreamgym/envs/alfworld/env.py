@@ -79,7 +79,7 @@ class ALFWorld(Environment):
         if not data_dir:
             with tqdm(
                 total=sum(DEFAULT_COUNTS.values()), desc="generating games and winning each once",
-                leave=False, delay=1, mininterval=1,
+                leave=False, delay=15, mininterval=15,
             ) as bar:
                 generate(folder, seed, progress=lambda done, total: bar.update(done - bar.n))
         # the generator's: its games stay generated ones, whoever names their folder
