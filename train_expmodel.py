@@ -1,8 +1,8 @@
 """Offline transitions -> experience model: supervised learning of reasoning, next state and reward (DreamGym,
 Eq. 5).
 
-    python train_expmodel.py --env webshop                                            # from scratch, minutes on a CPU
-    python train_expmodel.py --env webshop --model Qwen/Qwen2.5-1.5B-Instruct         # a language model, nothing else changed
+    python train_expmodel.py --env webshop   # from scratch, minutes on a CPU
+    python train_expmodel.py --env webshop --model Qwen/Qwen2.5-1.5B-Instruct  # a language model
     python train_expmodel.py --env webshop --model Qwen/Qwen2.5-1.5B-Instruct --quantize nf4 --lora-rank 16
     torchrun --nproc-per-node 8 train_expmodel.py --env webshop --model meta-llama/Llama-3.1-8B-Instruct
 
@@ -27,7 +27,8 @@ from dreamgym.episode import Episode, read_episodes, read_tasks, rename_step
 from dreamgym.evaluation import experience_report, failed_probes, replayed_inconsistencies
 from dreamgym.experience_model import ExperienceModel, ExperienceSettings, fill_buffer, save_settings
 from dreamgym.model import TrainSample, load_model, save_model, shard, unsharded
-from dreamgym.prompts import Demo, Question, next_answer, next_prompt, reward_answer, reward_prompt, variation_prompt
+from dreamgym.prompts import (Demo, Question, next_answer, next_prompt, reward_answer, reward_prompt,
+                              variation_prompt)
 from dreamgym.replay import ReplayBuffer
 from dreamgym.sft import sft_step
 from dreamgym.task_generation import variation_samples
@@ -35,7 +36,7 @@ from dreamgym.task_generation import variation_samples
 
 @dataclass
 class Args:
-    env: str = "webshop"               # webshop | alfworld | webarena | logs | package.module:Class | path/to/file.py
+    env: str = "webshop"  # webshop | alfworld | webarena | logs | package.module:Class | path/to/file.py
     data: str = ""                     # folder that collect.py wrote (default: out/ENV/data)
     out: str = ""                      # folder to write (default: out/ENV/expmodel)
     model: str = "scratch:64x3"        # path or hub name of a causal LM, or scratch:HIDDENxLAYERS
@@ -43,12 +44,11 @@ class Args:
     quantize: Literal["none", "nf4"] = "none"  # nf4: 4-bit weights, trained through --lora-rank
     lora_rank: int = 0                 # rank of LoRA on all linear layers (0: full fine-tuning)
     encoder: str = "words"             # phi: words (tf-idf, no model) | path or hub name of an encoder
-    k: int = 1                         # retrieved demonstrations (0: ablation without the replay buffer; ours)
-    history: int = 2                   # last steps shown, and as many earlier similar ones (0: ablation; ours)
+    k: int = 1  # retrieved demonstrations (0: ablation without the replay buffer; ours)
+    history: int = 2  # last steps shown, and as many earlier similar ones (0: ablation; ours)
     min_similarity: float = 0.3        # demonstrations of a lower cosine are not shown (ours)
     reasoning: bool = True             # a reasoning trace before each answer (no: ablation)
-    page_format: Literal["full",
-                         "diff"] = "full"  # next states as whole pages, or as differences to pages of the prompt
+    page_format: Literal["full", "diff"] = "full"  # next states whole, or as differences to known pages
     context: int = 4096                # tokens of prompt and answer
     max_next_tok: int = 1024           # tokens of an answer about the next state
     max_reward_tok: int = 256          # tokens of an answer about the reward
@@ -58,16 +58,16 @@ class Args:
     max_steps: int = 2000              # optimizer steps at most
     rows: int = 32                     # rows per optimizer step
     lr: float = 1e-5                   # peak learning rate of AdamW
-    muon_lr: float = 0.0               # learning rate of Muon on layer matrices (0: AdamW on all; for from-scratch models)
+    muon_lr: float = 0.0  # learning rate of Muon on layer matrices (0: AdamW on all; for from-scratch models)
     weight_decay: float = 0.01         # of both
     warmup: int = 50                   # steps of linear warm-up
     lr_floor: float = 0.1              # the cosine falls to this share of the peak
     reward_share: float = 0.15         # share of rows: rewards of recorded steps
     counterfactual_share: float = 0.25  # share of rows: rewards of counterfactual steps (0: the naive reward)
     variation_share: float = 0.05      # share of rows: task variations
-    reward_first_steps: int = 0        # first steps that see rewards only: a comparison is learnt sooner alone
-    prompt_loss: float = 0.0           # share of prompt tokens that are predicted, too (teaches a from-scratch model to copy)
-    rename_share: float = 0.0          # share of rows in which entities get other names (envs with a `renamer`)
+    reward_first_steps: int = 0  # first steps that see rewards only: a comparison is learnt sooner alone
+    prompt_loss: float = 0.0  # share of prompt tokens that are predicted, too (teaches a scratch model to copy)
+    rename_share: float = 0.0  # share of rows in which entities get other names (envs with a `renamer`)
     demo_dropout: float = 0.0          # share of rows without demonstrations
     invalid_weight: float = 1.0        # how much more often steps that changed nothing are drawn
     micro_batch_tok: int = 8192        # tokens per micro-batch: memory only, never changes the gradient
@@ -205,7 +205,7 @@ def report_on(model: ExperienceModel, episodes: list[Episode], inconsistencies: 
     time)."""
     settings = model.settings
     model.settings = replace(settings, **changes)
-    model.clear_caches()                         # rounding must not depend on what an uninterrupted run would still hold
+    model.clear_caches()  # rounding must not depend on what an uninterrupted run would still hold
     with unsharded(model.model):
         report = experience_report(model, episodes)
         if inconsistencies:
@@ -263,7 +263,8 @@ def main() -> None:
             if dist.is_main:
                 print(f"{out}: finished and fits these flags, kept (--fresh starts over)")
             return dist.close()
-    episodes, valid, tasks = read_episodes(data / "train.jsonl"), read_episodes(data / "valid.jsonl"), read_tasks(data / "tasks_train.jsonl")
+    episodes, valid = read_episodes(data / "train.jsonl"), read_episodes(data / "valid.jsonl")
+    tasks = read_tasks(data / "tasks_train.jsonl")
     model, tokenizer = make_model(args, env, episodes, tasks, resume, dist.device)
     settings = ExperienceSettings(**{f.name: getattr(args, f.name) for f in fields(ExperienceSettings)})
     offline = [e for e in episodes if e.source != "counterfactual"]

@@ -1,14 +1,16 @@
-"""The main job: an agent learns by reinforcement learning inside the experience model (DreamGym, arXiv 2511.03773).
+"""The main job: an agent learns by reinforcement learning inside the experience model (DreamGym, arXiv
+2511.03773).
 
-    python train_policy.py --env webshop                                  # everything, from nothing, minutes on a CPU
+    python train_policy.py --env webshop   # everything, from nothing, minutes on a CPU
     python train_policy.py --env webshop --algo ppo                       # PPO instead of GRPO
     python train_policy.py --env webshop --real-transitions 5000          # dream, then real: S2R
     python train_policy.py --env webshop --world real --real-transitions 30000
     python train_policy.py --env logs --data my_episodes.jsonl            # recorded episodes and no world
     torchrun --nproc-per-node 8 train_policy.py --env webshop --model Qwen/Qwen2.5-1.5B-Instruct
 
-What is missing is made first, by the other scripts, through files: data (collect.py), experience model (train_expmodel.py), and a
-policy that imitates a few demonstrations. No reward of the real environment reaches the dream phase.
+What is missing is made first, by the other scripts, through files: data (collect.py), experience model
+(train_expmodel.py), and a policy that imitates a few demonstrations. No reward of the real environment
+reaches the dream phase.
 """
 from __future__ import annotations
 
@@ -26,10 +28,12 @@ import torch
 from dreamgym import plots, rl, run, tiny
 from dreamgym.curriculum import Curriculum, cluster
 from dreamgym.envs.base import Environment, make_env
-from dreamgym.episode import Episode, Task, from_json, read_episodes, read_tasks, rename_episode, successes, to_json
+from dreamgym.episode import (Episode, Task, from_json, read_episodes, read_tasks, rename_episode, successes,
+                              to_json)
 from dreamgym.evaluation import failed_probes, gap_alarm, policy_report
 from dreamgym.experience_model import ExperienceModel, fill_buffer, load_experience_model
-from dreamgym.model import (TrainSample, load_model, load_weights, make_reference, save_model, shard, trainable_parameters, unsharded)
+from dreamgym.model import (TrainSample, load_model, load_weights, make_reference, save_model, shard,
+                            trainable_parameters, unsharded)
 from dreamgym.rollout import Policy, PolicySettings, imitation_segments, rollout
 from dreamgym.sft import sft_step
 from dreamgym.task_generation import known_words, problem, write_tasks
@@ -37,16 +41,16 @@ from dreamgym.task_generation import known_words, problem, write_tasks
 
 @dataclass
 class Args:
-    env: str = "webshop"               # webshop | alfworld | webarena | logs | package.module:Class | path/to/file.py
+    env: str = "webshop"  # webshop | alfworld | webarena | logs | package.module:Class | path/to/file.py
     out: str = ""                      # folder of this run; what is missing is made there (default: out/ENV)
-    expmodel: str = ""                 # folder of a trained experience model (default: OUT/expmodel, made when missing)
-    data: str = ""                     # folder of collect.py, or a JSONL file of episodes (default: OUT/data, made when missing)
-    imitation: str = ""                # folder of a policy to start from (default: OUT/imitation, made when missing)
+    expmodel: str = ""  # folder of a trained experience model (default: OUT/expmodel, made when missing)
+    data: str = ""  # folder of collect.py, or a JSONL file of episodes (default: OUT/data, made when missing)
+    imitation: str = ""  # folder of a policy to start from (default: OUT/imitation, made when missing)
     model: str = "scratch:64x3"        # path or hub name of a causal LM, or scratch:HIDDENxLAYERS
     quantize: Literal["none", "nf4"] = "none"      # nf4: 4-bit weights, trained through --lora-rank
     lora_rank: int = 0                 # rank of LoRA on all linear layers (0: full fine-tuning)
-    init: Literal["model", "expmodel"] = "model"   # policy weights before imitation: --model's or the experience model's
-    policy_format: Literal["tags", "action", "lines"] = "tags"     # <think> and <action> | the action alone | element, then action
+    init: Literal["model", "expmodel"] = "model"  # weights before imitation: --model's or the experience model's
+    policy_format: Literal["tags", "action", "lines"] = "tags"  # <think> and <action> | action | element, action
     system_prompts: bool = True        # say in a system prompt what the agent is and which actions there are
     policy_context: int = 4608         # tokens of a policy's context (verl-agent: 4,096 + 512)
     max_action_tok: int = 512          # tokens of one answer (verl-agent: 512)
@@ -59,7 +63,7 @@ class Args:
     algo: Literal["grpo", "ppo", "imitation"] = "grpo"     # imitation: no RL
     world: Literal["dream", "real"] = "dream"      # where RL happens first
     iterations: int = 150              # RL iterations in the dream (verl-agent: 150)
-    real_transitions: int = 0          # real RL transitions: after the dream (S2R), or in all with --world real
+    real_transitions: int = 0  # real RL transitions: after the dream (S2R), or in all with --world real
     tasks: int = 16                    # tasks per iteration
     rollouts: int = 8                  # episodes per task (PPO: tasks x rollouts different tasks)
     updates: int = 4                   # optimizer steps per iteration
@@ -73,10 +77,10 @@ class Args:
     invalid_penalty: float = 0.1       # taken from the reward of an action that changes nothing
     normalize_std: bool = True         # GRPO: divide by the group's standard deviation (no: Dr. GRPO)
     loss_mean: Literal["token", "episode"] = "token"       # what weighs the same in the loss
-    drop_malformed: bool = True        # dreams that broke off teach nothing (no: they count as failures; ours)
+    drop_malformed: bool = True  # dreams that broke off teach nothing (no: they count as failures; ours)
     max_malformed: float = 0.5         # a run stops where more dreamt episodes than this break off
     curriculum: bool = True            # draw tasks by reward variance (Eq. 7), not uniformly
-    max_generated_fraction: float = 0.25  # lambda: largest share of generated tasks per iteration (0: no task generation; ours)
+    max_generated_fraction: float = 0.25  # lambda: largest share of generated tasks (0: no task generation; ours)
     generate_every: int = 5            # iterations between task generations
     enrich: bool = True                # add dreamt transitions to the replay buffer
     naive_reward: bool = False         # the lesson: an experience model that never saw counterfactual rewards
@@ -91,7 +95,8 @@ class Args:
     config: str = ""                   # preset: a flat JSON file of flags and values
 
 
-FREE = ("out", "expmodel", "data", "imitation", "fresh", "config", "threads", "micro_batch_tok", "iterations", "real_transitions",
+FREE = ("out", "expmodel", "data", "imitation", "fresh", "config", "threads", "micro_batch_tok", "iterations",
+        "real_transitions",
         "eval_every", "eval_tasks", "test_tasks", "save_every", "max_malformed")     # may differ at resume
 TEMPERATURES = (0.0, 0.4, 1.0)         # greedy; verl-agent's validation; training's
 
@@ -101,40 +106,54 @@ def check(args: Args) -> None:
     if args.world == "real" and args.algo != "imitation" and not args.real_transitions:
         raise ValueError("--world real needs --real-transitions N: how many real RL transitions it may use")
     if args.quantize != "none" and not args.lora_rank:
-        raise ValueError(f"--quantize {args.quantize}: 4-bit weights cannot be trained themselves; expected --lora-rank, too")
+        raise ValueError(f"--quantize {args.quantize}: 4-bit weights cannot be trained themselves; expected "
+                         "--lora-rank, too")
     if tiny.is_scratch(args.model) and (args.lora_rank or args.init == "model"):
-        raise ValueError(f"--model {args.model}: a from-scratch policy is trained in full (no --lora-rank), and starts with --init expmodel")
-    least = {"tasks": 1, "rollouts": 1, "updates": 1, "eval_every": 1, "eval_tasks": 1, "test_tasks": 1, "save_every": 1,
+        raise ValueError(f"--model {args.model}: a from-scratch policy is trained in full (no --lora-rank), "
+                         "and starts with --init expmodel")
+    least = {"tasks": 1, "rollouts": 1, "updates": 1, "eval_every": 1, "eval_tasks": 1, "test_tasks": 1,
+             "save_every": 1,
              "generate_every": 1, "imitation_episodes": 0, "iterations": 0, "real_transitions": 0}
-    if wrong := [f"--{name.replace('_', '-')} {getattr(args, name)}" for name, low in least.items() if getattr(args, name) < low]:
+    if wrong := [f"--{name.replace('_', '-')} {getattr(args, name)}"
+                 for name, low in least.items() if getattr(args, name) < low]:
         raise ValueError(f"{', '.join(wrong)}: too small")
 
 
-# ---- what must exist before RL -------------------------------------------------------------------------------------
+# ---- what must exist before RL -----------------------------------------------------------------------------
 
 def prepare(args: Args, out: Path, dist) -> tuple[Path, Path]:
-    """Runs collect.py and train_expmodel.py where their folders are missing or unfinished; each keeps a folder that fits its flags."""
+    """Runs collect.py and train_expmodel.py where their folders are missing or unfinished; each keeps a
+    folder that fits its flags."""
     is_file = args.data.endswith(".jsonl")
     data = out / "data" if is_file or not args.data else Path(args.data)
     expmodel = Path(args.expmodel or out / ("expmodel-naive" if args.naive_reward else "expmodel"))
-    common = ["--env", args.env, "--seed", args.seed, *(["--config", args.config] if args.config else []), *(["--fresh"] if args.fresh else [])]
+    common = ["--env", args.env, "--seed", args.seed, *(["--config", args.config] if args.config else []),
+              *(["--fresh"] if args.fresh else [])]
     if dist.is_main:
         if is_file or not args.data:
             launch("collect.py", [*common, "--out", data, *(["--import-file", args.data] if is_file else [])])
         if not args.expmodel:
-            own = ["--model", args.model, "--quantize", args.quantize, "--lora-rank", args.lora_rank, "--no-report-variants"]
+            own = ["--model", args.model, "--quantize", args.quantize, "--lora-rank", args.lora_rank,
+                   "--no-report-variants"]
             naive = ["--counterfactual-share", 0] if args.naive_reward else []
-            launch("train_expmodel.py", [*common, "--data", data, "--out", expmodel, *own, *naive, "--threads", args.threads])
+            launch("train_expmodel.py",
+                   [*common, "--data", data, "--out", expmodel, *own, *naive, "--threads", args.threads])
     dist.barrier()
     return data, expmodel
 
 
 def launch(script: str, flags: list) -> None:
-    """Another script in its own process, outside this torchrun. Its failure or Ctrl-C ends this one too, after it has saved."""
-    environment = {k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
+    """Another script in its own process, outside this torchrun. Its failure or Ctrl-C ends this one too,
+    after it has saved."""
+    environment = {k: v
+                   for k, v in os.environ.items()
+                   if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
+                                "MASTER_PORT")}
     command = [sys.executable, str(Path(__file__).parent / script), *map(str, flags)]
-    child = subprocess.Popen(command, env=environment, start_new_session=True)      # else a terminal's Ctrl-C would reach it twice
-    before = {s: signal.signal(s, lambda number, _: child.send_signal(number)) for s in (signal.SIGINT, signal.SIGTERM)}
+    child = subprocess.Popen(command, env=environment,
+                             start_new_session=True)      # else a terminal's Ctrl-C would reach it twice
+    before = {s: signal.signal(s, lambda number, _: child.send_signal(number))
+              for s in (signal.SIGINT, signal.SIGTERM)}
     code = child.wait()
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -142,39 +161,49 @@ def launch(script: str, flags: list) -> None:
         raise SystemExit(code if code > 0 else 128 - code)
 
 
-def starting_policy(args: Args, env: Environment, folders: tuple[Path, Path], episodes: list[Episode], dist, log) -> Policy:
-    """The policy before RL: from --imitation or OUT/imitation, where it is made first if it is missing. Not sharded yet."""
+def starting_policy(args: Args, env: Environment, folders: tuple[Path, Path], episodes: list[Episode], dist,
+                    log) -> Policy:
+    """The policy before RL: from --imitation or OUT/imitation, where it is made first if it is missing. Not
+    sharded yet."""
     out, expmodel = folders
-    settings = PolicySettings(args.policy_context, args.max_action_tok, args.policy_format, args.system_prompts)
+    settings = PolicySettings(args.policy_context, args.max_action_tok, args.policy_format,
+                              args.system_prompts)
     seed = run.derive_seed(args.seed, "policy", dist.rank)
     folder = Path(args.imitation or out / "imitation")
-    names = ["env", "model", "quantize", "lora_rank", "init", "rename_share", "policy_format", "system_prompts", "policy_context", "max_action_tok"]
+    names = ["env", "model", "quantize", "lora_rank", "init", "rename_share", "policy_format",
+             "system_prompts", "policy_context", "max_action_tok"]
     names += [name for name in vars(args) if name.startswith("imitation_")] + ["seed"] * (not args.imitation)
     run_config = {name: getattr(args, name) for name in names}
     found = run.latest_checkpoint(folder, "model", dist)
     if args.imitation and not found:
-        raise ValueError(f"--imitation {folder}: found no policy there; expected the folder imitation/ of an earlier run")
+        raise ValueError(f"--imitation {folder}: found no policy there; expected the folder imitation/ of an "
+                         "earlier run")
     if found:
         run.check_meta(run.load_meta(found).get("imitation", {}), run_config, found)
     else:
         if args.init == "expmodel":
-            model, tokenizer = load_model(str(expmodel / "model"), quantize=args.quantize, device=str(dist.device))
+            model, tokenizer = load_model(str(expmodel / "model"), quantize=args.quantize,
+                                          device=str(dist.device))
         else:
             dtype = "auto" if args.lora_rank else "float32"
-            model, tokenizer = load_model(args.model, dtype, args.quantize, args.lora_rank, device=str(dist.device), seed=args.seed)
+            model, tokenizer = load_model(args.model, dtype, args.quantize, args.lora_rank,
+                                          device=str(dist.device), seed=args.seed)
         policy = Policy(shard(model), tokenizer, env, settings, seed=seed)
         imitate(args, policy, episodes, dist, log)
         meta = {"imitation": run_config, "policy": asdict(settings)}
-        found = run.save_checkpoint(folder, "model", lambda path: save_model(policy.model, tokenizer, path), meta, dist)
+        found = run.save_checkpoint(folder, "model", lambda path: save_model(policy.model, tokenizer, path),
+                                    meta, dist)
     model, tokenizer = load_model(str(found), quantize=args.quantize, device=str(dist.device))
     return Policy(model, tokenizer, env, settings, seed=seed)
 
 
 def imitate(args: Args, policy: Policy, episodes: list[Episode], dist, log) -> None:
-    """Behaviour cloning of players that make mistakes: it must leave entropy for RL to work with. Interrupted, it begins again."""
+    """Behaviour cloning of players that make mistakes: it must leave entropy for RL to work with.
+    Interrupted, it begins again."""
     players = {name for name, player in policy.env.players().items() if player.imitate}
     demos = [e for e in episodes if e.source in players or e.source in ("imported", "player")]
-    demos = [demos[i] for i in run.rng(args.seed, "imitation").permutation(len(demos))[:args.imitation_episodes]]
+    demos = [demos[i]
+             for i in run.rng(args.seed, "imitation").permutation(len(demos))[:args.imitation_episodes]]
     if not demos:
         return
     optimizers = tiny.make_optimizers(policy.model, args.imitation_lr, args.imitation_muon_lr)
@@ -186,17 +215,19 @@ def imitate(args: Args, policy: Policy, episodes: list[Episode], dist, log) -> N
             for start in range(0, len(rows), args.imitation_rows):
                 tiny.set_rate(optimizers, done, steps, warmup=20, floor=0.0)
                 batch = rows[start:start + args.imitation_rows]
-                sft_step(policy.model, batch[dist.rank::dist.world_size], optimizers, args.micro_batch_tok, dist)
+                sft_step(policy.model, batch[dist.rank::dist.world_size], optimizers, args.micro_batch_tok,
+                         dist)
                 done += 1
                 if stop.agreed(dist):
                     raise SystemExit(130)
             bar.update(1)
-    log.say(f"imitated {len(demos)} episodes of players that make mistakes ({successes(demos):.0%} of them successful)")
+    log.say(f"imitated {len(demos)} episodes of players that make mistakes ({successes(demos):.0%} of them "
+            "successful)")
 
 
 def demonstration_rows(args: Args, policy: Policy, demos: list[Episode], epoch: int) -> list[TrainSample]:
-    """The demonstrations as shuffled rows. Randomizes entity names in --rename-share of them each epoch, so that the policy learns to
-    search instead of memorizing where objects are."""
+    """The demonstrations as shuffled rows. Randomizes entity names in --rename-share of them each epoch, so
+    that the policy learns to search instead of memorizing where objects are."""
     rng, rows = run.rng(args.seed, "imitation rows", epoch), []
     for demo in demos:
         change = policy.env.renamer(rng) if rng.random() < args.rename_share else None
@@ -205,7 +236,7 @@ def demonstration_rows(args: Args, policy: Policy, demos: list[Episode], epoch: 
     return [rows[i] for i in rng.permutation(len(rows))]
 
 
-# ---- the run -------------------------------------------------------------------------------------------------------
+# ---- the run -----------------------------------------------------------------------------------------------
 
 @dataclass
 class Run:
@@ -225,18 +256,22 @@ class Run:
         """Writes everything into `path`; every rank calls it. Tensors are read back with weights_only."""
         save_model(self.policy.model, self.policy.tokenizer, path)
         head = self.value_head.state_dict() if self.value_head is not None else {}
-        torch.save({"optimizer": self.optimizer.state_dict(), "head": head, "random": run.get_random_state()}, path / f"training-{dist.rank}.pt")
-        own = {"policy": self.policy.sampler.get_state(), "counts": self.policy.counts, "experience_model": self.experience_model.get_state()}
+        torch.save({"optimizer": self.optimizer.state_dict(), "head": head, "random": run.get_random_state()},
+                   path / f"training-{dist.rank}.pt")
+        own = {"policy": self.policy.sampler.get_state(), "counts": self.policy.counts,
+               "experience_model": self.experience_model.get_state()}
         run.write_json(path / f"samplers-{dist.rank}.json", own)
         if dist.is_main:
             self.experience_model.buffer.save(path / "replay")
             run.write_json(path / "run.json", {"curriculum": self.curriculum.get_state(), **self.counters()})
 
     def load(self, path: Path, dist) -> None:
-        """Goes on from what `save` wrote, weights and replay buffer apart. Raises ValueError for another number of ranks."""
+        """Goes on from what `save` wrote, weights and replay buffer apart. Raises ValueError for another
+        number of ranks."""
         saved = len(list(path.glob("training-*.pt")))
         if saved != dist.world_size:
-            raise ValueError(f"{path}: found the state of {saved} ranks, expected {dist.world_size}; continue with as many, or use --fresh")
+            raise ValueError(f"{path}: found the state of {saved} ranks, expected {dist.world_size}; "
+                             "continue with as many, or use --fresh")
         state = torch.load(path / f"training-{dist.rank}.pt", weights_only=True)
         self.optimizer.load_state_dict(state["optimizer"])
         run.set_random_state(state["random"])
@@ -251,10 +286,12 @@ class Run:
             setattr(self, name, value)
 
     def counters(self) -> dict:
-        return {name: getattr(self, name) for name in ("step", "dream_transitions", "real_transitions", "evaluations")}
+        return {name: getattr(self, name)
+                for name in ("step", "dream_transitions", "real_transitions", "evaluations")}
 
     def world(self, args: Args) -> str:
-        """"dream", "real", or "" when the run is over: dream iterations first, then real transitions (S2R)."""
+        """"dream", "real", or "" when the run is over: dream iterations first, then real transitions
+        (S2R)."""
         if args.algo == "imitation":
             return ""
         if args.world == "dream" and self.step < args.iterations:
@@ -262,7 +299,8 @@ class Run:
         return "real" if self.real_transitions < args.real_transitions else ""
 
 
-def make_run(args: Args, policy: Policy, experience_model: ExperienceModel, tasks: list[Task], resume: Path | None, dist) -> Run:
+def make_run(args: Args, policy: Policy, experience_model: ExperienceModel, tasks: list[Task],
+             resume: Path | None, dist) -> Run:
     """The run at its start, or where the checkpoint `resume` left it."""
     reference = make_reference(policy.model)
     if resume:
@@ -282,11 +320,13 @@ def make_run(args: Args, policy: Policy, experience_model: ExperienceModel, task
 
 
 def iterate(args: Args, state: Run, env: Environment, check_task, timer, dist) -> tuple[dict, list[Episode]]:
-    """One training step: generate tasks now and then, sample, roll out, update, feed curriculum and replay buffer."""
+    """One training step: generate tasks now and then, sample, roll out, update, feed curriculum and replay
+    buffer."""
     world, model, made = state.world(args), state.experience_model, {}
-    model.clear_caches()                         # rounding must not depend on what an uninterrupted run would still hold
+    model.clear_caches()  # rounding must not depend on what an uninterrupted run would still hold
     state.policy.sampler.clear_caches()
-    if world == "dream" and args.max_generated_fraction and state.step % args.generate_every == args.generate_every - 1:
+    due = state.step % args.generate_every == args.generate_every - 1
+    if world == "dream" and args.max_generated_fraction and due:
         with timer("tasks"), unsharded(model.model):
             made = generate(args, state, check_task, dist)
     groups = args.tasks if args.algo == "grpo" else args.tasks * args.rollouts
@@ -300,7 +340,8 @@ def iterate(args: Args, state: Run, env: Environment, check_task, timer, dist) -
     state.policy.model.eval()
     with timer("rollout"), unsharded(state.policy.model):
         name = f"{world}-{state.step}-r{dist.rank}"
-        episodes = rollout(state.policy, env if world == "real" else model, mine, 1.0, name, iteration=state.step, max_transitions=budget)
+        episodes = rollout(state.policy, env if world == "real" else model, mine, 1.0, name,
+                           iteration=state.step, max_transitions=budget)
     with timer("update"):
         state.policy.model.train()
         known = rl.informative(episodes, args.drop_malformed)
@@ -315,55 +356,67 @@ def iterate(args: Args, state: Run, env: Environment, check_task, timer, dist) -
     state.step += 1
     state.dream_transitions += used * (world == "dream")
     state.real_transitions += used * (world == "real")
-    return metrics | {f"tasks/{k}": v for k, v in made.items()} | {"world": world, "transitions": used} | timer.take(), episodes
+    metrics |= {f"tasks/{k}": v for k, v in made.items()} | {"world": world, "transitions": used} | timer.take()
+    return metrics, episodes
 
 
 def gather(episodes: list[Episode], dist) -> list[Episode]:
     """The episodes of all ranks, without token segments where they come from another process."""
     if dist.world_size == 1:
         return episodes
-    return [from_json(record, Episode, "episode of a rank") for record in dist.gather([to_json(e) for e in episodes])]
+    return [from_json(record, Episode, "episode of a rank")
+            for record in dist.gather([to_json(e) for e in episodes])]
 
 
 def feed_curriculum(args: Args, state: Run, episodes: list[Episode]) -> float:
-    """Eq. 7 per group: GRPO's own groups, or for PPO clusters of tasks by phi of their texts. Returns the share of groups without
-    variance."""
+    """Eq. 7 per group: GRPO's own groups, or for PPO clusters of tasks by phi of their texts. Returns the
+    share of groups without variance."""
     episodes = [e for e in episodes if not (args.drop_malformed and e.stop == "malformed")]
     labels = None
     if args.algo == "ppo" and episodes:
         tasks = {e.task.id: e.task.text for e in episodes}
         vectors = state.experience_model.encoder([""] * len(tasks), list(tasks.values()))
-        found = cluster(vectors, max(2, len(tasks) // args.rollouts), run.rng(args.seed, "cluster", state.step))
+        found = cluster(vectors, max(2, len(tasks) // args.rollouts),
+                        run.rng(args.seed, "cluster", state.step))
         labels = dict(zip(tasks, found.tolist()))
     return state.curriculum.update(episodes, state.step, labels) if episodes else 0.0
 
 
 def generate(args: Args, state: Run, check_task, dist) -> dict:
-    """Tasks of high variance are seeds; M_task writes variations (Eq. 6). Rank 0 writes, all ranks take the same tasks."""
+    """Tasks of high variance are seeds; M_task writes variations (Eq. 6). Rank 0 writes, all ranks take the
+    same tasks."""
     made, counts = [], {}
     if dist.is_main:
         seeds = state.curriculum.seeds(args.tasks)
-        made, counts = write_tasks(state.experience_model, seeds, 4, check_task, f"generated-{state.step}", 0.8)
-    state.curriculum.add([from_json(record, Task, "generated task") for record in dist.broadcast([to_json(task) for task in made])])
+        made, counts = write_tasks(state.experience_model, seeds, 4, check_task, f"generated-{state.step}",
+                                   0.8)
+    state.curriculum.add([from_json(record, Task, "generated task")
+                          for record in dist.broadcast([to_json(task) for task in made])])
     return counts
 
 
-def evaluate(state: Run, world, tasks: list[Task], temperature: float, name: str, dist) -> tuple[dict, list[Episode]]:
-    """One episode for each task; all ranks play a share. Returns the report over all of them, and the episodes."""
+def evaluate(state: Run, world, tasks: list[Task], temperature: float, name: str,
+             dist) -> tuple[dict, list[Episode]]:
+    """One episode for each task; all ranks play a share. Returns the report over all of them, and the
+    episodes."""
     state.policy.sampler.clear_caches()
     with unsharded(state.policy.model):
-        episodes = gather(rollout(state.policy, world, tasks[dist.rank::dist.world_size], temperature, f"{name}-r{dist.rank}"), dist)
+        episodes = gather(rollout(state.policy, world, tasks[dist.rank::dist.world_size], temperature,
+                                  f"{name}-r{dist.rank}"), dist)
     return policy_report(episodes, state.policy.env.audit), episodes
 
 
-def evaluate_worlds(state: Run, env: Environment, tasks: list[Task], temperatures: tuple, name: str, dist) -> tuple[dict, list[Episode]]:
-    """Reports by "real 0", "real 0.4", … and "dream 1" (of the same tasks); without a real environment the dream alone."""
+def evaluate_worlds(state: Run, env: Environment, tasks: list[Task], temperatures: tuple, name: str,
+                    dist) -> tuple[dict, list[Episode]]:
+    """Reports by "real 0", "real 0.4", … and "dream 1" (of the same tasks); without a real environment the
+    dream alone."""
     state.experience_model.clear_caches()
     plan = [("real", env, t) for t in temperatures] if env.is_real else []
     found, episodes = {}, []
     for kind, world, temperature in [*plan, ("dream", state.experience_model, 1.0)]:
         key = f"{kind} {temperature:g}"
-        found[key], played = evaluate(state, world, tasks, temperature, f"{name}-{key.replace(' ', '-')}", dist)
+        found[key], played = evaluate(state, world, tasks, temperature, f"{name}-{key.replace(' ', '-')}",
+                                      dist)
         episodes += played[:20]
     return found, episodes
 
@@ -371,12 +424,16 @@ def evaluate_worlds(state: Run, env: Environment, tasks: list[Task], temperature
 def evaluate_now(args: Args, state: Run, env: Environment, tasks: list[Task], out: Path, log, dist) -> None:
     """Validation on the way: real greedy and sampled, dream sampled; the gap alarm."""
     found, episodes = evaluate_worlds(state, env, tasks, (0.0, 1.0), f"valid-{state.step}", dist)
-    entry = {"iteration": state.step, "dream_transitions": state.dream_transitions, "real_transitions": state.real_transitions, "tasks": len(tasks)}
-    state.evaluations.append(entry | {key.split(" ")[0]: found[key] for key in ("real 1", "dream 1") if key in found}
+    entry = {"iteration": state.step, "dream_transitions": state.dream_transitions,
+             "real_transitions": state.real_transitions, "tasks": len(tasks)}
+    state.evaluations.append(entry | {key.split(" ")[0]: found[key]
+                                      for key in ("real 1", "dream 1") if key in found}
                              | {"greedy": found.get("real 0")})
     keys = ("success", "low", "high", "length", "invalid", "inconsistent", "stops", "reward_confusion")
-    log.step("evaluation", state.step, entry | {f"{world}/{k}": report[k] for world, report in found.items() for k in keys}, show=[])
-    shown = "  ".join(f"{key} {report['success']:.3f} [{report['low']:.3f}, {report['high']:.3f}]" for key, report in found.items())
+    log.step("evaluation", state.step,
+             entry | {f"{world}/{k}": report[k] for world, report in found.items() for k in keys}, show=[])
+    shown = "  ".join(f"{key} {report['success']:.3f} [{report['low']:.3f}, {report['high']:.3f}]"
+                      for key, report in found.items())
     log.say(f"validation at {state.step} ({len(tasks)} tasks; world and temperature): {shown}")
     if alarm := gap_alarm(state.evaluations, run.read_json(Path(out) / "probes.json")):
         log.say(f"GAP ALARM: {alarm}")
@@ -390,17 +447,21 @@ def test_now(state: Run, env: Environment, tasks: list[Task], out: Path, name: s
     found, episodes = evaluate_worlds(state, env, tasks, TEMPERATURES, f"test-{name}", dist)
     if dist.is_main:
         run.write_jsonl(out / f"test-{name}.jsonl", [to_json(e) for e in episodes], append=False)
-    entry = {"name": name, "tasks": len(tasks), "dream_transitions": state.dream_transitions, "real_transitions": state.real_transitions}
-    log.step("test", state.step, entry | {f"{key}/success": report["success"] for key, report in found.items()}, show=[])
+    entry = {"policy": name, "tasks": len(tasks), "dream_transitions": state.dream_transitions,
+             "real_transitions": state.real_transitions}
+    log.step("test", state.step,
+             entry | {f"{key}/success": report["success"] for key, report in found.items()}, show=[])
     return entry | {"reports": found}
 
 
-def train(args: Args, state: Run, env: Environment, splits: dict[str, list[Task]], check_task, out: Path, log, dist) -> list[dict]:
+def train(args: Args, state: Run, env: Environment, splits: dict[str, list[Task]], check_task, out: Path, log,
+          dist) -> list[dict]:
     """The loop. Returns the reports on the test tasks, before and after."""
     run_config = {k: v for k, v in asdict(args).items() if k not in FREE}
     meta = {"settings": run_config, "policy": asdict(state.policy.settings), "environment": env.describe()}
     save = lambda: run.save_checkpoint(out, "policy", lambda path: state.save(path, dist), meta, dist)
-    valid, test, timer, before = splits["valid"][:args.eval_tasks], splits["test"][:args.test_tasks], run.Timer(), out / "before.json"
+    valid, test = splits["valid"][:args.eval_tasks], splits["test"][:args.test_tasks]
+    timer, before = run.Timer(), out / "before.json"
     total = args.iterations * (args.world == "dream") + round(args.real_transitions / 700)
     with run.graceful(log) as stop, run.progress(total, "reinforcement learning") as bar:
         if not state.evaluations:
@@ -417,8 +478,10 @@ def train(args: Args, state: Run, env: Environment, splits: dict[str, list[Task]
             log_iteration(state, values, episodes, out, log, dist)
             malformed = values["stop/malformed"] / max(1, len(episodes))
             if malformed > args.max_malformed:
-                raise ValueError(f"iteration {state.step}: {malformed:.0%} of the dreamt episodes broke off in malformed answers "
-                                 f"(--max-malformed {args.max_malformed}): train the experience model longer, and see {out / 'episodes.jsonl'}")
+                raise ValueError(f"iteration {state.step}: {malformed:.0%} of the dreamt episodes broke off "
+                                 "in malformed answers "
+                                 f"(--max-malformed {args.max_malformed}): train the experience model "
+                                 f"longer, and see {out / 'episodes.jsonl'}")
             bar.update(1)
             over = state.world(args) != world
             if over or state.step % args.eval_every == 0:
@@ -435,13 +498,19 @@ def train(args: Args, state: Run, env: Environment, splits: dict[str, list[Task]
 def log_iteration(state: Run, values: dict, episodes: list[Episode], out: Path, log, dist) -> None:
     """metrics.jsonl, the console line, and the episodes themselves."""
     report = policy_report(episodes, state.policy.env.audit)
-    values |= {"success": report["success"], "length": report["length"], "invalid": report["invalid"], "stop/malformed": 0}
-    values |= {f"stop/{k}": v for k, v in report["stops"].items()} | {f"reward/{k}": v for k, v in report["reward_confusion"].items()}
-    values |= {"dream_transitions": state.dream_transitions, "real_transitions": state.real_transitions, **state.curriculum.summary(),
-               "replay": len(state.experience_model.buffer), "synthetic_share": state.experience_model.buffer.share_synthetic(),
-               **{f"dream/{k}": v for k, v in state.experience_model.counts.items()}, **{f"policy/{k}": v for k, v in state.policy.counts.items()}}
+    values |= {"success": report["success"], "length": report["length"], "invalid": report["invalid"],
+               "stop/malformed": 0}
+    values |= {f"stop/{k}": v for k, v in report["stops"].items()}
+    values |= {f"reward/{k}": v for k, v in report["reward_confusion"].items()}
+    values |= {"dream_transitions": state.dream_transitions, "real_transitions": state.real_transitions,
+               **state.curriculum.summary(),
+               "replay": len(state.experience_model.buffer),
+               "synthetic_share": state.experience_model.buffer.share_synthetic(),
+               **{f"dream/{k}": v for k, v in state.experience_model.counts.items()},
+               **{f"policy/{k}": v for k, v in state.policy.counts.items()}}
     values["malformed"] = values["stop/malformed"]
-    log.step("rl", state.step, values, ["world", "success", "malformed", "entropy", "kl_ref", "zero_variance", "rollout_s", "update_s"])
+    log.step("rl", state.step, values,
+             ["world", "success", "malformed", "entropy", "kl_ref", "zero_variance", "rollout_s", "update_s"])
     if dist.is_main:
         run.write_jsonl(out / "episodes.jsonl", [to_json(e) for e in episodes], append=True)
 
@@ -450,16 +519,24 @@ def finish(args: Args, env: Environment, results: list[dict], state: Run, out: P
     """The table and the picture a user ends with."""
     rows = []
     for result in results:
-        cells = {key: f"{r['success']:.3f} [{r['low']:.3f}, {r['high']:.3f}]" for key, r in result["reports"].items()}
-        name = "start (imitation)" if result["name"] == "before" else "after RL"
-        rows.append({"policy": name, **cells, "RL transitions, dream / real": f"{result['dream_transitions']:,} / {result['real_transitions']:,}"})
-    note = "" if env.is_real else "no real environment (--env logs): success in the dream only, which says nothing about the real one"
-    run.write_json(out / "result.json", {"environment": env.describe(), "label": env.label, "settings": asdict(args), "rows": rows,
+        cells = {key: f"{r['success']:.3f} [{r['low']:.3f}, {r['high']:.3f}]"
+                 for key, r in result["reports"].items()}
+        name = "start (imitation)" if result["policy"] == "before" else "after RL"
+        rows.append({"policy": name, **cells,
+                     "RL transitions, dream / real": f"{result['dream_transitions']:,} / "
+                     f"{result['real_transitions']:,}"})
+    note = "" if env.is_real else ("no real environment (--env logs): success in the dream only, "
+                                   "which says nothing about the real one")
+    run.write_json(out / "result.json",
+                   {"environment": env.describe(), "label": env.label, "settings": asdict(args), "rows": rows,
                                          "test": results, "validation": state.evaluations, "note": note})
     picture = plots.training_curve(out)
-    log.say(f"\n{env.name}, {env.label}: {results[0]['tasks']} test tasks, world and temperature, 95 % Wilson intervals\n{run.summary_table(rows)}\n{note}")
-    log.say(f"everything is in {out}: result.json, metrics.jsonl, episodes.jsonl, expmodel/report.json, policy/; picture {picture}\n"
-            f"next: python evaluate.py --env {args.env} --policy {out / 'policy'} --play 10   |   tensorboard --logdir {out}")
+    log.say(f"\n{env.name}, {env.label}: {results[0]['tasks']} test tasks, world and temperature, 95 % "
+            f"Wilson intervals\n{run.summary_table(rows)}\n{note}")
+    log.say(f"everything is in {out}: result.json, metrics.jsonl, episodes.jsonl, expmodel/report.json, "
+            f"policy/; picture {picture}\n"
+            f"next: python evaluate.py --env {args.env} --policy {out / 'policy'} --play 10   |   "
+            f"tensorboard --logdir {out}")
 
 
 def main() -> None:
@@ -476,8 +553,10 @@ def main() -> None:
     collected = data_meta["settings"]
     env = make_env(args.env, collected["data_dir"], collected["env_seed"], collected["env_options"],
                    file=collected["import_file"], workers=run.spare_cores(dist))
-    run.check_meta(data_meta["environment"], env.describe(), data / "meta.json", "collect again, or use the environment of the data")
-    run.check_meta(run.load_meta(expmodel / "model"), {"environment": env.describe(), "finished": True}, expmodel,
+    run.check_meta(data_meta["environment"], env.describe(), data / "meta.json",
+                   "collect again, or use the environment of the data")
+    run.check_meta(run.load_meta(expmodel / "model"), {"environment": env.describe(), "finished": True},
+                   expmodel,
                    "train the experience model on this data to its end")
     splits = {name: read_tasks(data / f"tasks_{name}.jsonl") for name in ("train", "valid", "test")}
     for name in ("valid", "test"):               # the same ones in every run
@@ -495,19 +574,22 @@ def main() -> None:
             cut_episodes(out / f"{name}.jsonl", step)
         (out / "result.json").unlink(missing_ok=True)    # it says that the run is finished
         run.write_json(out / "probes.json", run.read_json(expmodel / "report.json")["full"])
-    log.say(f"{env.name} ({env.label}): {', '.join(f'{len(t)} {n}' for n, t in splits.items())} tasks; {args.tasks} tasks x {args.rollouts} rollouts "
+    log.say(f"{env.name} ({env.label}): {', '.join(f'{len(t)} {n}' for n, t in splits.items())} tasks; "
+            f"{args.tasks} tasks x {args.rollouts} rollouts "
             f"= {args.tasks * args.rollouts} episodes an iteration, {args.updates} optimizer steps each")
     if failed := failed_probes(run.read_json(expmodel / "report.json")["full"]):
         log.say(f"probes of the experience model that did not pass: {'; '.join(failed)}")
     policy = starting_policy(args, env, (out, expmodel), offline, dist, log)
     seed = run.derive_seed(args.seed, "dream", dist.rank)
-    model = load_experience_model(expmodel, env, dist.device, resume / "replay" if resume else None, seed=seed)
+    model = load_experience_model(expmodel, env, dist.device, resume / "replay" if resume else None,
+                                  seed=seed)
     if args.init == "expmodel":
         tiny.check_tokenizer(policy.tokenizer, model.tokenizer)
     state = make_run(args, policy, model, splits["train"], resume, dist)
     words = known_words([t.text for t in splits["train"]] + [s.state for e in offline for s in e.steps])
     tasks = [t.text for part in splits.values() for t in part]
-    check_task = lambda text: problem(text, tasks + [s.task.text for s in state.curriculum.stats.values()], words)
+    check_task = lambda text: problem(text, tasks + [s.task.text for s in state.curriculum.stats.values()],
+                                      words)
     results = train(args, state, env, splits, check_task, out, log, dist)
     if dist.is_main:
         finish(args, env, results, state, out, log)
@@ -517,9 +599,11 @@ def main() -> None:
 
 
 def cut_episodes(path: Path, last: int) -> None:
-    """Drops the episodes of iterations after `last`, which a resumed run plays again, and half a line that a kill left."""
+    """Drops the episodes of iterations after `last`, which a resumed run plays again, and half a line that a
+    kill left."""
     run.mend_jsonl(path)
-    kept = [to_json(e) for e in read_episodes(path) if e.iteration < last] if path.is_file() and last > 0 else []
+    kept = [to_json(e)
+            for e in read_episodes(path) if e.iteration < last] if path.is_file() and last > 0 else []
     run.write_jsonl(path, kept, append=False)
 
 

@@ -1,8 +1,11 @@
-"""phi(state, action) of DreamGym, Eq. 4: what the experience replay buffer is searched by, and what history is selected by.
+"""phi(state, action) of DreamGym, Eq. 4: what the experience replay buffer is searched by, and what history
+is selected by.
 
-An encoder maps states and actions to unit vectors: `encoder(states, actions) -> float32 [N, dim]`. The cosine of two vectors is the mean
-of the cosine of the actions and that of the states, so a long page cannot drown a short action.
-The paper does not name its encoder. Default here: words, weighted by rarity, randomly projected; no model, no download.
+An encoder maps states and actions to unit vectors: `encoder(states, actions) -> float32 [N, dim]`. The cosine
+of two vectors is the mean of the cosine of the actions and that of the states, so a long page cannot drown a
+short action.
+The paper does not name its encoder. Default here: words, weighted by rarity, randomly projected; no model, no
+download.
 """
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ CACHED_TEXTS = 100_000
 
 
 class WordEncoder:
-    """A random projection of tf-idf bags of words, one half of the vector for the action and one for the state. `fit` counts words."""
+    """A random projection of tf-idf bags of words, one half of the vector for the action and one for the
+    state. `fit` counts words."""
 
     def __init__(self, dim: int = 256, idf: dict[str, float] | None = None):
         self.dim, self.idf = dim, idf or {}
@@ -59,7 +63,8 @@ class WordEncoder:
         """A random direction that depends on the word alone, the same on every machine."""
         if word not in self.words:
             generator = np.random.default_rng(zlib.crc32(word.encode()))
-            self.words[word] = generator.choice(np.float32([-1, 1]), self.dim // 2) * np.float32((self.dim // 2) ** -0.5)
+            self.words[word] = generator.choice(np.float32([-1, 1]),
+                                                self.dim // 2) * np.float32((self.dim // 2) ** -0.5)
         return self.words[word]
 
 
@@ -86,17 +91,22 @@ class ModelEncoder:
 
     def _embed(self, texts: list[str]) -> None:
         import torch
-        texts = sorted(texts, key=lambda text: (len(text), text))      # a set has another order in each process
+        texts = sorted(texts,
+                       key=lambda text: (len(text), text))      # a set has another order in each process
         for start in range(0, len(texts), self.batch):
             part = texts[start:start + self.batch]
-            rows = self.tokenizer(part, return_tensors="pt", padding=True, truncation=True, max_length=self.max_tok)
+            rows = self.tokenizer(part, return_tensors="pt", padding=True, truncation=True,
+                                  max_length=self.max_tok)
             with torch.inference_mode():
                 hidden_BTH = self.model(**rows.to(self.model.device)).last_hidden_state.float()
             mask_BT1 = rows["attention_mask"][..., None].float()
-            mean_BH = torch.nn.functional.normalize((hidden_BTH * mask_BT1).sum(1) / mask_BT1.sum(1).clamp(min=1), dim=-1)
+            mean_BH = torch.nn.functional.normalize((hidden_BTH
+                                                     * mask_BT1).sum(1) / mask_BT1.sum(1).clamp(min=1),
+                                                    dim=-1)
             self.texts.update(zip(part, mean_BH.cpu().numpy()))
 
 
-def load_encoder(name: str, idf: dict[str, float] | None = None, device: str = "cpu") -> WordEncoder | ModelEncoder:
+def load_encoder(name: str, idf: dict[str, float] | None = None,
+                 device: str = "cpu") -> WordEncoder | ModelEncoder:
     """"words", or a path or hub name of a Hugging Face encoder."""
     return WordEncoder(idf=idf) if name == "words" else ModelEncoder(name, device)

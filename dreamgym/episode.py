@@ -1,8 +1,9 @@
 """Task, Step, Episode: the one record type that flows through the whole program, and its JSONL form.
 
-Environments, the experience model, scripted players and imported logs all produce `Episode`s. A file holds one episode a line, with a
-`schema` number; msgspec checks the types, `check_episode` the rest, and an error names file, line and field. docs/data.md has an example.
-Left out on purpose: tensors, tokenizers, and anything that only one environment knows (that is in `Task.goal`).
+Environments, the experience model, scripted players and imported logs all produce `Episode`s. A file holds
+one episode a line, with a `schema` number; msgspec checks the types, `check_episode` the rest, and an error
+names file, line and field. docs/data.md has an example. Left out on purpose: tensors, tokenizers, and
+anything that only one environment knows (that is in `Task.goal`).
 """
 from __future__ import annotations
 
@@ -28,7 +29,8 @@ class StopReason(str, Enum):
 
 
 class Task(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One instruction. `goal` is the environment's own handle on it; it is empty for a generated task, which only the dream can play."""
+    """One instruction. `goal` is the environment's own handle on it; it is empty for a generated task, which
+    only the dream can play."""
     id: str
     text: str                      # one line
     env: str = ""
@@ -46,18 +48,20 @@ class Step(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fiel
     next_state: str
     reward: float = 0.0            # 0 or 1
     done: bool = False
-    grounded: str = ""             # the action with the words of the element it names; what the experience model reads
+    grounded: str = ""             # the action with the words of its element; what the experience model reads
     reasoning: str = ""            # why the next state follows
     reward_reasoning: str = ""     # why the reward follows
 
     @property
     def valid(self) -> bool:
-        """An action that changes nothing is an invalid one, in both worlds; one that ends the episode is not."""
+        """An action that changes nothing is an invalid one, in both worlds; one that ends the episode is
+        not."""
         return self.done or self.next_state != self.state
 
 
 class TokenSegment(msgspec.Struct, kw_only=True):
-    """Token ids of one context window of a policy: ids only grow, mask 1 = sampled by the policy, `logps` of the masked tokens in order.
+    """Token ids of one context window of a policy: ids only grow, mask 1 = sampled by the policy, `logps` of
+    the masked tokens in order.
     `turn_ends[i]` is the index in `logps` after the i-th action, so that a reward can be placed on a turn."""
     ids: list[int] = []
     mask: list[int] = []
@@ -73,7 +77,7 @@ class Episode(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
     source: str = ""               # who acted: "policy", the name of a player, "counterfactual", "imported"
     stop: StopReason = StopReason.RUNNING
     raw_score: float = 0.0         # the benchmark's own score
-    label: str = ""                # of a counterfactual: the constraint that it breaks, "none" where it fulfils the task
+    label: str = ""  # of a counterfactual: the constraint that it breaks, "none" where it fulfils all
     output: str = ""               # the model's text that ended a malformed dream
     iteration: int = -1            # RL iteration that played it
     segments: list[TokenSegment] = []   # never written to a file
@@ -118,7 +122,8 @@ def check_episode(episode: Episode, where: str = "episode") -> Episode:
         if len(step.action.splitlines()) > 1 or len(step.grounded.splitlines()) > 1:
             raise ValueError(f"{at}: fields `action` and `grounded` are single lines; found a line break")
         if step.reward not in (0, 1):
-            raise ValueError(f"{at}: field `reward` is {step.reward}, expected 0 or 1 (the benchmark's score goes into `raw_score`)")
+            raise ValueError(f"{at}: field `reward` is {step.reward}, expected 0 or 1 (the benchmark's score "
+                             "goes into `raw_score`)")
         if step.reward == 1 and not step.done:
             raise ValueError(f"{at}: reward 1 with done false; only a successful last step pays")
         if step.done and i + 1 < len(episode.steps):
@@ -131,15 +136,18 @@ def check_episode(episode: Episode, where: str = "episode") -> Episode:
 def check_task(task: Task, where: str = "task") -> Task:
     """The task itself, or a ValueError that names `where`."""
     if len(task.text.strip().splitlines()) != 1:
-        raise ValueError(f"{where}: field `text` is empty or has line breaks ({task.text[:40]!r}); expected one line")
+        raise ValueError(f"{where}: field `text` is empty or has line breaks ({task.text[:40]!r}); expected "
+                         "one line")
     return task
 
 
 def from_json(record: object, kind: type, where: str):
-    """A Task or an Episode from plain JSON values. Raises ValueError naming `where` and the field that does not fit."""
+    """A Task or an Episode from plain JSON values. Raises ValueError naming `where` and the field that does
+    not fit."""
     if not isinstance(record, dict) or record.get("schema") != SCHEMA:
         found = record.get("schema") if isinstance(record, dict) else type(record).__name__
-        raise ValueError(f"{where}: field `schema` is {str(found)[:40]!r}, expected {SCHEMA}; see docs/data.md")
+        raise ValueError(f"{where}: field `schema` is {str(found)[:40]!r}, expected {SCHEMA}; see "
+                         "docs/data.md")
     try:
         value = msgspec.convert({k: v for k, v in record.items() if k != "schema"}, kind)
     except msgspec.ValidationError as error:
@@ -148,7 +156,8 @@ def from_json(record: object, kind: type, where: str):
 
 
 def read_jsonl(path: Path | str) -> Iterator[tuple[str, object]]:
-    """("file:line", value) for each line that is not blank. Raises ValueError naming file and line where it is no JSON."""
+    """("file:line", value) for each line that is not blank. Raises ValueError naming file and line where it
+    is no JSON."""
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"{path}: no such file; expected JSONL")
@@ -167,7 +176,8 @@ def read_episodes(path: Path | str) -> list[Episode]:
     for where, record in read_jsonl(path):
         episode = from_json(record, Episode, where)
         if episode.id in episodes:
-            raise ValueError(f"{where}: field `id`: {episode.id!r} occurs twice; retrieval excludes an episode by its id")
+            raise ValueError(f"{where}: field `id`: {episode.id!r} occurs twice; retrieval excludes an "
+                             "episode by its id")
         episodes[episode.id] = episode
     return list(episodes.values())
 
@@ -178,7 +188,8 @@ def read_tasks(path: Path | str) -> list[Task]:
 
 
 def number_lines(text: str) -> str:
-    """The text with "[1] " … in front of its lines: how a policy sees a state of an environment with `numbered_lines`."""
+    """The text with "[1] " … in front of its lines: how a policy sees a state of an environment with
+    `numbered_lines`."""
     return "\n".join(f"[{i}] {line}" for i, line in enumerate(text.split("\n"), 1))
 
 

@@ -1,7 +1,9 @@
-"""What an experience model and a policy are worth, measured: errors by action type, probes of the reward, success with intervals.
+"""What an experience model and a policy are worth, measured: errors by action type, probes of the reward,
+success with intervals.
 
-Used by train_expmodel.py (on validation data while it trains), train_policy.py and evaluate.py. Truth comes from recorded steps and from
-the environment's `audit`; training never sees it. Beside the experience model stands its null: the nearest recorded transition.
+Used by train_expmodel.py (on validation data while it trains), train_policy.py and evaluate.py. Truth comes
+from recorded steps and from the environment's `audit`; training never sees it. Beside the experience model
+stands its null: the nearest recorded transition.
 """
 from __future__ import annotations
 
@@ -51,12 +53,13 @@ def word_f1(predicted: str, true: str) -> float:
     return 2 * common / (sum(a.values()) + sum(b.values())) if common else float(not a and not b)
 
 
-# ---- the experience model ------------------------------------------------------------------------------------------
+# ---- the experience model ----------------------------------------------------------------------------------
 
 def experience_report(model: ExperienceModel, episodes: list[Episode], batch: int = 256,
                       on_batch: Callable[[int], None] = lambda n: None) -> dict:
-    """Errors on recorded steps with their true history: next states exact and word F1, by action type; the reward's confusion; near
-    misses paid, by the constraint that a counterfactual breaks; refused actions accepted; malformed answers; the lookup null."""
+    """Errors on recorded steps with their true history: next states exact and word F1, by action type; the
+    reward's confusion; near misses paid, by the constraint that a counterfactual breaks; refused actions
+    accepted; malformed answers; the lookup null."""
     rows = [(e, i) for e in episodes for i in range(len(e.steps))]
     predictions: list[Prediction] = []
     nearest: list[str] = []
@@ -86,7 +89,8 @@ def experience_report(model: ExperienceModel, episodes: list[Episode], batch: in
             confusion[("T" if paid == bool(step.reward) else "F") + ("P" if paid else "N")] += 1
     flat, scores = [x for part in exact.values() for x in part], [x for part in f1.values() for x in part]
     return {
-        "transitions": len(flat), "answers": len(rows), "exact": share(flat), "f1": sum(scores) / max(1, len(scores)),
+        "transitions": len(flat), "answers": len(rows), "exact": share(flat),
+        "f1": sum(scores) / max(1, len(scores)),
         "exact_of_lookup": share(null),
         "by_action": {k: {**share(part), "f1": sum(f1[k]) / len(part)} for k, part in sorted(exact.items())},
         "reward_confusion": {k: confusion[k] for k in ("TP", "FP", "FN", "TN")},
@@ -96,8 +100,9 @@ def experience_report(model: ExperienceModel, episodes: list[Episode], batch: in
 
 
 def replayed_inconsistencies(model: ExperienceModel, episodes: list[Episode]) -> dict:
-    """Consistency over whole episodes: recorded actions are played in the dream, which builds on its own pages; pages that contradict
-    earlier pages of the same dreamt episode are counted by the audit (none in the real environment)."""
+    """Consistency over whole episodes: recorded actions are played in the dream, which builds on its own
+    pages; pages that contradict earlier pages of the same dreamt episode are counted by the audit (none in
+    the real environment)."""
     sessions, steps = model.reset([e.task for e in episodes]), [[] for _ in episodes]
     running = list(range(len(episodes)))
     for t in range(max((len(e.steps) for e in episodes), default=0)):
@@ -119,22 +124,28 @@ def replayed_inconsistencies(model: ExperienceModel, episodes: list[Episode]) ->
 def failed_probes(report: dict) -> list[str]:
     """The probes that did not pass, in words; [] when all did."""
     failed = [f"what breaks '{k}' is paid {v['share']:.0%} of the time (limit {NEAR_MISS_LIMIT:.0%})"
-              for k, v in report["near_miss_paid"].items() if k != "none" and v["n"] and v["share"] > NEAR_MISS_LIMIT]
+              for k, v in report["near_miss_paid"].items() if k != "none" and v["n"]
+              and v["share"] > NEAR_MISS_LIMIT]
     fits = report["near_miss_paid"].get("none", {"n": 0})
     if fits["n"] and fits["share"] < FITS_LIMIT:
-        failed.append(f"what fulfils the task is paid {fits['share']:.0%} of the time (limit {FITS_LIMIT:.0%})")
+        failed.append(f"what fulfils the task is paid {fits['share']:.0%} of the time (limit "
+                      f"{FITS_LIMIT:.0%})")
     malformed, refusals = report["malformed"], report["refusals_accepted"]
     if malformed["n"] and malformed["share"] > MALFORMED_LIMIT:
-        failed.append(f"{malformed['share']:.1%} of {malformed['n']} answers are malformed (limit {MALFORMED_LIMIT:.0%})")
+        failed.append(f"{malformed['share']:.1%} of {malformed['n']} answers are malformed (limit "
+                      f"{MALFORMED_LIMIT:.0%})")
     if refusals["n"] and refusals["share"] > REFUSAL_LIMIT:
-        failed.append(f"a refused action changes the page {refusals['share']:.0%} of the time (limit {REFUSAL_LIMIT:.0%})")
+        failed.append(f"a refused action changes the page {refusals['share']:.0%} of the time (limit "
+                      f"{REFUSAL_LIMIT:.0%})")
     return failed
 
 
 def theorem_1(report: dict, gamma: float, reward_max: float = 1.0) -> str:
-    """The model-error term of DreamGym's Theorem 1, 2 (eps_R / (1 - gamma) + 2 gamma R_max eps_P / (1 - gamma)^2), from recorded data.
+    """The model-error term of DreamGym's Theorem 1, 2 (eps_R / (1 - gamma) + 2 gamma R_max eps_P / (1 -
+    gamma)^2), from recorded data.
 
-    The theorem takes suprema over all states and actions; the means measured here are a lower bound on that term.
+    The theorem takes suprema over all states and actions; the means measured here are a lower bound on that
+    term.
     """
     confusion = report["reward_confusion"]
     judged = sum(confusion.values())
@@ -143,15 +154,17 @@ def theorem_1(report: dict, gamma: float, reward_max: float = 1.0) -> str:
     eps_r, eps_p = (confusion["FP"] + confusion["FN"]) / max(1, judged), 1 - report["exact"]["share"]
     term = 2 * (eps_r / (1 - gamma) + 2 * gamma * reward_max * eps_p / (1 - gamma) ** 2)
     verdict = "vacuous: more than the largest return" if term > reward_max / (1 - gamma) else "informative"
-    return (f"Theorem 1 at gamma {gamma:g}: mean eps_R {eps_r:.4f} ({judged} judged steps), mean eps_P {eps_p:.4f}, "
+    return (f"Theorem 1 at gamma {gamma:g}: mean eps_R {eps_r:.4f} ({judged} judged steps), mean eps_P "
+            f"{eps_p:.4f}, "
             f"model-error term {term:.2f} of a largest return of {reward_max / (1 - gamma):.0f} ({verdict})")
 
 
-# ---- policies ------------------------------------------------------------------------------------------------------
+# ---- policies ----------------------------------------------------------------------------------------------
 
 def policy_report(episodes: list[Episode], audit: Audit) -> dict:
-    """Success with its interval, also by groups of tasks; raw score, lengths, stop reasons, shares of invalid actions and inconsistent
-    pages; of dreamt episodes the reward's confusion with the audit. Episodes that nobody could judge count in the stop reasons only."""
+    """Success with its interval, also by groups of tasks; raw score, lengths, stop reasons, shares of invalid
+    actions and inconsistent pages; of dreamt episodes the reward's confusion with the audit. Episodes that
+    nobody could judge count in the stop reasons only."""
     stops = Counter(e.stop.value for e in episodes)
     episodes = [e for e in episodes if e.stop != StopReason.NOT_JUDGED]
     confusion, groups = Counter(), defaultdict(list)
@@ -177,7 +190,8 @@ def policy_report(episodes: list[Episode], audit: Audit) -> dict:
 
 
 def pass_at_k(episodes: list[Episode], ks: Sequence[int] = (1, 2, 4, 8, 16)) -> dict[int, float]:
-    """Unbiased pass@k over tasks (arXiv 2107.03374, Eq. 1) from equally many episodes of each task; only k up to that number."""
+    """Unbiased pass@k over tasks (arXiv 2107.03374, Eq. 1) from equally many episodes of each task; only k up
+    to that number."""
     wins = defaultdict(list)
     for episode in episodes:
         wins[episode.task.id].append(episode.success)
@@ -187,8 +201,9 @@ def pass_at_k(episodes: list[Episode], ks: Sequence[int] = (1, 2, 4, 8, 16)) -> 
 
 
 def gap_alarm(evaluations: list[dict], probes: dict) -> str:
-    """A sentence when dream success has risen while real success has fallen below an earlier interval ("" otherwise), with the likely
-    cause: wrong payments in the policy's own dreamt episodes, or a probe of the experience model that did not pass."""
+    """A sentence when dream success has risen while real success has fallen below an earlier interval (""
+    otherwise), with the likely cause: wrong payments in the policy's own dreamt episodes, or a probe of the
+    experience model that did not pass."""
     if len(evaluations) < 2 or "real" not in evaluations[-1]:
         return ""
     now = evaluations[-1]
@@ -198,7 +213,11 @@ def gap_alarm(evaluations: list[dict], probes: dict) -> str:
         return ""
     confusion = now["dream"]["reward_confusion"]
     wrong = confusion["FP"] / max(1, confusion["FP"] + confusion["TP"])
-    causes = [f"{wrong:.0%} of what the experience model paid for is wrong by the audit"] if wrong > 0.1 else []
-    cause = "; ".join(causes + failed_probes(probes)) or "the probes are clean, so read dreamt episodes (evaluate.py --play 10)"
-    return (f"dream success rose {fell[0]['dream']['success']:.3f} -> {now['dream']['success']:.3f} while real success fell "
-            f"{fell[0]['real']['success']:.3f} -> {now['real']['success']:.3f} since iteration {fell[0]['iteration']}. Likely cause: {cause}")
+    paid = f"{wrong:.0%} of what the experience model paid for is wrong by the audit"
+    causes = [paid] if wrong > 0.1 else []
+    clean = "the probes are clean, so read dreamt episodes (evaluate.py --play 10)"
+    cause = "; ".join(causes + failed_probes(probes)) or clean
+    return (f"dream success rose {fell[0]['dream']['success']:.3f} -> {now['dream']['success']:.3f} while "
+            "real success fell "
+            f"{fell[0]['real']['success']:.3f} -> {now['real']['success']:.3f} since iteration "
+            f"{fell[0]['iteration']}. Likely cause: {cause}")

@@ -1,11 +1,14 @@
-"""The experience model: retrieve, reason, predict the next state, then judge it (DreamGym, arXiv 2511.03773, Eq. 4).
+"""The experience model: retrieve, reason, predict the next state, then judge it (DreamGym, arXiv 2511.03773,
+Eq. 4).
 
 It has the environment's own methods `reset`, `step` and `end`. One step asks the same weights two questions:
     1. task, history, retrieved transitions, state, action  -> reasoning, next state
     2. task, state, action, next state                      -> reasoning, reward, done
-Hand-written code refuses text that is not well-formed, and a reward without an end; nothing else. It does not choose what is
-remembered by any knowledge of the environment, does not say which actions are valid, and grants no reward.
-History is the last `history` steps, and as many earlier steps of the episode that are most similar to the question by phi.
+Hand-written code refuses text that is not well-formed, and a reward without an end; nothing else. It does not
+choose what is remembered by any knowledge of the environment, does not say which actions are valid, and
+grants no reward.
+History is the last `history` steps, and as many earlier steps of the episode that are most similar to the
+question by phi.
 """
 from __future__ import annotations
 
@@ -22,7 +25,8 @@ from dreamgym.envs.base import Environment, Session, StepResult
 from dreamgym.episode import Episode, Step, StopReason, Task
 from dreamgym.chat import chat_format, encode, encode_untrusted
 from dreamgym.model import TrainSample, load_model
-from dreamgym.prompts import (Demo, Question, experience_system, history_turns, next_answer, next_prompt, parse_next, parse_reward,
+from dreamgym.prompts import (Demo, Question, experience_system, history_turns, next_answer, next_prompt,
+                              parse_next, parse_reward,
                               parse_task, reward_answer, reward_prompt, variation_prompt, variation_system)
 from dreamgym.replay import ReplayBuffer, Transition
 from dreamgym.sampler import Sampler
@@ -32,16 +36,17 @@ RESAMPLE_TEMPERATURE = 1.0
 
 @dataclass
 class ExperienceSettings:
-    """What the experience model reads and writes. It is saved beside the weights, which were trained for exactly these prompts."""
+    """What the experience model reads and writes. It is saved beside the weights, which were trained for
+    exactly these prompts."""
     k: int = 1                    # retrieved demonstrations (the paper does not say how many)
-    history: int = 2              # last steps shown, and at most as many earlier similar ones (the paper does not say)
+    history: int = 2  # last steps shown, and at most as many earlier similar ones (not in the paper)
     min_similarity: float = 0.3   # demonstrations and earlier steps of a lower cosine are not shown
     reasoning: bool = True        # a reasoning trace before each answer
     page_format: str = "full"     # full: whole pages; diff: differences to pages of the prompt (page_diff.py)
     context: int = 4096           # tokens of prompt and answer
     max_next_tok: int = 1024      # an answer about the next state that has not ended by then is malformed
     max_reward_tok: int = 256     # the same for the answer about the reward
-    max_resamples: int = 2        # times that a malformed answer is drawn again, at temperature 1, before the episode ends by it
+    max_resamples: int = 2  # draws of a malformed answer again, at temperature 1, before it ends the episode
     system_prompts: bool = True   # chat models are told what they are; a from-scratch model learns it
 
 
@@ -58,15 +63,19 @@ class Prediction:
 
 
 def to_transitions(episodes: Sequence[Episode]) -> list[Transition]:
-    """The steps of episodes as replay records. The last step of a malformed dream has no next state and is left out."""
-    return [Transition(state=s.state, action=s.grounded or s.action, next_state=s.next_state, reward=s.reward, done=s.done,
-                       reasoning=s.reasoning, episode_id=e.id, task=e.task.text, synthetic=e.world == "dream", step=i)
+    """The steps of episodes as replay records. The last step of a malformed dream has no next state and is
+    left out."""
+    return [Transition(state=s.state, action=s.grounded or s.action, next_state=s.next_state, reward=s.reward,
+                       done=s.done,
+                       reasoning=s.reasoning, episode_id=e.id, task=e.task.text, synthetic=e.world == "dream",
+                       step=i)
             for e in episodes for i, s in enumerate(e.steps)
             if not (e.stop == StopReason.MALFORMED and i == len(e.steps) - 1)]
 
 
 def fill_buffer(buffer: ReplayBuffer, encoder, episodes: Sequence[Episode]) -> None:
-    """Adds the steps of episodes to the replay buffer: offline ones first, then what is dreamt (the paper's enrichment)."""
+    """Adds the steps of episodes to the replay buffer: offline ones first, then what is dreamt (the paper's
+    enrichment)."""
     transitions = to_transitions(episodes)
     if transitions:
         buffer.add(transitions, encoder([t.state for t in transitions], [t.action for t in transitions]))
@@ -75,30 +84,36 @@ def fill_buffer(buffer: ReplayBuffer, encoder, episodes: Sequence[Episode]) -> N
 class ExperienceModel:
     """The imagined environment. At temperature 0 only answers that must be drawn again depend on the seed.
 
-    `env` lends its prompts and `ground`, nothing else. `counts`: steps, answers drawn again, steps that stayed malformed.
+    `env` lends its prompts and `ground`, nothing else. `counts`: steps, answers drawn again, steps that
+    stayed malformed.
     """
 
-    def __init__(self, model, tokenizer, env: Environment, settings: ExperienceSettings, memory: tuple, *, slots: int = 128,
+    def __init__(self, model, tokenizer, env: Environment, settings: ExperienceSettings, memory: tuple, *,
+                 slots: int = 128,
                  temperature: float = 0.0, seed: int = 0):
         self.model, self.tokenizer, self.env, self.settings = model, tokenizer, env, settings
         self.buffer, self.encoder = memory
         self.temperature, self.slots, self.seed = temperature, slots, seed
-        self.chat = chat_format(tokenizer, experience_system(env.prompts, settings.page_format) if settings.system_prompts else "")
+        self.chat = chat_format(tokenizer, experience_system(env.prompts, settings.page_format)
+                                if settings.system_prompts else "")
         self.sampler = Sampler(model, slots, settings.context, self.chat.end_ids, seed)
         self.counts = {"steps": 0, "resampled": 0, "malformed": 0}
         self.started = 0
         self.calls = itertools.count()
 
     def clear_caches(self) -> None:
-        """What follows depends on weights, buffer and random generator only, hence is the same after a resume."""
+        """What follows depends on weights, buffer and random generator only, hence is the same after a
+        resume."""
         self.sampler.clear_caches()
         self.encoder.clear_caches()
 
-    # ---- the questions ---------------------------------------------------------------------------------------------
+    # ---- the questions -------------------------------------------------------------------------------------
 
-    def questions(self, tasks: Sequence[str], pasts: Sequence[Sequence[Step]], states: Sequence[str], actions: Sequence[str]) -> list[Question]:
-        """The first question of each step, with its history and its retrieved demonstrations; actions are grounded.
-        Nothing is retrieved from the task that is predicted, neither from this episode nor from another one."""
+    def questions(self, tasks: Sequence[str], pasts: Sequence[Sequence[Step]], states: Sequence[str],
+                  actions: Sequence[str]) -> list[Question]:
+        """The first question of each step, with its history and its retrieved demonstrations; actions are
+        grounded. Nothing is retrieved from the task that is predicted, neither from this episode nor from
+        another one."""
         h, vectors_BD = self.settings.history, self.encoder(states, actions)
         found = [[] for _ in tasks]
         if self.settings.k and len(self.buffer):
@@ -115,15 +130,19 @@ class ExperienceModel:
         if not past:
             return []
         similarity = self.encoder([s.state for s in past], [s.grounded or s.action for s in past]) @ vector
-        order = sorted(range(len(past)), key=lambda i: (round(float(similarity[i]), 5), i))[-self.settings.history:]
+        order = sorted(range(len(past)),
+                       key=lambda i: (round(float(similarity[i]), 5), i))[-self.settings.history:]
         return [Demo(past[i].state, past[i].grounded or past[i].action, past[i].next_state, past[i].reward)
                 for i in order if similarity[i] >= self.settings.min_similarity]
 
     def _prompt_ids(self, text: str) -> list[int]:
-        return encode(self.tokenizer, self.chat.open) + encode_untrusted(self.tokenizer, text) + encode(self.tokenizer, self.chat.ask)
+        return encode(self.tokenizer,
+                      self.chat.open) + encode_untrusted(self.tokenizer,
+                                                         text) + encode(self.tokenizer, self.chat.ask)
 
     def next_prompt_ids(self, question: Question) -> tuple[list[int], Question]:
-        """The prompt's ids, and the question as it was shown: where it would pass the context, the oldest parts are cut off."""
+        """The prompt's ids, and the question as it was shown: where it would pass the context, the oldest
+        parts are cut off."""
         room = self.settings.context - self.settings.max_next_tok
         while True:
             ids = self._prompt_ids(next_prompt(question, self.settings.page_format))
@@ -135,7 +154,7 @@ class ExperienceModel:
     def reward_prompt_ids(self, task: str, state: str, action: str, next_state: str) -> list[int]:
         return self._prompt_ids(reward_prompt(task, state, action, next_state, self.settings.page_format))
 
-    # ---- training samples ------------------------------------------------------------------------------------------
+    # ---- training samples ----------------------------------------------------------------------------------
 
     def _sample(self, prompt: list[int], answer: str, limit: int) -> TrainSample | None:
         ids = encode_untrusted(self.tokenizer, answer) + self.chat.end_ids[:1]
@@ -147,18 +166,21 @@ class ExperienceModel:
         """Eq. 5 for the first question; None where the answer is longer than what may be generated."""
         prompt, question = self.next_prompt_ids(question)
         reasoning = step.reasoning if self.settings.reasoning else ""
-        return self._sample(prompt, next_answer(reasoning, step.next_state, question, self.settings.page_format), self.settings.max_next_tok)
+        return self._sample(prompt, next_answer(reasoning, step.next_state, question,
+                                                self.settings.page_format), self.settings.max_next_tok)
 
     def reward_sample(self, task: str, step: Step) -> TrainSample | None:
         """The second question. Eq. 5 as printed has no reward term; nothing could then teach the reward."""
         prompt = self.reward_prompt_ids(task, step.state, step.grounded or step.action, step.next_state)
         reasoning = step.reward_reasoning if self.settings.reasoning else ""
-        return self._sample(prompt, reward_answer(reasoning, step.reward, step.done), self.settings.max_reward_tok)
+        return self._sample(prompt, reward_answer(reasoning, step.reward, step.done),
+                            self.settings.max_reward_tok)
 
-    # ---- prediction ------------------------------------------------------------------------------------------------
+    # ---- prediction ----------------------------------------------------------------------------------------
 
     def _ask(self, prompts: list[list[int]], start: str, limit: int, parsers: list) -> list[tuple]:
-        """One answer for each prompt, (what its parser made of it or None, its text); malformed ones are drawn again.
+        """One answer for each prompt, (what its parser made of it or None, its text); malformed ones are
+        drawn again.
         `start` is what the answer is made to begin with (without reasoning)."""
         answers: list[tuple] = [(None, "")] * len(prompts)
         forced = encode_untrusted(self.tokenizer, start) if start else []
@@ -169,7 +191,8 @@ class ExperienceModel:
             self.counts["resampled"] += len(unread) * (attempt > 0)
             keys = [next(self.calls) for _ in unread]
             temperature = self.temperature if attempt == 0 else RESAMPLE_TEMPERATURE
-            for i, sample in zip(unread, self.sampler.sample([prompts[i] + forced for i in unread], keys, limit, temperature)):
+            for i, sample in zip(unread, self.sampler.sample([prompts[i] + forced for i in unread], keys,
+                                                             limit, temperature)):
                 text = start + self.tokenizer.decode([t for t in sample.ids if t not in self.chat.end_ids])
                 answers[i] = parsers[i](text) if sample.stop == "end" else None, text
         return answers
@@ -179,10 +202,13 @@ class ExperienceModel:
         s, shown = self.settings, [self.next_prompt_ids(q) for q in questions]
         parsers = [lambda text, q=q: parse_next(text, q, s.page_format) for _, q in shown]
         predictions = []
-        for answer, text in self._ask([ids for ids, _ in shown], "" if s.reasoning else "next:\n", s.max_next_tok, parsers):
-            predictions.append(Prediction(answer[1], reasoning=answer[0]) if answer else Prediction(malformed=True, output=text))
+        for answer, text in self._ask([ids for ids, _ in shown], "" if s.reasoning else "next:\n",
+                                      s.max_next_tok, parsers):
+            predictions.append(Prediction(answer[1], reasoning=answer[0]) if answer
+                               else Prediction(malformed=True, output=text))
         readable = [i for i, p in enumerate(predictions) if not p.malformed]
-        judged = self.judge([(questions[i].task, questions[i].state, questions[i].action, predictions[i].next_state) for i in readable])
+        judged = self.judge([(questions[i].task, questions[i].state, questions[i].action,
+                              predictions[i].next_state) for i in readable])
         for i, (answer, text) in zip(readable, judged):
             if answer is None:
                 predictions[i].malformed, predictions[i].output = True, text
@@ -191,64 +217,81 @@ class ExperienceModel:
         return predictions
 
     def judge(self, steps: list[tuple[str, str, str, str]]) -> list[tuple]:
-        """The second question for (task, state, grounded action, next state): ((reasoning, reward, done) or None, text) of each."""
+        """The second question for (task, state, grounded action, next state): ((reasoning, reward, done) or
+        None, text) of each."""
         prompts = [self.reward_prompt_ids(*step) for step in steps]
         start = "" if self.settings.reasoning else "reward:"
-        return self._ask(prompts, start, self.settings.max_reward_tok, [parse_reward] * len(prompts)) if prompts else []
+        return self._ask(prompts, start, self.settings.max_reward_tok,
+                         [parse_reward] * len(prompts)) if prompts else []
 
-    # ---- the environment's methods ---------------------------------------------------------------------------------
+    # ---- the environment's methods -------------------------------------------------------------------------
 
     def reset(self, tasks: list[Task]) -> list[Session]:
         """Raises ValueError for a task without a first state: it cannot be dreamt."""
         for task in tasks:
             if not task.start:
-                raise ValueError(f"task {task.id}: field `start` is empty; a dream begins with the task's first state")
+                raise ValueError(f"task {task.id}: field `start` is empty; a dream begins with the task's "
+                                 "first state")
         self.started += len(tasks)
-        return [Session(f"dream-{self.started - len(tasks) + i}", task, task.start, inner=[]) for i, task in enumerate(tasks)]
+        return [Session(f"dream-{self.started - len(tasks) + i}", task, task.start, inner=[])
+                for i, task in enumerate(tasks)]
 
     def step(self, sessions: list[Session], actions: list[str]) -> list[StepResult]:
-        """One imagined step for each session. A malformed answer ends the episode with reward 0 and StopReason.MALFORMED."""
+        """One imagined step for each session. A malformed answer ends the episode with reward 0 and
+        StopReason.MALFORMED."""
         grounded = [self.env.ground(s.state, a) for s, a in zip(sessions, actions)]
-        questions = self.questions([s.task.text for s in sessions], [s.inner for s in sessions], [s.state for s in sessions], grounded)
+        questions = self.questions([s.task.text for s in sessions], [s.inner for s in sessions],
+                                   [s.state for s in sessions], grounded)
         results = []
         for session, action, prediction in zip(sessions, grounded, self.predict(questions)):
             self.counts["steps"] += 1
             session.steps += 1
             if prediction.malformed:
                 self.counts["malformed"] += 1
-                results.append(StepResult(session.state, 0.0, True, StopReason.MALFORMED, output=prediction.output[:500]))
+                results.append(StepResult(session.state, 0.0, True, StopReason.MALFORMED,
+                                          output=prediction.output[:500]))
                 continue
             p = prediction
-            session.inner.append(Step(state=session.state, action=action, grounded=action, next_state=p.next_state))
+            session.inner.append(Step(state=session.state, action=action, grounded=action,
+                                      next_state=p.next_state))
             session.state = p.next_state
             stop = (StopReason.SUCCESS if p.reward else StopReason.FAILURE) if p.done else StopReason.RUNNING
-            results.append(StepResult(p.next_state, p.reward, p.done, stop, p.reward, p.reasoning, p.reward_reasoning))
+            results.append(StepResult(p.next_state, p.reward, p.done, stop, p.reward, p.reasoning,
+                                      p.reward_reasoning))
         return results
 
     def end(self, sessions: list[Session]) -> None:
         """An imagined episode holds nothing that must be given back."""
 
-    # ---- task variation (Eq. 6) ------------------------------------------------------------------------------------
+    # ---- task variation (Eq. 6) ----------------------------------------------------------------------------
 
     def variation_chat(self):
-        return chat_format(self.tokenizer, variation_system(self.env.prompts) if self.settings.system_prompts else "")
+        return chat_format(self.tokenizer,
+                           variation_system(self.env.prompts) if self.settings.system_prompts else "")
 
     def variation_sample(self, seed_task: str, target: str) -> TrainSample | None:
-        """A training row of task variation: M_task shares the experience model's weights (the paper's section on tasks)."""
+        """A training row of task variation: M_task shares the experience model's weights (the paper's section
+        on tasks)."""
         chat = self.variation_chat()
-        prompt = encode(self.tokenizer, chat.open) + encode_untrusted(self.tokenizer, variation_prompt(seed_task)) + encode(self.tokenizer, chat.ask)
+        prompt = (encode(self.tokenizer, chat.open)
+                  + encode_untrusted(self.tokenizer, variation_prompt(seed_task))
+                  + encode(self.tokenizer, chat.ask))
         return self._sample(prompt, target, self.settings.max_reward_tok)
 
     def write_variations(self, texts: list[str], count: int, temperature: float) -> list[list[str | None]]:
         """`count` variations of each task text, sampled; None where an answer is no single line of text."""
         chat = self.variation_chat()
-        prompts = [encode(self.tokenizer, chat.open) + encode_untrusted(self.tokenizer, variation_prompt(text)) + encode(self.tokenizer, chat.ask)
+        prompts = [encode(self.tokenizer, chat.open)
+                   + encode_untrusted(self.tokenizer, variation_prompt(text))
+                   + encode(self.tokenizer, chat.ask)
                    for text in texts for _ in range(count)]
-        samples = self.sampler.sample(prompts, [next(self.calls) for _ in prompts], self.settings.max_reward_tok, temperature)
-        decoded = [self.tokenizer.decode([t for t in s.ids if t not in self.chat.end_ids]) if s.stop == "end" else "" for s in samples]
+        samples = self.sampler.sample(prompts, [next(self.calls) for _ in prompts],
+                                      self.settings.max_reward_tok, temperature)
+        decoded = [self.tokenizer.decode([t for t in s.ids if t not in self.chat.end_ids]) if s.stop == "end"
+                   else "" for s in samples]
         return [[parse_task(text) for text in decoded[i * count:(i + 1) * count]] for i in range(len(texts))]
 
-    # ---- state -----------------------------------------------------------------------------------------------------
+    # ---- state ---------------------------------------------------------------------------------------------
 
     def get_state(self) -> dict:
         """What a resumed run needs besides weights and buffer; JSON values."""
@@ -262,17 +305,24 @@ class ExperienceModel:
 def save_settings(folder: Path, settings: ExperienceSettings, encoder_name: str, encoder) -> None:
     """What `load_experience_model` reads beside weights, tokenizer and replay buffer."""
     idf = getattr(encoder, "idf", None)
-    run.write_json(folder / "experience.json", {"settings": asdict(settings), "encoder": encoder_name, "idf": idf})
+    run.write_json(folder / "experience.json",
+                   {"settings": asdict(settings), "encoder": encoder_name, "idf": idf})
 
 
-def load_experience_model(folder: Path | str, env: Environment, device="cpu", replay: Path | None = None, **options) -> ExperienceModel:
-    """The experience model that train_expmodel.py wrote into `folder`, with its replay buffer (or the one in `replay`) and phi.
+def load_experience_model(folder: Path | str, env: Environment, device="cpu", replay: Path | None = None,
+                          **options) -> ExperienceModel:
+    """The experience model that train_expmodel.py wrote into `folder`, with its replay buffer (or the one in
+    `replay`) and phi.
     `options` are those of ExperienceModel. Raises ValueError where the folder holds none."""
     folder = Path(folder) / "model"
     if not (folder / "experience.json").is_file():
-        raise ValueError(f"--expmodel {folder.parent}: found no experience model there; expected a folder that train_expmodel.py wrote")
+        raise ValueError(f"--expmodel {folder.parent}: found no experience model there; expected a folder "
+                         "that train_expmodel.py wrote")
     saved = run.read_json(folder / "experience.json")
     quantize = run.load_meta(folder).get("settings", {}).get("quantize", "none")
     model, tokenizer = load_model(str(folder), quantize=quantize, device=str(device))
-    memory = ReplayBuffer.load(replay or folder / "replay"), load_encoder(saved["encoder"], saved["idf"], str(device))
-    return ExperienceModel(model.eval(), tokenizer, env, ExperienceSettings(**saved["settings"]), memory, **options)
+    memory = ReplayBuffer.load(replay
+                               or folder / "replay"), load_encoder(saved["encoder"], saved["idf"],
+                                                                   str(device))
+    return ExperienceModel(model.eval(), tokenizer, env, ExperienceSettings(**saved["settings"]), memory,
+                           **options)

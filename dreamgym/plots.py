@@ -10,7 +10,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402  (the backend must be chosen first: there may be no screen)
 
 REAL, DREAM, GREY = "#c2410c", "#1d4ed8", "#6b7280"
-LINES = (("real 0", REAL, "s--", "real, greedy"), ("real 1", REAL, "o-", "real, temperature 1"), ("dream 1", DREAM, "o-", "dream, temperature 1"))
+LINES = (("real 0", REAL, "s--", "real, greedy"), ("real 1", REAL, "o-", "real, temperature 1"),
+         ("dream 1", DREAM, "o-", "dream, temperature 1"))
 
 
 def read_metrics(folder: Path | str, name: str) -> list[dict]:
@@ -20,23 +21,27 @@ def read_metrics(folder: Path | str, name: str) -> list[dict]:
 
 
 def training_curve(folder: Path | str) -> Path:
-    """Writes FOLDER/curve.png, success on validation tasks against RL transitions, and returns its path. Bands: 95 % over tasks."""
+    """Writes FOLDER/curve.png, success on validation tasks against RL transitions, and returns its path.
+    Bands: 95 % over tasks."""
     folder = Path(folder)
     evaluations, steps = read_metrics(folder, "evaluation"), read_metrics(folder, "rl")
     used = lambda records: [r["dream_transitions"] + r["real_transitions"] for r in records]
     figure, axes = plt.subplots(figsize=(7, 4.2))
     for key, colour, style, label in LINES:
         if evaluations and f"{key}/success" in evaluations[0]:
-            axes.plot(used(evaluations), [e[f"{key}/success"] for e in evaluations], style, color=colour, label=label, markersize=4)
+            axes.plot(used(evaluations), [e[f"{key}/success"] for e in evaluations], style, color=colour,
+                      label=label, markersize=4)
             low, high = ([e[f"{key}/{end}"] for e in evaluations] for end in ("low", "high"))
             axes.fill_between(used(evaluations), low, high, color=colour, alpha=0.12, linewidth=0)
-    axes.plot(used(steps), [s["success"] for s in steps], color=GREY, linewidth=0.8, alpha=0.6, label="training episodes")
+    axes.plot(used(steps), [s["success"] for s in steps], color=GREY, linewidth=0.8, alpha=0.6,
+              label="training episodes")
     switch = [e["dream_transitions"] for e in evaluations if e["real_transitions"] and e["dream_transitions"]]
     if switch:
         axes.axvline(switch[0], color=GREY, linestyle=":", linewidth=1)
         axes.text(switch[0], 0.02, " real RL", color=GREY)
     tasks = " to ".join(map(str, sorted({e["tasks"] for e in evaluations})))
-    axes.set(xlabel="RL transitions", ylabel="success on validation tasks", ylim=(0, 1), title=f"{tasks} validation tasks, one seed")
+    axes.set(xlabel="RL transitions", ylabel="success on validation tasks", ylim=(0, 1),
+             title=f"{tasks} validation tasks, one seed")
     axes.legend(frameon=False, fontsize=8)
     axes.grid(alpha=0.2)
     figure.tight_layout()

@@ -1,9 +1,10 @@
 """Every prompt, and every parser of model text: pure functions of strings.
 
-The experience model answers two questions with the same weights (DreamGym, arXiv 2511.03773, Eq. 4, asked in two parts):
-the next state, from task, history, demonstrations, state and action; and the reward, from task, state, action and next state alone.
-A parser never trusts text: what does not fit the form exactly is None, and the caller counts it as malformed.
-Left out on purpose: any environment's words (envs/<name>/prompts.py has those), and the compact form of pages (page_diff.py).
+The experience model answers two questions with the same weights (DreamGym, arXiv 2511.03773, Eq. 4, asked in
+two parts): the next state, from task, history, demonstrations, state and action; and the reward, from task,
+state, action and next state alone. A parser never trusts text: what does not fit the form exactly is None,
+and the caller counts it as malformed. Left out on purpose: any environment's words (envs/<name>/prompts.py
+has those), and the compact form of pages (page_diff.py).
 """
 from __future__ import annotations
 
@@ -16,18 +17,22 @@ from dreamgym.page_diff import decode, encode
 
 MAX_STATE_CHARS = 20_000
 MAX_ACTION_CHARS = 400
-TAGS = re.compile(r"^(think|next|reward|task|state|action|(similar|earlier|before) \d+|vary)[^\S\n]*:", re.MULTILINE | re.IGNORECASE)
+TAGS = re.compile(r"^(think|next|reward|task|state|action|(similar|earlier|before) \d+|vary)[^\S\n]*:",
+                  re.MULTILINE | re.IGNORECASE)
 POLICY_FORMATS = ("action", "lines", "tags")
 
-GENERAL_POLICY = "You act in an environment. Each turn shows its state. Reach the goal of the task in as few actions as possible."
-GENERAL_EXPERIENCE = "You simulate an environment. You know how its states change by actions, and when a task is fulfilled."
+GENERAL_POLICY = ("You act in an environment. Each turn shows its state. "
+                  "Reach the goal of the task in as few actions as possible.")
+GENERAL_EXPERIENCE = ("You simulate an environment. You know how its states change by actions, "
+                      "and when a task is fulfilled.")
 GENERAL_VARIATION = "You write tasks for an environment."
 GENERAL_TEACHER = "You explain recorded steps of an environment."
 
 
 @dataclass(frozen=True)
 class Prompts:
-    """What an environment says about itself to language models; the forms of the answers are added by this module."""
+    """What an environment says about itself to language models; the forms of the answers are added by this
+    module."""
     policy: str = GENERAL_POLICY              # what the agent is, its actions
     experience: str = GENERAL_EXPERIENCE      # what the simulated world is, when a task is fulfilled
     variation: str = GENERAL_VARIATION        # which tasks exist
@@ -35,21 +40,25 @@ class Prompts:
 
 
 def clean(text: str) -> str:
-    """One line without control characters or runs of blanks: what text from outside must be before it enters a state."""
+    """One line without control characters or runs of blanks: what text from outside must be before it enters
+    a state."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def escape(state: str) -> str:
-    """A state in which no line can be taken for a tag of a prompt or for a mark of page_diff: such lines get "> " in front."""
+    """A state in which no line can be taken for a tag of a prompt or for a mark of page_diff: such lines get
+    "> " in front."""
     lines = state.split("\n")
-    return "\n".join(f"> {line}" if TAGS.match(line) or line.startswith(("- ", "+ ", "= ")) else line for line in lines)
+    return "\n".join(f"> {line}" if TAGS.match(line) or line.startswith(("- ", "+ ", "= ")) else line
+                     for line in lines)
 
 
-# ---- policy --------------------------------------------------------------------------------------------------------
+# ---- policy ------------------------------------------------------------------------------------------------
 
 POLICY_FORMS = {
     "action": "Answer with exactly one action and nothing else.",
-    "lines": "First write the words of the element that your action is about, then, in a new line, exactly one action.",
+    "lines": "First write the words of the element that your action is about, then, in a new line, exactly "
+             "one action.",
     "tags": "First think inside <think> </think>, then give exactly one action inside <action> </action>.",
 }
 
@@ -58,8 +67,10 @@ def policy_system(prompts: Prompts, policy_format: str) -> str:
     return f"{prompts.policy}\n{POLICY_FORMS[policy_format]}"
 
 
-def policy_first(task_text: str, state: str, turns: Sequence[tuple[str, str]] = (), numbered: bool = False) -> str:
-    """The first user text of a context window: the task, the last (state, action) turns of earlier windows, the state."""
+def policy_first(task_text: str, state: str, turns: Sequence[tuple[str, str]] = (),
+                 numbered: bool = False) -> str:
+    """The first user text of a context window: the task, the last (state, action) turns of earlier windows,
+    the state."""
     show = number_lines if numbered else str
     seen = "".join(f"state:\n{show(s)}\naction: {a}\n" for s, a in turns)
     return f"task: {task_text}\n{seen}state:\n{show(state)}\n"
@@ -70,15 +81,19 @@ def policy_next(state: str, numbered: bool = False) -> str:
 
 
 def policy_answer(action: str, grounded: str, policy_format: str) -> str:
-    """What a policy is taught to write for a recorded action; its thought is the element that the action names."""
+    """What a policy is taught to write for a recorded action; its thought is the element that the action
+    names."""
     thought = grounded.removeprefix(action).strip()
     if policy_format == "action" or (policy_format == "lines" and not thought):
         return action
-    return f"{thought}\n{action}" if policy_format == "lines" else f"<think>{thought}</think><action>{action}</action>"
+    if policy_format == "lines":
+        return f"{thought}\n{action}"
+    return f"<think>{thought}</think><action>{action}</action>"
 
 
 def parse_action(text: str) -> str:
-    """The action in a policy's answer: the last `<action>…</action>`, or else the last line, without "action:"; "" for none."""
+    """The action in a policy's answer: the last `<action>…</action>`, or else the last line, without
+    "action:"; "" for none."""
     text = text[-10 * MAX_ACTION_CHARS:]                  # the search below is quadratic in unclosed tags
     tagged = re.findall(r"<action>(.*?)</action>", text, re.DOTALL)
     lines = [line.strip() for line in (tagged[-1] if tagged else text).split("\n") if line.strip()]
@@ -86,22 +101,28 @@ def parse_action(text: str) -> str:
     return clean((named or lines or [""])[-1])[:MAX_ACTION_CHARS].strip()
 
 
-# ---- experience model: the next state ------------------------------------------------------------------------------
+# ---- experience model: the next state ----------------------------------------------------------------------
 
 @dataclass
 class Demo:
-    """A transition that a prompt shows: retrieved from the replay buffer (d_j of Eq. 4), or from earlier in the episode."""
+    """A transition that a prompt shows: retrieved from the replay buffer (d_j of Eq. 4), or from earlier in
+    the episode."""
     state: str
     action: str
     next_state: str
     reward: float = 0.0
 
 
-NEXT_FORM = "Think about what the action does in this state, then answer in this form and no other:\nthink: REASONING\nnext:\nNEXT STATE"
-REWARD_FORM = ("When asked for the reward, compare the task with what was done, then answer in this form and no other:\n"
-               "think: REASONING\nreward: 0 or 1 done: yes or no\nThe reward is 1 only where the action fulfils the whole task.")
-DIFF_FORM = ("A state that is close to one in the prompt may be written short: its name ('= state', '= before 1', '= similar 1', "
-             "'= earlier 1'), then '- LINE' for each line to take out and '+ LINE' for each line to put in there.")
+NEXT_FORM = ("Think about what the action does in this state, then answer in this form and no other:\n"
+             "think: REASONING\nnext:\nNEXT STATE")
+REWARD_FORM = ("When asked for the reward, compare the task with what was done, then answer in this form and "
+               "no other:\n"
+               "think: REASONING\nreward: 0 or 1 done: yes or no\nThe reward is 1 only where the action "
+               "fulfils the whole task.")
+DIFF_FORM = ("A state that is close to one in the prompt may be written short: its name ('= state', '= "
+             "before 1', '= similar 1', "
+             "'= earlier 1'), then '- LINE' for each line to take out and '+ LINE' for each line to put in "
+             "there.")
 
 
 def experience_system(prompts: Prompts, page_format: str) -> str:
@@ -110,8 +131,9 @@ def experience_system(prompts: Prompts, page_format: str) -> str:
 
 @dataclass
 class Question:
-    """All that the next state may depend on (Eq. 4). `recent`: the last (state, grounded action) pairs, oldest first. `earlier`: similar
-    steps of the same episode, `demos`: transitions retrieved from the buffer; of both the most similar last."""
+    """All that the next state may depend on (Eq. 4). `recent`: the last (state, grounded action) pairs,
+    oldest first. `earlier`: similar steps of the same episode, `demos`: transitions retrieved from the
+    buffer; of both the most similar last."""
     task: str
     state: str
     action: str                               # grounded
@@ -121,8 +143,8 @@ class Question:
 
 
 def known_pages(question: Question) -> dict[str, str]:
-    """The pages of a prompt that a compact answer may name: the tag that stands above a page in the prompt -> page. Of a transition
-    ("similar 1", "earlier 1") it is the next state."""
+    """The pages of a prompt that a compact answer may name: the tag that stands above a page in the prompt ->
+    page. Of a transition ("similar 1", "earlier 1") it is the next state."""
     pages = {"state": question.state}
     pages |= {f"before {i}": state for i, (state, _) in enumerate(reversed(question.recent), 1)}
     for tag, demos in (("similar", question.demos), ("earlier", question.earlier)):
@@ -131,8 +153,9 @@ def known_pages(question: Question) -> dict[str, str]:
 
 
 def _shown(demos: list[Demo], tag: str, pages: dict[str, str], page_format: str) -> str:
-    """Whole transitions, numbered down to 1, the most similar. In compact form their states are differences to the `pages` of the
-    prompt, so that it is plain whether a transition began in the present state, and their next states to their own states too."""
+    """Whole transitions, numbered down to 1, the most similar. In compact form their states are differences
+    to the `pages` of the prompt, so that it is plain whether a transition began in the present state, and
+    their next states to their own states too."""
     text = ""
     for i, demo in zip(range(len(demos), 0, -1), demos):
         before, after = demo.state, demo.next_state
@@ -162,8 +185,9 @@ _NEXT = re.compile(r"(?:think: (?P<think>.*?)\n)?next:\n(?P<page>.+)", re.DOTALL
 
 
 def parse_next(text: str, question: Question, page_format: str) -> tuple[str, str] | None:
-    """(reasoning, next state) of an answer, or None where it is malformed: another form, too long, control characters, a tag inside
-    the page, or a difference to a page that the prompt does not hold, or that takes out a line which is not there."""
+    """(reasoning, next state) of an answer, or None where it is malformed: another form, too long, control
+    characters, a tag inside the page, or a difference to a page that the prompt does not hold, or that takes
+    out a line which is not there."""
     match = _NEXT.fullmatch(text.strip())
     if not match or len(text) > 2 * MAX_STATE_CHARS or any(not c.isprintable() and c != "\n" for c in text):
         return None
@@ -177,34 +201,38 @@ def parse_next(text: str, question: Question, page_format: str) -> tuple[str, st
     return (match["think"] or "").strip(), page
 
 
-# ---- experience model: the reward ----------------------------------------------------------------------------------
+# ---- experience model: the reward --------------------------------------------------------------------------
 
 def reward_prompt(task: str, state: str, action: str, next_state: str, page_format: str) -> str:
-    """The second question: does this step fulfil the task, and does it end the episode? It shows neither history nor demonstrations,
-    so that neither can stand in for a judgement."""
+    """The second question: does this step fulfil the task, and does it end the episode? It shows neither
+    history nor demonstrations, so that neither can stand in for a judgement."""
     after = encode(next_state, {"state": state}) if page_format == "diff" else next_state
     return f"task: {task}\nstate:\n{state}\naction: {action}\nnext:\n{after}\nreward?\n"
 
 
 def reward_answer(reasoning: str, reward: float, done: bool) -> str:
-    return f"{'think: ' + reasoning + chr(10) if reasoning else ''}reward: {int(reward)} done: {'yes' if done else 'no'}"
+    thought = f"think: {reasoning}\n" if reasoning else ""
+    return f"{thought}reward: {int(reward)} done: {'yes' if done else 'no'}"
 
 
-_REWARD = re.compile(r"(?:think: (?P<think>.*?)\n)?reward: (?P<reward>[01]) done: (?P<done>yes|no)", re.DOTALL)
+_REWARD = re.compile(r"(?:think: (?P<think>.*?)\n)?reward: (?P<reward>[01]) done: (?P<done>yes|no)",
+                     re.DOTALL)
 
 
 def parse_reward(text: str) -> tuple[str, float, bool] | None:
-    """(reasoning, reward, done) of an answer, or None where it is malformed or gives a reward without an end."""
+    """(reasoning, reward, done) of an answer, or None where it is malformed or gives a reward without an
+    end."""
     match = _REWARD.fullmatch(text.strip())
     if not match or (match["reward"] == "1" and match["done"] == "no"):
         return None
     return (match["think"] or "").strip(), float(match["reward"]), match["done"] == "yes"
 
 
-# ---- task variation (Eq. 6) ----------------------------------------------------------------------------------------
+# ---- task variation (Eq. 6) --------------------------------------------------------------------------------
 
 def variation_system(prompts: Prompts) -> str:
-    return f"{prompts.variation}\nGiven a task, write a different and harder one in the same form, on one line."
+    return (f"{prompts.variation}\n"
+            "Given a task, write a different and harder one in the same form, on one line.")
 
 
 def variation_prompt(seed_task: str) -> str:

@@ -1,11 +1,13 @@
-"""The hand-written GRPO and PPO: episodes -> batch with advantages -> optimizer steps (DreamGym, arXiv 2511.03773, Eq. 1 to 3).
+"""The hand-written GRPO and PPO: episodes -> batch with advantages -> optimizer steps (DreamGym, arXiv
+2511.03773, Eq. 1 to 3).
 
     batch = make_batch(episodes, policy, value_head, args, dist)
     stats = update(run_state, batch, args, dist)
 
-A turn is one action. Rewards are placed on turns; the penalty of an invalid action is taken from its turn's reward, for GRPO and PPO
-alike, as in verl-agent. Log-probabilities of the old policy are the sampler's own, which equal the trainer's up to rounding
-(`sampler_gap` in the log); so no pass over the batch is spent on them.
+A turn is one action. Rewards are placed on turns; the penalty of an invalid action is taken from its turn's
+reward, for GRPO and PPO alike, as in verl-agent. Log-probabilities of the old policy are the sampler's own,
+which equal the trainer's up to rounding (`sampler_gap` in the log); so no pass over the batch is spent on
+them.
 B rows, N trained tokens of all rows one after another.
 """
 from __future__ import annotations
@@ -27,7 +29,8 @@ MAX_GRAD_NORM = 1.0
 
 @dataclass
 class Batch:
-    """The rows of one iteration. Each list has one entry a row, a vector over the trained tokens of that row."""
+    """The rows of one iteration. Each list has one entry a row, a vector over the trained tokens of that
+    row."""
     samples: list[TrainSample]
     old: list[torch.Tensor]           # log-probs by the policy that sampled
     advantage: list[torch.Tensor]
@@ -37,18 +40,21 @@ class Batch:
 
 
 def informative(episodes: list[Episode], drop_malformed: bool) -> list[Episode]:
-    """Without dreams that broke off in a malformed answer, if asked: nobody knows what their actions were worth (ours)."""
+    """Without dreams that broke off in a malformed answer, if asked: nobody knows what their actions were
+    worth (ours)."""
     return [e for e in episodes if e.segments and not (drop_malformed and e.stop == StopReason.MALFORMED)]
 
 
 def turns(segment: TokenSegment) -> list[tuple[int, int]]:
-    """(first, end) of each turn among the trained tokens; equal where the context left no room for an action."""
+    """(first, end) of each turn among the trained tokens; equal where the context left no room for an
+    action."""
     return list(zip([0, *segment.turn_ends[:-1]], segment.turn_ends))
 
 
 def group_turn_advantages(episodes: list[Episode], args) -> dict[str, list[float]]:
-    """GRPO (Eq. 3): the score of a turn is its episode's return minus the penalty of an invalid action; it is normalised over all turns
-    of the group, the episodes of one task (verl-agent's choice: a long episode counts with each of its turns)."""
+    """GRPO (Eq. 3): the score of a turn is its episode's return minus the penalty of an invalid action; it is
+    normalised over all turns of the group, the episodes of one task (verl-agent's choice: a long episode
+    counts with each of its turns)."""
     scores = [e.reward - args.invalid_penalty * (not s.valid) for e in episodes for s in e.steps]
     groups = [e.task.id for e in episodes for _ in e.steps]
     flat = losses.group_advantages(scores, groups, args.normalize_std).tolist() if scores else []
@@ -57,24 +63,28 @@ def group_turn_advantages(episodes: list[Episode], args) -> dict[str, list[float
 
 
 def gae_turn_advantages(episodes: list[Episode], starts: dict[str, list[float]], args) -> dict[str, tuple]:
-    """PPO (Eq. 2): (advantages, returns) of each episode's turns; `starts`: the critic at the start of each turn."""
+    """PPO (Eq. 2): (advantages, returns) of each episode's turns; `starts`: the critic at the start of each
+    turn."""
     rewards = lambda e: [s.reward - args.invalid_penalty * (not s.valid) for s in e.steps]
     found = {e.id: losses.gae(rewards(e), starts[e.id], GAMMA, GAE_LAMBDA) for e in episodes}
     return {name: (advantage.tolist(), returns.tolist()) for name, (advantage, returns) in found.items()}
 
 
 def make_batch(episodes: list[Episode], policy, value_head, args, dist) -> Batch:
-    """Episodes of this rank -> rows with one advantage for each trained token. Whole groups must be on one rank."""
+    """Episodes of this rank -> rows with one advantage for each trained token. Whole groups must be on one
+    rank."""
     segments = [(e, s) for e in episodes for s in e.segments if any(s.mask)]
     samples = [TrainSample(s.ids, s.mask) for _, s in segments]
-    values = token_values(policy, value_head, samples, args, dist) if value_head is not None else [torch.zeros(sum(s.mask)) for s in samples]
+    values = token_values(policy, value_head, samples, args,
+                          dist) if value_head is not None else [torch.zeros(sum(s.mask)) for s in samples]
     value_of = {id(s): value_N for (_, s), value_N in zip(segments, values)}
     if value_head is not None:
         at_start = lambda s, a, b: float(value_of[id(s)][a]) if b > a else 0.0
         starts = {e.id: [at_start(s, a, b) for s in e.segments for a, b in turns(s)] for e in episodes}
         by_turn = gae_turn_advantages(episodes, starts, args)
     else:
-        by_turn = {name: (advantage, advantage) for name, advantage in group_turn_advantages(episodes, args).items()}
+        by_turn = {name: (advantage, advantage)
+                   for name, advantage in group_turn_advantages(episodes, args).items()}
     batch = Batch(samples, [torch.tensor(s.logps) for _, s in segments], [], [], values, [])
     for episode in episodes:
         turn = 0
@@ -82,8 +92,10 @@ def make_batch(episodes: list[Episode], policy, value_head, args, dist) -> Batch
             rows = [(turn + i, end - start) for i, (start, end) in enumerate(turns(segment))]
             turn += len(rows)
             if any(segment.mask):
-                batch.advantage.append(torch.tensor([by_turn[episode.id][0][t] for t, n in rows for _ in range(n)]))
-                batch.returns.append(torch.tensor([by_turn[episode.id][1][t] for t, n in rows for _ in range(n)]))
+                batch.advantage.append(torch.tensor([by_turn[episode.id][0][t] for t, n in rows
+                                                     for _ in range(n)]))
+                batch.returns.append(torch.tensor([by_turn[episode.id][1][t] for t, n in rows
+                                                   for _ in range(n)]))
                 batch.first.append(torch.tensor([float(i == 0) for _, n in rows for i in range(n)]))
     if value_head is not None:
         whiten(batch, dist)
@@ -95,19 +107,22 @@ def make_batch(episodes: list[Episode], policy, value_head, args, dist) -> Batch
 def whiten(batch: Batch, dist) -> None:
     """PPO: the advantages of the whole batch get mean 0 and standard deviation 1."""
     flat = torch.cat(batch.advantage) if batch.advantage else torch.zeros(0)
-    n, total, squares = dist.all_reduce_sum([float(len(flat)), float(flat.double().sum()), float(flat.double().square().sum())])
+    n, total, squares = dist.all_reduce_sum([float(len(flat)), float(flat.double().sum()),
+                                             float(flat.double().square().sum())])
     mean = total / max(1.0, n)
     deviation = max(0.0, squares / max(1.0, n) - mean * mean) ** 0.5
     batch.advantage = [(a - mean) / (deviation + 1e-6) for a in batch.advantage]
 
 
 def weigh_episodes(batch: Batch, episode_ids: list[str], dist) -> None:
-    """Each episode weighs the same, not each token: an episode that fails is often several times as long as one that succeeds."""
+    """Each episode weighs the same, not each token: an episode that fails is often several times as long as
+    one that succeeds."""
     tokens: dict[str, int] = defaultdict(int)
     for name, sample in zip(episode_ids, batch.samples):
         tokens[name] += sum(sample.mask)
     total, count = dist.all_reduce_sum([float(sum(tokens.values())), float(len(tokens))])
-    batch.advantage = [a * (total / max(1.0, count) / tokens[name]) for a, name in zip(batch.advantage, episode_ids)]
+    batch.advantage = [a * (total / max(1.0, count) / tokens[name])
+                       for a, name in zip(batch.advantage, episode_ids)]
 
 
 @torch.no_grad()
@@ -117,16 +132,17 @@ def token_values(policy, value_head, samples: list[TrainSample], args, dist) -> 
     for indices in even_micro_batches(samples, args.micro_batch_tok, dist):
         part = [samples[i] for i in indices]
         hidden_NH = token_logprobs(policy.model, part, with_entropy=False, with_hidden=True)[2]
-        for i, value_N in zip(indices, value_head(hidden_NH.float())[:, 0].split([sum(s.mask) for s in part])):
+        for i, value_N in zip(indices,
+                              value_head(hidden_NH.float())[:, 0].split([sum(s.mask) for s in part])):
             values[i] = value_N.cpu()
     return values
 
 
 def update(run_state, batch: Batch, args, dist) -> dict:
-    """--updates optimizer steps over the rows of `run_state` (its policy, reference, value_head, optimizer and step). The divisor of
-    each loss is the global count of its trained tokens. Returns what is logged."""
-    policy, reference, value_head, optimizer = run_state.policy, run_state.reference, run_state.value_head, run_state.optimizer
-    ref = reference_rows(policy, reference, batch, args, dist) if args.kl_coef else None
+    """--updates optimizer steps over the rows of `run_state` (its policy, reference, value_head, optimizer
+    and step). The divisor of each loss is the global count of its trained tokens. Returns what is logged."""
+    policy, value_head, optimizer = run_state.policy, run_state.value_head, run_state.optimizer
+    ref = reference_rows(policy, run_state.reference, batch, args, dist) if args.kl_coef else None
     sums: dict[str, float] = defaultdict(float)
     stats = {"grad_norm": 0.0, "ratio_max": 0.0, "sampler_gap": 0.0}
     order = run.rng(args.seed, "minibatch", run_state.step, dist.rank).permutation(len(batch.samples))
@@ -159,27 +175,34 @@ def reference_rows(policy, reference, batch: Batch, args, dist) -> list[torch.Te
     ref: list[torch.Tensor] = [torch.zeros(0)] * len(batch.samples)
     for indices in even_micro_batches(batch.samples, args.micro_batch_tok, dist):
         part = [batch.samples[i] for i in indices]
-        for i, logp_N in zip(indices, reference_logprobs(policy.model, reference, part).split([sum(s.mask) for s in part])):
+        for i, logp_N in zip(indices, reference_logprobs(policy.model, reference,
+                                                         part).split([sum(s.mask) for s in part])):
             ref[i] = logp_N.cpu()
     return ref
 
 
-def micro_batch_loss(policy, value_head, batch: Batch, ref, rows: list[int], divisors: tuple[float, float], args):
-    """(loss, sums for the log) of the rows with these indices; `divisors`: trained tokens and turns of the whole optimizer step."""
+def micro_batch_loss(policy, value_head, batch: Batch, ref, rows: list[int], divisors: tuple[float, float],
+                     args):
+    """(loss, sums for the log) of the rows with these indices; `divisors`: trained tokens and turns of the
+    whole optimizer step."""
     device = next(policy.model.parameters()).device
-    flat = lambda part: torch.cat([part[i] for i in rows]).to(device) if rows else torch.empty(0, device=device)
+    flat = lambda part: torch.cat([part[i]
+                                   for i in rows]).to(device) if rows else torch.empty(0, device=device)
     samples = [batch.samples[i] for i in rows]
     logp_N, entropy_N, hidden_NH = token_logprobs(policy.model, samples, with_hidden=value_head is not None)
     old_N = flat(batch.old)
-    loss_N, seen = losses.policy_loss(logp_N, old_N, flat(batch.advantage), args.clip_low, args.clip_high, DUAL_CLIP)
+    loss_N, seen = losses.policy_loss(logp_N, old_N, flat(batch.advantage), args.clip_low, args.clip_high,
+                                      DUAL_CLIP)
     kl_N = losses.kl_estimate(logp_N, flat(ref), args.kl) if ref is not None else torch.zeros_like(logp_N)
     loss = losses.aggregate(loss_N + args.kl_coef * kl_N - args.entropy_coef * entropy_N, divisors[0])
     sums = {"tokens": float(len(logp_N)), "loss": float(loss.detach()), "kl_ref": float(kl_N.detach().sum()),
             "entropy": float(entropy_N.detach().sum()), "clipped": float(seen["clipped_sum"]),
-            "dual_clipped": float(seen["dual_clipped_sum"]), "kl_old": float(seen["approx_kl_sum"]), "ratio_max": float(seen["ratio_max"]),
+            "dual_clipped": float(seen["dual_clipped_sum"]), "kl_old": float(seen["approx_kl_sum"]),
+            "ratio_max": float(seen["ratio_max"]),
             "gap": float((logp_N.detach() - old_N).abs().max()) if len(logp_N) else 0.0}
     if value_head is not None:
-        value_N, _ = losses.value_loss(value_head(hidden_NH.float())[:, 0], flat(batch.value), flat(batch.returns), VALUE_CLIP)
+        value_N, _ = losses.value_loss(value_head(hidden_NH.float())[:, 0], flat(batch.value),
+                                       flat(batch.returns), VALUE_CLIP)
         critic = losses.aggregate(value_N * flat(batch.first), max(1.0, divisors[1]))
         loss, sums["value_loss"] = loss + VALUE_COEF * critic, float(critic.detach())
     return loss, sums
@@ -197,8 +220,10 @@ def summary(batch: Batch, sums: dict[str, float], stats: dict[str, float], with_
     names = ["tokens", "loss", "kl_ref", "entropy", "clipped", "dual_clipped", "kl_old", "value_loss"]
     total = dict(zip(names, dist.all_reduce_sum([sums.get(name, 0.0) for name in names])))
     n = max(1.0, total["tokens"])
-    found = {"loss": total["loss"] / dist.world_size, "kl_ref": total["kl_ref"] / n, "entropy": total["entropy"] / n,
-             "clip_fraction": total["clipped"] / n, "dual_clip_fraction": total["dual_clipped"] / n, "kl_old": total["kl_old"] / n,
+    found = {"loss": total["loss"] / dist.world_size, "kl_ref": total["kl_ref"] / n,
+             "entropy": total["entropy"] / n,
+             "clip_fraction": total["clipped"] / n, "dual_clip_fraction": total["dual_clipped"] / n,
+             "kl_old": total["kl_old"] / n,
              "trained_tok": total["tokens"], **stats}
     if with_critic:
         found["value_loss"] = total["value_loss"] / dist.world_size

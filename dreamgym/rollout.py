@@ -1,7 +1,8 @@
 """Many episodes in lock-step: policy and environment batched, real and imagined alike.
 
-A token segment is append-only: what was sampled is what is trained. When a segment would pass the context it is closed, and a new one
-begins with the task, the first turn and the last ones. Each segment is one training row.
+A token segment is append-only: what was sampled is what is trained. When a segment would pass the context it
+is closed, and a new one begins with the task, the first turn and the last ones. Each segment is one training
+row.
 """
 from __future__ import annotations
 
@@ -20,16 +21,17 @@ from dreamgym.sampler import Sampler
 @dataclass
 class PolicySettings:
     """What a policy reads and writes; saved beside its weights."""
-    context: int = 4608               # tokens of a segment (verl-agent: a prompt of 4,096 and an answer of 512)
+    context: int = 4608               # tokens of a segment (verl-agent: 4,096 of prompt, 512 of answer)
     max_action_tok: int = 512         # tokens of one answer
-    policy_format: str = "tags"       # tags: <think>, <action> | action: the action alone | lines: the element's words, then the action
+    policy_format: str = "tags"  # tags: <think>, <action> | action: it alone | lines: element's words, action
     system_prompts: bool = True       # a system prompt says what the agent is and which actions exist
-    recap_turns: int = 2              # turns repeated at the head of a new segment (verl-agent's history length)
+    recap_turns: int = 2              # turns repeated at the head of a new segment (verl-agent's history)
 
 
 @dataclass
 class Policy:
-    """A language model that acts: tokenizer, chat form, sampler and limits. `env` lends its prompts and the form of its states."""
+    """A language model that acts: tokenizer, chat form, sampler and limits. `env` lends its prompts and the
+    form of its states."""
     model: object
     tokenizer: object
     env: Environment
@@ -39,17 +41,22 @@ class Policy:
     counts: dict = field(default_factory=lambda: {"turns": 0, "cut_segments": 0, "unfinished_actions": 0})
 
     def __post_init__(self):
-        system = policy_system(self.env.prompts, self.settings.policy_format) if self.settings.system_prompts else ""
+        system = policy_system(self.env.prompts,
+                               self.settings.policy_format) if self.settings.system_prompts else ""
         self.chat = chat_format(self.tokenizer, system)
         self.sampler = Sampler(self.model, self.slots, self.settings.context, self.chat.end_ids, self.seed)
 
     def first_ids(self, task: str, state: str, turns: Sequence[tuple[str, str]] = ()) -> list[int]:
         text = policy_first(task, state, turns, self.env.numbered_lines)
-        return encode(self.tokenizer, self.chat.open) + encode_untrusted(self.tokenizer, text) + encode(self.tokenizer, self.chat.ask)
+        return encode(self.tokenizer,
+                      self.chat.open) + encode_untrusted(self.tokenizer,
+                                                         text) + encode(self.tokenizer, self.chat.ask)
 
     def next_ids(self, state: str) -> list[int]:
         text = policy_next(state, self.env.numbered_lines)
-        return encode(self.tokenizer, self.chat.close) + encode_untrusted(self.tokenizer, text) + encode(self.tokenizer, self.chat.ask)
+        return encode(self.tokenizer,
+                      self.chat.close) + encode_untrusted(self.tokenizer,
+                                                          text) + encode(self.tokenizer, self.chat.ask)
 
 
 @dataclass
@@ -60,8 +67,10 @@ class _Running:
     state: str                        # the state that the prompt shows
 
 
-def extend(segment: TokenSegment, prompt: list[int], action: list[int], logps: list[float], end_ids: list[int]) -> None:
-    """Appends a turn. An action that was cut off gets its end token unsampled (mask 0): what follows stands where the chat expects it."""
+def extend(segment: TokenSegment, prompt: list[int], action: list[int], logps: list[float],
+           end_ids: list[int]) -> None:
+    """Appends a turn. An action that was cut off gets its end token unsampled (mask 0): what follows stands
+    where the chat expects it."""
     tail = [] if action and action[-1] in end_ids else end_ids[:1]
     segment.ids += prompt + action + tail
     segment.mask += [0] * len(prompt) + [1] * len(action) + [0] * len(tail)
@@ -70,7 +79,8 @@ def extend(segment: TokenSegment, prompt: list[int], action: list[int], logps: l
 
 
 def _show_state(policy: Policy, running: _Running) -> None:
-    """Sets what the policy reads next; opens a new segment where the old one has no room for the state and an answer."""
+    """Sets what the policy reads next; opens a new segment where the old one has no room for the state and an
+    answer."""
     episode, settings = running.episode, policy.settings
     ids = policy.next_ids(running.session.state)
     if len(episode.segments[-1].ids) + len(ids) + settings.max_action_tok > settings.context:
@@ -84,14 +94,19 @@ def _show_state(policy: Policy, running: _Running) -> None:
     running.prompt, running.state = ids, running.session.state
 
 
-def _record(running: _Running, action: str, grounded: str, result: StepResult, max_steps: int, has_room: bool) -> bool:
-    """Appends the step; returns True where the episode has ended. Without room the policy could not act at all."""
+def _record(running: _Running, action: str, grounded: str, result: StepResult, max_steps: int,
+            has_room: bool) -> bool:
+    """Appends the step; returns True where the episode has ended. Without room the policy could not act at
+    all."""
     episode = running.episode
-    episode.steps.append(Step(state=running.state, action=action, next_state=result.state, reward=result.reward, done=result.done,
-                              grounded=grounded, reasoning=result.reasoning, reward_reasoning=result.reward_reasoning))
+    episode.steps.append(Step(state=running.state, action=action, next_state=result.state,
+                              reward=result.reward, done=result.done,
+                              grounded=grounded, reasoning=result.reasoning,
+                              reward_reasoning=result.reward_reasoning))
     if result.done:
         by_reward = StopReason.SUCCESS if result.reward else StopReason.FAILURE
-        episode.stop, episode.raw_score, episode.output = result.stop or by_reward, result.raw_score, result.output
+        episode.stop = result.stop or by_reward
+        episode.raw_score, episode.output = result.raw_score, result.output
     elif not has_room:
         episode.stop = StopReason.CONTEXT
     elif len(episode.steps) >= max_steps:
@@ -100,13 +115,17 @@ def _record(running: _Running, action: str, grounded: str, result: StepResult, m
 
 
 def rollout(policy: Policy, world, tasks: list[Task], temperature: float, name: str, *, iteration: int = -1,
-            max_transitions: int | None = None, on_turn: Callable[[int], None] = lambda finished: None) -> list[Episode]:
-    """One episode for each task (repeat a task for a GRPO group), in the order of `tasks`; ids are "name-index".
+            max_transitions: int | None = None,
+            on_turn: Callable[[int], None] = lambda finished: None) -> list[Episode]:
+    """One episode for each task (repeat a task for a GRPO group), in the order of `tasks`; ids are
+    "name-index".
 
-    `max_transitions`: a budget that is kept exactly; episodes that are unfinished when it is spent are given back and left out.
+    `max_transitions`: a budget that is kept exactly; episodes that are unfinished when it is spent are given
+    back and left out.
 
-    `world`: an Environment or the ExperienceModel. As many episodes run at once as policy and world have slots; a finished one makes
-    room for the next. Every session is given back (`world.end`), also when something is raised. `on_turn(newly finished)`: progress.
+    `world`: an Environment or the ExperienceModel. As many episodes run at once as policy and world have
+    slots; a finished one makes room for the next. Every session is given back (`world.end`), also when
+    something is raised. `on_turn(newly finished)`: progress.
     """
     kind = "real" if isinstance(world, Environment) else "dream"
     slots = min(policy.slots, getattr(world, "slots", policy.slots))
@@ -117,9 +136,12 @@ def rollout(policy: Policy, world, tasks: list[Task], temperature: float, name: 
         spent = 0
         while len(finished) < len(tasks) and spent != max_transitions:
             fresh = [pair for _, pair in zip(range(slots - len(running)), waiting)]
-            for (index, task), session in zip(fresh, world.reset([task for _, task in fresh]) if fresh else []):
-                episode = Episode(id=f"{name}-{index}", task=task, world=kind, source="policy", iteration=iteration, segments=[TokenSegment()])
-                running[index] = _Running(session, episode, policy.first_ids(task.text, session.state), session.state)
+            for (index, task), session in zip(fresh,
+                                              world.reset([task for _, task in fresh]) if fresh else []):
+                episode = Episode(id=f"{name}-{index}", task=task, world=kind, source="policy",
+                                  iteration=iteration, segments=[TokenSegment()])
+                running[index] = _Running(session, episode, policy.first_ids(task.text, session.state),
+                                          session.state)
             order = list(running)[:None if max_transitions is None else max_transitions - spent]
             spent += len(order)
             ended = _turn(policy, world, running, order, temperature)
@@ -133,16 +155,20 @@ def rollout(policy: Policy, world, tasks: list[Task], temperature: float, name: 
     return [finished[i] for i in sorted(finished)]
 
 
-def _turn(policy: Policy, world, running: dict[int, _Running], order: list[int], temperature: float) -> list[int]:
+def _turn(policy: Policy, world, running: dict[int, _Running], order: list[int],
+          temperature: float) -> list[int]:
     """One action in each running episode of `order`; returns the indices of those that ended."""
     prompts = [running[i].episode.segments[-1].ids + running[i].prompt for i in order]
-    samples = policy.sampler.sample(prompts, [running[i].episode.id for i in order], policy.settings.max_action_tok, temperature)
+    samples = policy.sampler.sample(prompts, [running[i].episode.id for i in order],
+                                    policy.settings.max_action_tok, temperature)
     actions = []
     for i, sample in zip(order, samples):
         policy.counts["turns"] += 1
         policy.counts["unfinished_actions"] += sample.stop != "end"
-        actions.append(parse_action(policy.tokenizer.decode([t for t in sample.ids if t not in policy.chat.end_ids])))
-        extend(running[i].episode.segments[-1], running[i].prompt, sample.ids, sample.logps, policy.chat.end_ids)
+        actions.append(parse_action(policy.tokenizer.decode([t for t in sample.ids
+                                                             if t not in policy.chat.end_ids])))
+        extend(running[i].episode.segments[-1], running[i].prompt, sample.ids, sample.logps,
+               policy.chat.end_ids)
     grounded = [policy.env.ground(running[i].state, action) for i, action in zip(order, actions)]
     ended = []
     results = world.step([running[i].session for i in order], actions)
@@ -155,11 +181,12 @@ def _turn(policy: Policy, world, running: dict[int, _Running], order: list[int],
 
 
 def imitation_segments(policy: Policy, episode: Episode) -> list[TokenSegment]:
-    """The segments of somebody else's episode, with its actions as the trained tokens (log-probabilities 0): behaviour cloning.
-    Actions that changed nothing are shown and not imitated."""
+    """The segments of somebody else's episode, with its actions as the trained tokens (log-probabilities 0):
+    behaviour cloning. Actions that changed nothing are shown and not imitated."""
     copy = replace(episode, steps=[], segments=[TokenSegment()])
     first = episode.steps[0].state
-    running = _Running(Session(episode.id, episode.task, first), copy, policy.first_ids(episode.task.text, first), first)
+    running = _Running(Session(episode.id, episode.task, first), copy,
+                       policy.first_ids(episode.task.text, first), first)
     for step in episode.steps:
         answer = policy_answer(step.action, step.grounded or step.action, policy.settings.policy_format)
         ids = encode_untrusted(policy.tokenizer, answer) + policy.chat.end_ids[:1]
