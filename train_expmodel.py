@@ -66,7 +66,7 @@ class Args:
     counterfactual_share: float = 0.25  # share of rows: rewards of counterfactual steps (0: the naive reward)
     variation_share: float = 0.05      # share of rows: task variations
     reward_first_steps: int = 0  # first steps that see rewards only: a comparison is learnt sooner alone
-    prompt_loss: float = 0.0  # share of prompt tokens that are predicted, too (teaches a scratch model to copy)
+    prompt_loss: float = 0.0  # share of prompt tokens that are predicted, too (teaches copying)
     rename_share: float = 0.0  # share of rows in which entities get other names (envs with a `renamer`)
     demo_dropout: float = 0.0          # share of rows without demonstrations
     invalid_weight: float = 1.0        # how much more often steps that changed nothing are drawn

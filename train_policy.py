@@ -49,8 +49,8 @@ class Args:
     model: str = "scratch:64x3"        # path or hub name of a causal LM, or scratch:HIDDENxLAYERS
     quantize: Literal["none", "nf4"] = "none"      # nf4: 4-bit weights, trained through --lora-rank
     lora_rank: int = 0                 # rank of LoRA on all linear layers (0: full fine-tuning)
-    init: Literal["model", "expmodel"] = "model"  # weights before imitation: --model's or the experience model's
-    policy_format: Literal["tags", "action", "lines"] = "tags"  # <think> and <action> | action | element, action
+    init: Literal["model", "expmodel"] = "model"  # weights before imitation: --model's or --expmodel's
+    policy_format: Literal["tags", "action", "lines"] = "tags"  # <think>, <action> | action | element, action
     system_prompts: bool = True        # say in a system prompt what the agent is and which actions there are
     policy_context: int = 4608         # tokens of a policy's context (verl-agent: 4,096 + 512)
     max_action_tok: int = 512          # tokens of one answer (verl-agent: 512)
@@ -80,7 +80,7 @@ class Args:
     drop_malformed: bool = True  # dreams that broke off teach nothing (no: they count as failures; ours)
     max_malformed: float = 0.5         # a run stops where more dreamt episodes than this break off
     curriculum: bool = True            # draw tasks by reward variance (Eq. 7), not uniformly
-    max_generated_fraction: float = 0.25  # lambda: largest share of generated tasks (0: no task generation; ours)
+    max_generated_fraction: float = 0.25  # lambda: largest share of generated tasks (0: none made; ours)
     generate_every: int = 5            # iterations between task generations
     enrich: bool = True                # add dreamt transitions to the replay buffer
     naive_reward: bool = False         # the lesson: an experience model that never saw counterfactual rewards
@@ -356,7 +356,8 @@ def iterate(args: Args, state: Run, env: Environment, check_task, timer, dist) -
     state.step += 1
     state.dream_transitions += used * (world == "dream")
     state.real_transitions += used * (world == "real")
-    metrics |= {f"tasks/{k}": v for k, v in made.items()} | {"world": world, "transitions": used} | timer.take()
+    metrics |= {f"tasks/{k}": v for k, v in made.items()} | timer.take()
+    metrics |= {"world": world, "transitions": used}
     return metrics, episodes
 
 
