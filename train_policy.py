@@ -335,7 +335,8 @@ def iterate(args: Args, state: Run, env: Environment, check_task, timer, dist) -
     tasks = state.curriculum.sample(groups, run.rng(args.seed, "tasks", state.step), fraction)
     share = -(-groups // dist.world_size)        # whole groups stay on one rank
     mine = [task for task in tasks[dist.rank * share:(dist.rank + 1) * share] for _ in range(size)]
-    budget = (args.real_transitions - state.real_transitions) // dist.world_size if world == "real" else None
+    left = args.real_transitions - state.real_transitions       # shared out exactly: a rest must not be lost
+    budget = (left + dist.world_size - 1 - dist.rank) // dist.world_size if world == "real" else None
     before = state.policy.counts["turns"]
     state.policy.model.eval()
     with timer("rollout"), unsharded(state.policy.model):
@@ -402,8 +403,9 @@ def evaluate(state: Run, world, tasks: list[Task], temperature: float, name: str
     episodes."""
     state.policy.sampler.clear_caches()
     with unsharded(state.policy.model):
-        episodes = gather(rollout(state.policy, world, tasks[dist.rank::dist.world_size], temperature,
-                                  f"{name}-r{dist.rank}"), dist)
+        episodes = rollout(state.policy, world, tasks[dist.rank::dist.world_size], temperature,
+                           f"{name}-r{dist.rank}", iteration=state.step)
+        episodes = gather(episodes, dist)
     return policy_report(episodes, state.policy.env.audit), episodes
 
 
@@ -568,11 +570,12 @@ def main() -> None:
         run_config = {k: v for k, v in asdict(args).items() if k not in FREE}
         run.check_meta(run.load_meta(resume).get("settings", {}), run_config, resume)
         run.check_meta(run.load_meta(resume), {"environment": env.describe()}, resume)
-    step = run.read_json(resume / "run.json")["step"] if resume else -1
+    saved = run.read_json(resume / "run.json") if resume else {"evaluations": []}
+    step = saved["step"] if saved["evaluations"] else -1        # -1: not even evaluated, all is made again
     log = run.Log(out, dist, resume_step=step)
     if dist.is_main:
-        for name in ("episodes", "evaluations"):
-            cut_episodes(out / f"{name}.jsonl", step)
+        cut_episodes(out / "episodes.jsonl", step - 1)
+        cut_episodes(out / "evaluations.jsonl", step)
         (out / "result.json").unlink(missing_ok=True)    # it says that the run is finished
         run.write_json(out / "probes.json", run.read_json(expmodel / "report.json")["full"])
     log.say(f"{env.name} ({env.label}): {', '.join(f'{len(t)} {n}' for n, t in splits.items())} tasks; "
@@ -603,8 +606,7 @@ def cut_episodes(path: Path, last: int) -> None:
     """Drops the episodes of iterations after `last`, which a resumed run plays again, and half a line that a
     kill left."""
     run.mend_jsonl(path)
-    kept = [to_json(e)
-            for e in read_episodes(path) if e.iteration < last] if path.is_file() and last > 0 else []
+    kept = [to_json(e) for e in read_episodes(path) if e.iteration <= last] if path.is_file() else []
     run.write_jsonl(path, kept, append=False)
 
 
