@@ -16,7 +16,7 @@ from urllib.parse import quote_plus
 
 from dreamgym.envs.webarena.evaluators import NOT_ACHIEVABLE, exact_match, must_include, url_match
 from dreamgym.envs.webarena.page import quotable
-from dreamgym.envs.webarena.sites.map import minutes
+from dreamgym.envs.webarena.sites.map import Atlas, minutes
 from dreamgym.envs.webarena.templates import TEMPLATES, Template
 from dreamgym.envs.webarena.text import read_action, read_page
 from dreamgym.episode import Task
@@ -243,7 +243,10 @@ def _literal(pattern: str) -> str:
 
 def drawn(template: Template, world) -> list[dict[str, str]]:
     """All sets of parameters, in the query's order; `answer` is N/A where the query has none."""
-    atlas = world.apps["map"].extensions["atlas"]
+    made = world.apps["map"].extensions
+    if "atlas" not in made:                      # the site makes it at the first visit; streets never change
+        made["atlas"] = Atlas(world.db)
+    atlas = made["atlas"]
     named = {place.name: place for place in atlas.places}
 
     def way_time(a: str, b: str, by: str) -> str:
