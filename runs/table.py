@@ -13,8 +13,8 @@ from dreamgym.run import summary_table  # noqa: E402
 
 
 def main(paths: list[str]) -> None:
-    cells: dict[tuple[str, str], list[float]] = defaultdict(list)
-    labels = set()
+    cells: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)     # by seed: two runs share one start
+    labels, used = set(), defaultdict(list)
     for path in paths:
         result = json.loads(Path(path).read_text())
         labels.add(f"{result['environment']['env']}, {result['label']}")
@@ -22,16 +22,18 @@ def main(paths: list[str]) -> None:
             world = "real GRPO" if result["settings"]["world"] == "real" else "dream GRPO"
             name = "start (imitation)" if entry["policy"] == "before" else f"after {world}"
             for key, report in entry["reports"].items():
-                cells[name, key].append(report["success"])
+                cells[name, key].setdefault(result["settings"]["seed"], report["success"])
+            used[name].append((entry["dream_transitions"], entry["real_transitions"]))
     print("; ".join(sorted(labels)))
     names = list(dict.fromkeys(name for name, _ in cells))
     keys = list(dict.fromkeys(key for _, key in cells))
     rows = []
     for name in names:
-        row = {"policy": name}
+        dream, real = (round(sum(column) / len(column)) for column in zip(*used[name]))
+        row = {"policy": name, "RL transitions, dream / real": f"{dream:,} / {real:,}"}
         for key in keys:
             if values := cells.get((name, key)):
-                mean, half = seed_interval(values)
+                mean, half = seed_interval(list(values.values()))
                 row[key] = f"{mean:.3f} ± {half:.3f} (n {len(values)})"
         rows.append(row)
     print(summary_table(rows))
