@@ -219,11 +219,16 @@ _REWARD = re.compile(r"(?:think: (?P<think>.*?)\n)?reward: (?P<reward>[01]) done
                      re.DOTALL)
 
 
+_VERDICT = re.compile(r"^reward: [01] done:", re.MULTILINE)
+
+
 def parse_reward(text: str) -> tuple[str, float, bool] | None:
     """(reasoning, reward, done) of an answer, or None where it is malformed or gives a reward without an
     end."""
     match = _REWARD.fullmatch(text.strip())
     if not match or (match["reward"] == "1" and match["done"] == "no"):
+        return None
+    if _VERDICT.search(match["think"] or ""):     # two verdicts
         return None
     return (match["think"] or "").strip(), float(match["reward"]), match["done"] == "yes"
 
