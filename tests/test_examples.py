@@ -103,7 +103,7 @@ def test_the_tutorials_environment_works(tmp_path):
 
 def test_the_tutorials_counterfactuals_work(tmp_path):
     """Counterfactuals that a user copies and that judge wrongly."""
-    text = FILE.read_text().replace("import StopReason, Task", "import Episode, Step, StopReason, Task")
+    text = FILE.read_text().replace("import Task", "import Episode, Step, Task")
     (tmp_path / "files.py").write_text(text.replace("\n\ndef make_task", BLOCKS[1] + "\n\ndef make_task"))
     env, rng = make_env(str(tmp_path / "files.py")), np.random.default_rng(0)
     tasks = {split: read_tasks(env, split) for split in SPLITS}
