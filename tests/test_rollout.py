@@ -1,264 +1,339 @@
-"""Rollouts: append-only streams, their log-probs, slots, cut contexts, unfinished actions, and the same streams from somebody else's actions."""
+"""Rollouts: segments that only grow, cut contexts, budgets, sessions that are given back, imitation of the
+same."""
+
+import zlib
 
 import numpy as np
-from dataclasses import replace
-
 import pytest
 import torch
+from msgspec.structs import replace
 
-from dreamgym.envs import Session, StepResult
-from dreamgym.episode import Episode, Step, Task
-from dreamgym.model import Row, build_tokenizer, clip_grad_norm, create_tiny, encode, encode_untrusted, row_logps
-from dreamgym.prompts import parse_action, policy_first
-from dreamgym.rollout import Policy, imitation_streams, rollout
+from dreamgym import tiny
+from dreamgym.chat import encode_untrusted
+from dreamgym.envs.base import Environment, Session, StepResult
+from dreamgym.episode import Episode, Step, StopReason, Task, number_lines
+from dreamgym.model import TrainSample, token_logprobs
+from dreamgym.prompts import Prompts, parse_action
+from dreamgym.rollout import Policy, PolicySettings, imitation_segments, rollout
 from dreamgym.sampler import Sample
 
-WORDS = ["click[1]", "click[next >]", "search[slim red jacket]", "page 12345 of 9 67 8 saw", "task: find me slim jacket", "state:", "action:"]
+WORDS = [
+    "click[1]", "click[next >]", "search[slim red jacket]", "page 12345 of 9 67 8 saw", "you shop",
+    "task: find me slim jacket", "state:", "action:", "<think> </think><action> </action>",
+]
+STEPS = [3, 1, 6, 2, 5, 4, 6, 1]
 
 
-class World:
-    """Pages that depend on every action so far; episode i ends after its own number of steps, with a reward that depends on the actions."""
+class World(Environment):
+    """Pages that depend on every action so far; a task's episode ends after its own number of steps."""
 
-    def __init__(self):
-        self.acts = []
+    prompts, max_steps = Prompts(policy="you shop"), 20
 
-    def start(self, tasks):
-        return [Session("w", task, f"page 0 of {task.goal['steps']}", inner=0) for task in tasks]
+    def __init__(self, breaks_after: int = 1000):
+        self.sizes, self.open, self.ended, self.breaks_after = [], [], [], breaks_after
 
-    def act(self, sessions, actions):
-        self.acts.append(len(sessions))
+    def reset(self, tasks):
+        sessions = [
+            Session(f"s{len(self.open) + i}", task, task.start, inner=0) for i, task in enumerate(tasks)
+        ]
+        self.open += [s.id for s in sessions]
+        return sessions
+
+    def step(self, sessions, actions):
+        self.sizes.append(len(sessions))
+        if len(self.sizes) > self.breaks_after:
+            raise ConnectionError("the browser is gone")
         results = []
         for session, action in zip(sessions, actions):
             session.steps += 1
             session.inner = (session.inner * 7 + len(action)) % 10
-            session.state = f"page {session.steps} of {session.task.goal['steps']} saw {session.inner}"
+            if session.inner != 3:  # else the action was refused
+                session.state = f"page {session.steps} of {session.task.goal['steps']} saw {session.inner}"
             done = session.steps == session.task.goal["steps"]
             reward = float(done and session.inner % 2 == 0)
-            results.append(StepResult(session.state, reward, done, {"valid": session.inner != 3, "score": reward / 2, "grounded": action + "!", "reasoning": "so"}))
+            results.append(
+                StepResult(
+                    session.state, reward, done, raw_score=reward / 2, reasoning="so", reward_reasoning="no"
+                )
+            )
         return results
 
+    def end(self, sessions):
+        self.ended += [s.id for s in sessions]
 
-class Scripted:
-    """A sampler that says given actions."""
+    def ground(self, state, action):
+        return f"{action} {state[:4]}"
 
-    def __init__(self, tokenizer, actions):
-        self.tokenizer, self.actions = tokenizer, actions
+
+class FakeSampler:
+    """Says scripted actions, or such as depend on prompt and episode, within the limits that the real one
+    has."""
+
+    def __init__(self, policy, script=None):
+        self.policy, self.script, self.calls = policy, script, []
 
     def sample(self, prompts, keys, max_new_tok, temperature):
-        turn = [self.actions[key].pop(0) for key in keys]
-        return [Sample(ids := encode_untrusted(self.tokenizer, a) + [self.tokenizer.eos_token_id], [0.0] * len(ids), "end") for a in turn]
+        samples = []
+        for prompt, key in zip(prompts, keys):
+            rng = np.random.default_rng([len(prompt), zlib.crc32(key.encode())])
+            text = self.script[key].pop(0) if self.script else WORDS[rng.integers(3)]
+            ids = encode_untrusted(self.policy.tokenizer, text) + self.policy.chat.end_ids[:1]
+            room = max(0, min(max_new_tok, self.policy.settings.context - len(prompt)))
+            stop = "end" if len(ids) <= room else "length" if room == max_new_tok else "context"
+            samples.append(Sample(ids[:room], rng.normal(size=len(ids[:room])).tolist(), stop))
+        self.calls.append(dict(zip(keys, zip(prompts, samples))))
+        return samples
 
 
 def tasks(*steps):
-    return [Task(f"t{i}", f"find me slim jacket {i}", start=f"page 0 of {n}", goal={"steps": n}) for i, n in enumerate(steps)]
+    return [
+        Task(id=f"t{i}", text=f"find me slim jacket {i}", start=f"page 0 of {n}", goal={"steps": n})
+        for i, n in enumerate(steps)
+    ]
 
 
 @pytest.fixture(scope="module")
-def trained():
-    """A tiny model that has half learnt to say short actions: its samples vary, most of them end."""
-    tokenizer = build_tokenizer(WORDS)
-    model = create_tiny(tokenizer, "tiny", 0)
-    policy = Policy(model, tokenizer)
-    rows = []
-    for i, action in enumerate(WORDS[:3] * 2):
-        prompt = policy.first_ids(policy_first(f"find me slim jacket {i}", f"page {i} of {9 - i} saw {i}"))
-        answer = encode(tokenizer, action) + policy.fmt.end_ids[:1]
-        rows.append(Row(prompt + answer, [0] * len(prompt) + [1] * len(answer)))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for _ in range(25):
-        (-row_logps(model, rows, with_entropy=False)[0].mean()).backward()
-        clip_grad_norm(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-    return model, tokenizer
+def tiny_model():
+    tokenizer = tiny.build_tokenizer(WORDS)
+    return tiny.create("scratch:8x1", tokenizer), tokenizer
 
 
-def policy_of(trained, **changes):
-    return Policy(*trained, **{"max_action_tok": 12, **changes})
+def policy_of(tiny_model, env=None, slots=128, script=None, **settings):
+    settings = PolicySettings(**{"context": 512, "max_action_tok": 12, "policy_format": "action"} | settings)
+    policy = Policy(*tiny_model, env or World(), settings, slots=slots)
+    policy.sampler = FakeSampler(policy, script)
+    return policy
 
 
-def play(trained, steps, temperature=1.0, max_steps=20, **changes):
-    policy = policy_of(trained, **changes)
-    return policy, rollout(policy, World(), tasks(*steps), max_steps, temperature, "play", "dream")
+def play(tiny_model, steps, slots=128, max_transitions=None, **settings):
+    policy = policy_of(tiny_model, slots=slots, **settings)
+    return policy, rollout(policy, policy.env, tasks(*steps), 1.0, "play", max_transitions=max_transitions)
 
 
-STEPS = [3, 1, 6, 2, 5, 4, 6, 1]
+# ---- segments ----------------------------------------------------------------------------------------------
 
 
-# ---------------------------------------------------------------------------------------------------------------- streams
-
-
-def test_streams_only_grow_and_say_what_was_sampled(trained):
-    """Stops ids that are rendered or tokenized a second time: every prompt is the stream so far plus one page, every trained token was sampled."""
-    policy = policy_of(trained)
-    calls, real = [], policy.sampler.sample
-
-    def spy(prompts, keys, *rest):
-        samples = real(prompts, keys, *rest)
-        calls.append(dict(zip(keys, zip(prompts, samples))))
-        return samples
-
-    policy.sampler.sample = spy
-    episodes = rollout(policy, World(), tasks(*STEPS), 20, 1.0, "play", "real")
-    assert len({s.action for e in episodes for s in e.steps}) > 5, "the test needs a policy that varies"
+def test_segments_only_grow_and_say_what_was_sampled(tiny_model):
+    """Stops ids that are rendered or tokenized a second time: every prompt is the segment so far plus one
+    page, every trained token was sampled."""
+    policy, episodes = play(tiny_model, STEPS)
+    assert len({s.action for e in episodes for s in e.steps}) == 3
     for episode in episodes:
-        (stream,) = episode.streams
-        said = [call[episode.id] for call in calls if episode.id in call]
-        assert len(said) == len(episode.steps) == len(stream.turn_ends)
+        (segment,) = episode.segments
+        said = [call[episode.id] for call in policy.sampler.calls if episode.id in call]
+        assert len(said) == len(episode.steps) == len(segment.turn_ends)
         for (prompt, sample), step in zip(said, episode.steps):
-            assert stream.ids[: len(prompt) + len(sample.ids)] == prompt + sample.ids
-            assert parse_action(policy.tokenizer.decode([i for i in sample.ids if i not in policy.fmt.end_ids])) == step.action
-            assert policy.tokenizer.decode(prompt, skip_special_tokens=True).endswith(f"state:\n{step.state}\n")
-        assert [i for i, m in zip(stream.ids, stream.mask) if m] == [i for _, sample in said for i in sample.ids]
-        assert stream.logps == [x for _, sample in said for x in sample.logps]
-        assert stream.turn_ends == np.cumsum([len(sample.ids) for _, sample in said]).tolist()
-        assert len(stream.mask) == len(stream.ids) and stream.mask[0] == 0
+            assert segment.ids[: len(prompt) + len(sample.ids)] == prompt + sample.ids
+            assert parse_action(policy.tokenizer.decode(sample.ids[:-1])) == step.action
+            assert policy.tokenizer.decode(prompt, skip_special_tokens=True).endswith(
+                f"state:\n{step.state}\n"
+            )
+        assert [i for i, m in zip(segment.ids, segment.mask) if m] == [
+            i for _, sample in said for i in sample.ids
+        ]
+        assert segment.logps == [x for _, sample in said for x in sample.logps]
+        assert segment.turn_ends == np.cumsum([len(sample.ids) for _, sample in said]).tolist()
+        assert len(segment.mask) == len(segment.ids) and segment.mask[0] == 0
 
 
-def test_an_episode_records_what_the_world_said(trained):
-    """Stops steps that are shifted against each other, and lost rewards, scores, validity, reasoning or stop reasons."""
-    _, episodes = play(trained, STEPS)
+def test_an_episode_records_what_the_world_said(tiny_model):
+    """Stops steps that are shifted against each other, and lost rewards, scores, reasoning or stop
+    reasons."""
+    _, episodes = play(tiny_model, STEPS)
     for i, episode in enumerate(episodes):
-        assert (episode.id, episode.task.id, episode.world, episode.source, len(episode.steps)) == (f"play-{i}", f"t{i}", "dream", "policy", STEPS[i])
-        inner, before = 0, episode.task.start
-        for t, step in enumerate(episode.steps, 1):
-            inner = (inner * 7 + len(step.action)) % 10
-            page, done = f"page {t} of {STEPS[i]} saw {inner}", t == STEPS[i]
-            assert (step.state, step.next_state, step.done, step.valid, step.grounded, step.reasoning) == (before, page, done, inner != 3, step.action + "!", "so")
-            before = page
-        assert episode.reward == float(inner % 2 == 0) and episode.score == episode.reward / 2
-        assert episode.stop == ("success" if episode.reward else "failure")
-    assert {e.stop for e in episodes} == {"success", "failure"}
+        assert (episode.id, episode.task.id, episode.world, episode.source) == (
+            f"play-{i}", f"t{i}", "real", "policy",
+        )
+        again = World()
+        (session,) = again.reset([episode.task])
+        for step in episode.steps:
+            before = session.state
+            (result,) = again.step([session], [step.action])
+            assert (step.state, step.next_state, step.reward, step.done) == (
+                before, result.state, result.reward, result.done,
+            )
+            assert (step.grounded, step.reasoning, step.reward_reasoning) == (
+                f"{step.action} {before[:4]}", "so", "no",
+            )
+        assert episode.raw_score == episode.reward / 2 and len(episode.steps) == STEPS[i]
+        assert episode.stop == (StopReason.SUCCESS if episode.reward else StopReason.FAILURE)
+    assert {e.success for e in episodes} == {True, False} == {s.valid for e in episodes for s in e.steps}
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_sampled_log_probs_are_those_of_the_trainer(trained, temperature):
-    """Stops a ratio that is not 1 before the first update: cached decoding over turns against one forward over the finished stream."""
-    _, episodes = play(trained, STEPS, temperature)
-    streams = [s for e in episodes for s in e.streams]
+def test_sampled_log_probs_are_those_of_the_trainer(tiny_model, temperature):
+    """Stops a ratio that is not 1 before the first update: cached decoding over turns and cuts, one forward
+    over each segment."""
+    policy = Policy(
+        *tiny_model, World(), PolicySettings(context=110, max_action_tok=6, policy_format="action"), slots=3
+    )
+    episodes = rollout(policy, policy.env, tasks(*STEPS), temperature, "play")
+    segments = [s for e in episodes for s in e.segments]
     with torch.no_grad():
-        logp_N, _, _ = row_logps(trained[0], [Row(s.ids, s.mask) for s in streams], temperature, with_entropy=False)
-    torch.testing.assert_close(logp_N, torch.tensor([x for s in streams for x in s.logps]), atol=1e-3, rtol=0)
+        logp_N, _, _ = token_logprobs(
+            policy.model, [TrainSample(s.ids, s.mask) for s in segments], temperature, with_entropy=False
+        )
+    torch.testing.assert_close(
+        logp_N, torch.tensor([x for s in segments for x in s.logps]), atol=1e-3, rtol=0
+    )
+    assert len(segments) > len(episodes)
 
 
-def test_slots_change_no_episode(trained):
-    """Stops episodes that depend on how many run at once, or that come back in the order they finish in."""
-    runs = [play(trained, STEPS, 0.0, slots=slots)[1] for slots in (64, 3, 1)]
-    for episodes in runs[1:]:
-        assert [e.id for e in episodes] == [f"play-{i}" for i in range(len(STEPS))]
-        assert [(e.steps, [(s.ids, s.mask, s.turn_ends) for s in e.streams]) for e in episodes] == [(e.steps, [(s.ids, s.mask, s.turn_ends) for s in e.streams]) for e in runs[0]]
+def test_slots_change_no_episode(tiny_model):
+    """Stops episodes that depend on how many run at once, or that come back in the order they finish in; a
+    world's own slots count too, and a batch is kept full."""
+    expected = play(tiny_model, STEPS)[1]
+    for policy_slots, world_slots in ((3, 100), (100, 2), (1, 1)):
+        policy, finished = policy_of(tiny_model, slots=policy_slots), []
+        policy.env.slots = world_slots
+        assert rollout(policy, policy.env, tasks(*STEPS), 1.0, "play", on_turn=finished.append) == expected
+        slots = min(policy_slots, world_slots)
+        assert max(policy.env.sizes) == slots and len(policy.env.sizes) <= sum(STEPS) / slots + 3
+        assert sum(finished) == len(STEPS)
 
 
-def test_finished_episodes_make_room(trained):
-    """Stops a batch that runs dry: with 2 slots the 8 episodes take sum(steps) / 2 rounds and not the sum of the longest; on_turn counts each once."""
-    policy, world, finished = policy_of(trained, slots=2), World(), []
-    rollout(policy, world, tasks(*STEPS), 20, 1.0, "play", "real", finished.append)
-    assert sum(finished) == len(STEPS) and max(world.acts) == 2 and sum(world.acts) == sum(STEPS) and len(world.acts) <= sum(STEPS) / 2 + 2
+@pytest.mark.parametrize("limit", range(0, sum(STEPS) + 3, 3))
+def test_a_budget_is_kept_exactly(tiny_model, limit):
+    """Stops a sample budget that is passed by a batch, and unfinished episodes that are trained on."""
+    policy, episodes = play(tiny_model, STEPS, slots=4, max_transitions=limit)
+    assert sum(policy.env.sizes) == policy.counts["turns"] == min(limit, sum(STEPS))
+    assert all(len(e.steps) == STEPS[int(e.task.id[1:])] for e in episodes)
+    assert sorted(policy.env.ended) == sorted(policy.env.open)
 
 
-def test_the_step_limit(trained):
-    """Stops endless episodes, and a limit that counts as success or as an end of the world."""
-    _, episodes = play(trained, [9, 2, 3], max_steps=3)
-    assert [(len(e.steps), e.stop == "step_limit") for e in episodes] == [(3, True), (2, False), (3, False)]
+@pytest.mark.parametrize("breaks_after", [0, 2, 5, 1000])
+def test_every_session_is_given_back_once(tiny_model, breaks_after):
+    """Stops browsers that stay open after a failure, and such as are closed twice."""
+    policy = policy_of(tiny_model, World(breaks_after), slots=3)
+    if breaks_after < 1000:
+        with pytest.raises(ConnectionError):
+            rollout(policy, policy.env, tasks(*STEPS), 1.0, "play")
+    else:
+        assert len(rollout(policy, policy.env, tasks(*STEPS), 1.0, "play")) == len(STEPS)
+    assert sorted(policy.env.ended) == sorted(policy.env.open) and policy.env.open
+
+
+def test_the_step_limit(tiny_model):
+    """Stops endless episodes, and a limit that counts as success or as an end of the world; no tasks are no
+    crash."""
+    policy = policy_of(tiny_model)
+    policy.env.max_steps = 3
+    episodes = rollout(policy, policy.env, tasks(9, 2, 3), 1.0, "play")
+    assert [(len(e.steps), e.stop == StopReason.STEP_LIMIT) for e in episodes] == [
+        (3, True), (2, False), (3, False),
+    ]
     assert episodes[0].reward == 0 and not episodes[0].steps[-1].done
+    assert rollout(policy, policy.env, [], 1.0, "play") == []
 
 
-def test_no_tasks(trained):
-    """Stops a crash on the rank that has no share of a small evaluation."""
-    assert rollout(policy_of(trained), World(), [], 5, 1.0, "play", "real") == []
+def test_unfinished_actions_get_their_end(tiny_model):
+    """Stops a chat that is broken by an action cut off in its middle: the end token is written, not trained,
+    and counted."""
+    policy, episodes = play(tiny_model, [4, 4, 4], max_action_tok=6)
+    end = policy.chat.end_ids[0]
+    unfinished = [s.stop != "end" for call in policy.sampler.calls for _, s in call.values()]
+    assert sum(unfinished) == policy.counts["unfinished_actions"] and set(unfinished) == {True, False}
+    untrained = [m == 0 for e in episodes for s in e.segments for i, m in zip(s.ids, s.mask) if i == end]
+    assert (len(untrained), sum(untrained)) == (12, sum(unfinished))
 
 
-def test_unfinished_actions_get_their_end(trained):
-    """Stops a chat form that is broken by an action cut off in its middle: the end token is written, not trained, and the cut is counted."""
-    policy, episodes = play(trained, [4, 4, 4], max_action_tok=2)
-    end, open_turns = policy.fmt.end_ids[0], 0
+# ---- contexts ----------------------------------------------------------------------------------------------
+
+
+def test_a_full_context_opens_a_new_segment(tiny_model):
+    """Stops silent cuts: no segment is longer than the context; the next one begins with the task, the first
+    and the last turns; turns stay in order; cuts are counted."""
+    policy, episodes = play(tiny_model, [9, 9, 2], context=150)
+    assert [len(e.segments) > 1 for e in episodes] == [True, True, False]
+    assert policy.counts["cut_segments"] == sum(len(e.segments) - 1 for e in episodes)
     for episode in episodes:
-        (stream,) = episode.streams
-        starts = [i for i in range(1, len(stream.ids)) if stream.mask[i] and not stream.mask[i - 1]]
-        assert len(starts) == 4
-        for start in starts:
-            turn = next(i for i in range(start, start + 3) if stream.ids[i] == end)
-            assert turn <= start + 2 and stream.mask[turn] == (turn < start + 2)
-            open_turns += turn == start + 2
-    assert open_turns == policy.counts["unfinished_actions"] > 0 and policy.counts["turns"] == 12
-
-
-# ---------------------------------------------------------------------------------------------------------------- contexts
-
-
-def test_a_full_context_opens_a_new_stream(trained):
-    """Stops silent cuts: no stream is longer than the context, the next one begins from the task, its first and its last turns, turns stay in order, cuts are counted."""
-    policy, episodes = play(trained, [9, 9, 2], context=150)
-    assert [len(e.streams) > 1 for e in episodes] == [True, True, False]
-    assert policy.counts["cut_streams"] == sum(len(e.streams) - 1 for e in episodes)
-    for episode in episodes:
-        assert sum(len(s.turn_ends) for s in episode.streams) == len(episode.steps)
         turn = 0
-        for k, stream in enumerate(episode.streams):
-            assert len(stream.ids) <= 150 and len(stream.mask) == len(stream.ids) and sum(stream.mask) == len(stream.logps) == stream.turn_ends[-1]
-            text = policy.tokenizer.decode(stream.ids[: stream.mask.index(1)], skip_special_tokens=True)
-            shown = [s for i, s in enumerate(episode.steps[:turn]) if i == 0 or i >= turn - policy.recap_turns] if k else []
+        for k, segment in enumerate(episode.segments):
+            assert (
+                len(segment.mask) == len(segment.ids) <= 150
+                and sum(segment.mask) == len(segment.logps) == segment.turn_ends[-1]
+            )
+            text = policy.tokenizer.decode(segment.ids[: segment.mask.index(1)], skip_special_tokens=True)
+            shown = (
+                [
+                    s for i, s in enumerate(episode.steps[:turn])
+                    if i == 0 or i >= turn - policy.settings.recap_turns
+                ]
+                if k
+                else []
+            )
             recap = "".join(f"state:\n{s.state}\naction: {s.action}\n" for s in shown)
-            assert text == f"task: {episode.task.text}\n{recap}state:\n{episode.steps[turn].state}\n"
-            turn += len(stream.turn_ends)
-    with torch.no_grad():
-        streams = [s for e in episodes for s in e.streams]
-        logp_N, _, _ = row_logps(trained[0], [Row(s.ids, s.mask) for s in streams], with_entropy=False)
-    torch.testing.assert_close(logp_N, torch.tensor([x for s in streams for x in s.logps]), atol=1e-3, rtol=0)
+            assert text.endswith(f"\ntask: {episode.task.text}\n{recap}state:\n{episode.steps[turn].state}\n")
+            turn += len(segment.turn_ends)
+        assert turn == len(episode.steps)
 
 
-@pytest.mark.parametrize("context", [12, 20, 34, 45])
-def test_a_context_without_room_ends_the_episode(trained, context):
-    """Stops a crash, an endless loop or an untrained reward where page and task alone fill the context: the episode ends with stop 'context'."""
-    policy, episodes = play(trained, [3, 3], context=context)
+@pytest.mark.parametrize("context", [12, 40, 48, 60])
+def test_a_context_without_room_ends_the_episode(tiny_model, context):
+    """Stops a crash or an endless loop where page and task alone fill the context."""
+    policy, episodes = play(tiny_model, [3, 3], context=context)
     for episode in episodes:
-        assert len(episode.steps) == sum(len(s.turn_ends) for s in episode.streams) >= 1
-        assert all(len(s.mask) == len(s.ids) and sum(s.mask) == len(s.logps) for s in episode.streams)
-    assert context > 12 or [(e.stop, e.steps[0].action) for e in episodes] == [("context", "")] * 2
+        assert len(episode.steps) == sum(len(s.turn_ends) for s in episode.segments) >= 1
+        assert all(len(s.mask) == len(s.ids) and sum(s.mask) == len(s.logps) for s in episode.segments)
+    if context == 12:
+        assert [(e.stop, e.steps[0].action, len(e.steps)) for e in episodes] == [
+            (StopReason.CONTEXT, "", 1)
+        ] * 2
 
 
-def test_a_world_may_have_room_for_few(trained):
-    """Stops more episodes at once than a world has browsers for."""
-    policy, world = policy_of(trained), World()
-    world.slots = 2
-    policy.sampler = Scripted(policy.tokenizer, {f"play-{i}": [WORDS[0]] * 3 for i in range(5)})
-    assert len(rollout(policy, world, tasks(*[3] * 5), 20, 1.0, "play", "real")) == 5
-    assert max(world.acts) == 2 and sum(world.acts) == 15
+# ---- prompts and imitation ---------------------------------------------------------------------------------
 
 
-# ---------------------------------------------------------------------------------------------------------------- imitation
+@pytest.mark.parametrize("system", [True, False])
+def test_the_prompt_says_what_the_settings_say(tiny_model, system):
+    """Stops a policy without its system prompt, one that gets it twice, and line numbers that a recorded
+    state would hold."""
+    policy = policy_of(tiny_model, system_prompts=system)
+    policy.env.numbered_lines = True
+    (episode,) = rollout(policy, policy.env, tasks(2), 1.0, "play")
+    text = policy.tokenizer.decode(episode.segments[0].ids, skip_special_tokens=True)
+    assert text.count("you shop") == system and f"state:\n{number_lines(episode.steps[1].state)}\n" in text
+    assert "[1]" not in episode.steps[1].state
 
 
-@pytest.mark.parametrize("context", [512, 110])
-@pytest.mark.parametrize("system", ["", "you shop"])
-def test_imitation_reads_what_a_rollout_reads(trained, context, system):
-    """Stops imitation from training another prompt than the one the policy acts on, cut contexts included."""
-    policy = policy_of(trained, context=context, system=system)
+@pytest.mark.parametrize("context", [512, 130])
+@pytest.mark.parametrize("policy_format", ["action", "lines", "tags"])
+def test_imitation_reads_what_a_rollout_reads(tiny_model, context, policy_format):
+    """Stops imitation from training another prompt than the one the policy acts on, cut contexts and refused
+    actions included."""
+    settings = {"context": context, "policy_format": policy_format, "max_action_tok": 40}
     actions = {f"play-{i}": [WORDS[(i + t) % 3] for t in range(n)] for i, n in enumerate(STEPS)}
-    policy.sampler = Scripted(policy.tokenizer, {k: list(v) for k, v in actions.items()})
-    for episode in rollout(policy, World(), tasks(*STEPS), 20, 1.0, "play", "real"):
+    grounded = play(tiny_model, STEPS, **settings)[0].env.ground("page", "")
+    forms = {
+        "action": "{}", "lines": f"{grounded.strip()}\n{{}}",
+        "tags": f"<think>{grounded.strip()}</think><action>{{}}</action>",
+    }
+    script = {k: [forms[policy_format].format(a) for a in v] for k, v in actions.items()}
+    policy, episodes = play(tiny_model, STEPS, script=script, **settings)
+    fields = lambda segments: [(s.ids, s.mask if all_valid else None) for s in segments]
+    for episode in episodes:
         assert [s.action for s in episode.steps] == actions[episode.id]
-        taken = replace(episode, steps=[replace(s, valid=True) for s in episode.steps])
-        assert imitation_streams(policy, taken) == episode.streams
-        if len(episode.steps) > 1:               # a refused action is read, and not imitated
-            refused = imitation_streams(policy, replace(taken, steps=[replace(taken.steps[0], valid=False), *taken.steps[1:]]))
-            assert [s.ids for s in refused] == [s.ids for s in episode.streams] and not refused[0].mask[:refused[0].mask.index(1)].count(1)
-            assert sum(sum(s.mask) for s in episode.streams) - sum(sum(s.mask) for s in refused) == episode.streams[0].turn_ends[0]
+        copied, all_valid = imitation_segments(policy, episode), all(s.valid for s in episode.steps)
+        shown = [s for s in episode.segments if all_valid or any(c.ids == s.ids for c in copied)]
+        assert fields(copied) == fields(shown) and len(copied) == len(shown)
+        trained = sum(sum(s.mask) for s in copied)
+        turns = np.concatenate([np.diff([0, *s.turn_ends]) for s in episode.segments])
+        assert trained == sum(n for n, step in zip(turns, episode.steps) if step.valid)
+    assert any(not s.valid for e in episodes for s in e.steps)
+    assert any(len(e.segments) > 1 for e in episodes) == (context < 512)
 
 
-def test_imitation_of_what_is_thought_before(trained):
-    """Stops an environment's form of answers (the line an action is about comes first) from being left out of what is imitated."""
-    policy = policy_of(trained)
-    episode = Episode("log", tasks(1)[0], [Step("page 0 of 1", "click[1]", "page 1 of 1", done=True)])
-    (stream,) = imitation_streams(policy, episode, lambda state, action: f"{state[:6]}\n{action}")
-    written = policy.tokenizer.decode([i for i, m in zip(stream.ids, stream.mask) if m][:-1])
-    assert written == "page 0\nclick[1]" and parse_action(written) == "click[1]"
-
-
-def test_imitation_of_a_foreign_log(trained):
+def test_imitation_of_a_foreign_log(tiny_model):
     """Stops special tokens in a logged action from ending its turn: they are spelled out."""
-    policy = policy_of(trained)
-    episode = Episode("log", tasks(1)[0], [Step("page 0 of 1", "click[<end>]", "page 1 of 1", done=True)])
-    (stream,) = imitation_streams(policy, episode)
-    assert stream.ids.count(policy.fmt.end_ids[0]) == 1 and stream.mask[-1] == 1
-    assert policy.tokenizer.decode([i for i, m in zip(stream.ids, stream.mask) if m][:-1]) == "click[<end>]"
+    policy = policy_of(tiny_model)
+    step = Step(state="page 0 of 1", action="click[<end>]", next_state="page 1 of 1", done=True)
+    (segment,) = imitation_segments(policy, Episode(id="log", task=tasks(1)[0], steps=[step]))
+    assert segment.ids.count(policy.chat.end_ids[0]) == 1 and segment.mask[-1] == 1
+    assert policy.tokenizer.decode([i for i, m in zip(segment.ids, segment.mask) if m][:-1]) == "click[<end>]"
+    assert (
+        imitation_segments(
+            policy,
+            Episode(id="log", task=tasks(1)[0], steps=[replace(step, next_state=step.state, done=False)]),
+        )
+        == []
+    )
