@@ -335,8 +335,7 @@ def iterate(args: Args, state: Run, env: Environment, check_task, timer, dist) -
     tasks = state.curriculum.sample(groups, run.rng(args.seed, "tasks", state.step), fraction)
     share = -(-groups // dist.world_size)        # whole groups stay on one rank
     mine = [task for task in tasks[dist.rank * share:(dist.rank + 1) * share] for _ in range(size)]
-    left = args.real_transitions - state.real_transitions       # shared out exactly: a rest must not be lost
-    budget = (left + dist.world_size - 1 - dist.rank) // dist.world_size if world == "real" else None
+    budget = share_of(args.real_transitions - state.real_transitions, dist) if world == "real" else None
     before = state.policy.counts["turns"]
     state.policy.model.eval()
     with timer("rollout"), unsharded(state.policy.model):
@@ -360,6 +359,11 @@ def iterate(args: Args, state: Run, env: Environment, check_task, timer, dist) -
     metrics |= {f"tasks/{k}": v for k, v in made.items()} | timer.take()
     metrics |= {"world": world, "transitions": used}
     return metrics, episodes
+
+
+def share_of(total: int, dist) -> int:
+    """This rank's part of `total`: the parts add up, and rank 0 has one as long as anything is left."""
+    return (total + dist.world_size - 1 - dist.rank) // dist.world_size
 
 
 def gather(episodes: list[Episode], dist) -> list[Episode]:

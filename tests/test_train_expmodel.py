@@ -1,0 +1,120 @@
+"""The rows of train_expmodel.py: shares, reproducible draws, who is drawn, and words that the tokenizer
+knows."""
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import train_expmodel
+from dreamgym import tiny
+from dreamgym.episode import Episode, Step, Task
+from dreamgym.prompts import Question, Demo, next_prompt
+from train_expmodel import Args, Rows, check, corpus, rename_question
+
+
+class Model:
+    """Says what it was asked for, in place of samples."""
+    env = SimpleNamespace(renamer=lambda rng: lambda text: text.replace("red", "blue"))
+
+    def questions(self, tasks, pasts, states, actions):
+        self.pasts = [len(past) for past in pasts]
+        return [Question(t, s, a, [], [], [Demo("red", "x", "red", 0.0)])
+                for t, s, a in zip(tasks, states, actions)]
+
+    next_sample = staticmethod(lambda question, step: ("next", question, step))
+    reward_sample = staticmethod(lambda task, step: ("reward", task, step))
+    variation_sample = staticmethod(lambda seed, target: ("variation", seed, target))
+
+
+def episodes():
+    steps = [Step(state=f"red {i}", action=f"go {i}", next_state=f"red {i + (i != 1)}") for i in range(3)]
+    other = Step(state="red", action="buy", next_state="red bought", reward=1.0, done=True)
+    return [Episode(id="a", task=Task(id="a", text="find red"), steps=steps, source="random"),
+            Episode(id="b", task=Task(id="b", text="buy red"), steps=[other], source="counterfactual",
+                    label="none")]
+
+
+def rows_of(**changes):
+    args = Args(**{"rows": 20, "reward_share": 0.25, "counterfactual_share": 0.25, "variation_share": 0.0}
+                | changes)
+    return Rows(args, Model(), episodes(), [])
+
+
+def test_the_shares_of_the_rows():
+    """A kind of row that is never drawn, or rewards of counterfactuals among next states (they never
+    happened)."""
+    drawn = rows_of().draw(0)
+    kinds = [row[0] for row in drawn]
+    assert (kinds.count("next"), kinds.count("reward")) == (10, 10)
+    rewards = [row[1] for row in drawn if row[0] == "reward"]
+    assert rewards.count("buy red") == 5 and rewards.count("find red") == 5
+    assert all(row[1].task == "find red" for row in drawn if row[0] == "next")
+    naive = [row[1] for row in rows_of(counterfactual_share=0.0).draw(0) if row[0] == "reward"]
+    assert naive == ["find red"] * 5
+
+
+def test_draws_depend_on_seed_and_step_alone():
+    """A resumed run that sees other rows."""
+    first, again = rows_of(), rows_of()
+    first.draw(0)
+    assert first.draw(7) == again.draw(7) != again.draw(8)
+    assert rows_of(seed=1).draw(7) != rows_of().draw(7)
+
+
+def test_first_steps_may_see_rewards_alone():
+    """--reward-first-steps that does nothing, or never ends."""
+    rows = rows_of(reward_first_steps=2)
+    assert {row[1] for row in rows.draw(1)} == {"buy red"} and {row[0]
+                                                                for row in rows.draw(2)} == {"next", "reward"}
+
+
+def test_renaming_is_whole():
+    """A name that is changed in the state and not in the answer, the action or a demonstration."""
+    for row in rows_of(rename_share=1.0, counterfactual_share=0.0).draw(0):
+        assert "red" not in repr(row) and "blue" in repr(row)
+    question = Question("red", "red", "red", [("red", "red")], [Demo("red", "red", "red", 1.0)], [])
+    assert "red" not in repr(rename_question(question, lambda text: text.replace("red", "blue")))
+
+
+def test_demo_dropout_and_history():
+    """Demonstrations that are never left out; a history that holds the step itself."""
+    drawn = rows_of(demo_dropout=1.0, counterfactual_share=0.0, reward_share=0.0)
+    assert all(not row[1].demos for row in drawn.draw(0))
+    picked = [int(row[1].action.split()[1]) for row in drawn.draw(3)]
+    assert drawn.model.pasts == picked and len(set(picked)) > 1
+
+
+def test_steps_that_changed_nothing_are_drawn_more_often():
+    """--invalid-weight that weighs the wrong steps: step 1 changes nothing."""
+    flags = {"rows": 400, "reward_share": 0.0, "counterfactual_share": 0.0}
+    share = lambda weight: np.mean([row[1].action == "go 1"
+                                    for row in rows_of(invalid_weight=weight, **flags).draw(0)])
+    assert 0.25 < share(1.0) < 0.42 and 0.6 < share(4.0) < 0.74
+
+
+def test_the_tokenizer_knows_what_is_asked():
+    """Words of prompts or pages that a from-scratch model has to spell."""
+    env = SimpleNamespace(vocabulary=lambda: ["zebra"])
+    tokenizer = tiny.build_tokenizer(corpus(env, episodes(), [Task(id="a", text="find red")]))
+    step = episodes()[0].steps[0]
+    demo = Demo(step.state, step.action, step.next_state, 0.0)
+    question = Question("find red", step.state, step.action, [(step.state, step.action)], [demo], [demo])
+    pieces = tokenizer.tokenize(next_prompt(question, "diff") + " zebra")
+    assert sum(len(piece.strip("▁")) == 1 and piece.strip("▁").isalpha() for piece in pieces) == 0
+
+
+@pytest.mark.parametrize(("flags", "text"), [
+    ({"quantize": "nf4", "model": "x"}, "--lora-rank"), ({"lora_rank": 4}, "trained in full"),
+    ({"rows": 0}, "--rows"), ({"reward_share": 0.8, "counterfactual_share": 0.3}, "more than 1")])
+def test_flags_that_contradict_each_other(flags, text):
+    """Minutes of work before a mistake that the flags alone give away."""
+    with pytest.raises(ValueError, match=text):
+        check(Args(**flags))
+
+
+def test_a_saved_state_of_other_ranks_is_refused(tmp_path):
+    """A resume on one rank that forgets half of the optimizer of two."""
+    for rank in range(2):
+        (tmp_path / f"training-{rank}.pt").touch()
+    with pytest.raises(ValueError, match="found the state of 2 ranks, expected 1"):
+        train_expmodel.load_training(tmp_path, [], SimpleNamespace(rank=0, world_size=1))
