@@ -312,7 +312,7 @@ def make_run(args: Args, policy: Policy, experience_model: ExperienceModel, task
         torch.nn.init.zeros_(head.weight), torch.nn.init.zeros_(head.bias)
         groups.append({"params": list(head.parameters()), "lr": args.value_lr})
     optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
-    curriculum = Curriculum(tasks, args.max_generated_fraction, uniform=not args.curriculum)
+    curriculum = Curriculum(tasks, args.max_generated_fraction, explore=0.1 if args.curriculum else 1.0)
     state = Run(policy, reference, head, optimizer, curriculum, experience_model)
     if resume:
         state.load(resume, dist)
@@ -340,8 +340,8 @@ def iterate(args: Args, state: Run, env: Environment, check_task, timer, dist) -
     state.policy.model.eval()
     with timer("rollout"), unsharded(state.policy.model):
         name = f"{world}-{state.step}-r{dist.rank}"
-        episodes = rollout(state.policy, env if world == "real" else model, mine, 1.0, name,
-                           iteration=state.step, max_transitions=budget)
+        episodes = rollout(state.policy, env if world == "real" else model, mine, 1.0, name, max_transitions=budget)
+    mark(episodes, state.step)
     with timer("update"):
         state.policy.model.train()
         known = rl.informative(episodes, args.drop_malformed)
@@ -359,6 +359,12 @@ def iterate(args: Args, state: Run, env: Environment, check_task, timer, dist) -
     metrics |= {f"tasks/{k}": v for k, v in made.items()} | timer.take()
     metrics |= {"world": world, "transitions": used}
     return metrics, episodes
+
+
+def mark(episodes: list[Episode], iteration: int) -> None:
+    """Says in each episode which iteration played it: a resumed run plays the later ones again."""
+    for episode in episodes:
+        episode.iteration = iteration
 
 
 def share_of(total: int, dist) -> int:
@@ -407,9 +413,9 @@ def evaluate(state: Run, world, tasks: list[Task], temperature: float, name: str
     episodes."""
     state.policy.sampler.clear_caches()
     with unsharded(state.policy.model):
-        episodes = rollout(state.policy, world, tasks[dist.rank::dist.world_size], temperature,
-                           f"{name}-r{dist.rank}", iteration=state.step)
-        episodes = gather(episodes, dist)
+        episodes = rollout(state.policy, world, tasks[dist.rank::dist.world_size], temperature, f"{name}-r{dist.rank}")
+    mark(episodes, state.step)
+    episodes = gather(episodes, dist)
     return policy_report(episodes, state.policy.env.audit), episodes
 
 
@@ -461,9 +467,9 @@ def test_now(state: Run, env: Environment, tasks: list[Task], out: Path, name: s
     return entry | {"reports": found}
 
 
-def train(args: Args, state: Run, env: Environment, splits: dict[str, list[Task]], check_task, out: Path, log,
-          dist) -> list[dict]:
+def train(args: Args, state: Run, splits: dict[str, list[Task]], check_task, out: Path, log, dist) -> list[dict]:
     """The loop. Returns the reports on the test tasks, before and after."""
+    env = state.policy.env
     run_config = {k: v for k, v in asdict(args).items() if k not in FREE}
     meta = {"settings": run_config, "policy": asdict(state.policy.settings), "environment": env.describe()}
     save = lambda: run.save_checkpoint(out, "policy", lambda path: state.save(path, dist), meta, dist)
@@ -598,7 +604,7 @@ def main() -> None:
     tasks = [t.text for part in splits.values() for t in part]
     check_task = lambda text: problem(text, tasks + [s.task.text for s in state.curriculum.stats.values()],
                                       words)
-    results = train(args, state, env, splits, check_task, out, log, dist)
+    results = train(args, state, splits, check_task, out, log, dist)
     if dist.is_main:
         finish(args, env, results, state, out, log)
     env.close()

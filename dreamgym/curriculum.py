@@ -61,13 +61,12 @@ class Curriculum:
     max_generated_fraction: lambda of the paper, which gives no number. explore: share of the draw that
     ignores values. decay: what an iteration leaves of the distance between value and prior. prior: value of
     an unseen task; 0.25 is the largest for rewards 0 and 1. fresh: weight of the newest group in the running
-    value. max_generated: most of them kept. uniform: draw without regard to values (ablation); lambda holds
-    all the same.
+    value. max_generated: most of them kept. With explore 1 draws ignore values (ablation); lambda holds all the
+    same.
     """
 
     def __init__(self, tasks: Iterable[Task], max_generated_fraction: float = 0.25, explore: float = 0.1,
-                 decay: float = 0.95, prior: float = 0.25, fresh: float = 0.5, max_generated: int = 1000,
-                 uniform: bool = False) -> None:
+                 decay: float = 0.95, prior: float = 0.25, fresh: float = 0.5, max_generated: int = 1000) -> None:
         tasks = list(tasks)
         self.stats = {task.id: TaskStats(task=task) for task in tasks}
         if not tasks or len(self.stats) != len(tasks):
@@ -80,7 +79,7 @@ class Curriculum:
             raise ValueError(f"Curriculum: prior {prior}, fresh {fresh}, max_generated {max_generated}; "
                              "expected prior > 0, 0 < fresh <= 1 and max_generated >= 1")
         self.max_generated_fraction, self.max_generated = max_generated_fraction, max_generated
-        self.explore, self.decay, self.prior, self.fresh, self.uniform = explore, decay, prior, fresh, uniform
+        self.explore, self.decay, self.prior, self.fresh = explore, decay, prior, fresh
         self.iteration = 0
         self.share_generated = 0.0                             # of the last sample
 
@@ -112,7 +111,7 @@ class Curriculum:
         if not 1 <= n <= most:
             raise ValueError(f"Curriculum.sample: n is {n}, expected 1 to {most}: there are {originals} "
                              f"original tasks and room for {room} generated; lower n or raise the fraction")
-        value = np.ones(len(tasks)) if self.uniform else np.array([self.estimate(task.id) for task in tasks])
+        value = np.array([self.estimate(task.id) for task in tasks])
         weight = (1 - self.explore) * value + self.explore * value.mean() + 1e-12
         # The order of Gumbel-perturbed log weights is a draw without replacement in proportion to them.
         key = np.log(weight) + rng.gumbel(size=len(tasks))

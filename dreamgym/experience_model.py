@@ -82,18 +82,17 @@ def fill_buffer(buffer: ReplayBuffer, encoder, episodes: Sequence[Episode]) -> N
 
 
 class ExperienceModel:
-    """The imagined environment. At temperature 0 only answers that must be drawn again depend on the seed.
+    """The imagined environment. It answers greedily; only answers that must be drawn again depend on the seed.
 
     `env` lends its prompts and `ground`, nothing else. `counts`: steps, answers drawn again, steps that
     stayed malformed.
     """
 
     def __init__(self, model, tokenizer, env: Environment, settings: ExperienceSettings, memory: tuple, *,
-                 slots: int = 128,
-                 temperature: float = 0.0, seed: int = 0):
+                 slots: int = 128, seed: int = 0):
         self.model, self.tokenizer, self.env, self.settings = model, tokenizer, env, settings
         self.buffer, self.encoder = memory
-        self.temperature, self.slots, self.seed = temperature, slots, seed
+        self.slots, self.seed = slots, seed
         self.chat = chat_format(tokenizer, experience_system(env.prompts, settings.page_format)
                                 if settings.system_prompts else "")
         self.sampler = Sampler(model, slots, settings.context, self.chat.end_ids, seed)
@@ -190,7 +189,7 @@ class ExperienceModel:
                 break
             self.counts["resampled"] += len(unread) * (attempt > 0)
             keys = [next(self.calls) for _ in unread]
-            temperature = self.temperature if attempt == 0 else RESAMPLE_TEMPERATURE
+            temperature = RESAMPLE_TEMPERATURE if attempt else 0.0
             for i, sample in zip(unread, self.sampler.sample([prompts[i] + forced for i in unread], keys,
                                                              limit, temperature)):
                 text = start + self.tokenizer.decode([t for t in sample.ids if t not in self.chat.end_ids])

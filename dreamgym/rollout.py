@@ -114,7 +114,7 @@ def _record(running: _Running, action: str, grounded: str, result: StepResult, m
     return episode.stop != StopReason.RUNNING
 
 
-def rollout(policy: Policy, world, tasks: list[Task], temperature: float, name: str, *, iteration: int = -1,
+def rollout(policy: Policy, world, tasks: list[Task], temperature: float, name: str, *,
             max_transitions: int | None = None,
             on_turn: Callable[[int], None] = lambda finished: None) -> list[Episode]:
     """One episode for each task (repeat a task for a GRPO group), in the order of `tasks`; ids are
@@ -139,7 +139,7 @@ def rollout(policy: Policy, world, tasks: list[Task], temperature: float, name: 
             for (index, task), session in zip(fresh,
                                               world.reset([task for _, task in fresh]) if fresh else []):
                 episode = Episode(id=f"{name}-{index}", task=task, world=kind, source="policy",
-                                  iteration=iteration, segments=[TokenSegment()])
+                                  segments=[TokenSegment()])
                 running[index] = _Running(session, episode, policy.first_ids(task.text, session.state),
                                           session.state)
             order = list(running)[:None if max_transitions is None else max_transitions - spent]

@@ -3,13 +3,17 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from conftest import EXAMPLE
-from dreamgym import run
+from dreamgym import run, tiny
+from dreamgym.encoder import WordEncoder
 from dreamgym.episode import Step, read_episodes
-from dreamgym.model import load_model, save_model
+from dreamgym.experience_model import ExperienceSettings, fill_buffer, save_settings
+from dreamgym.model import save_model
+from dreamgym.replay import ReplayBuffer
 from dreamgym.rollout import PolicySettings
 from evaluate import Args, folders, readable
 
@@ -17,34 +21,28 @@ SMALL = ["--tasks", 2, "--temperatures", 0.0, 1.0]
 
 
 @pytest.fixture(scope="module")
-def policy(trained):
-    """A policy that can say nothing sensible, in the folder where train_policy.py would leave it."""
-    folder = trained.base / "out" / "policy"
-    save_model(*load_model(str(trained.expmodel / "model")), folder)
-    settings = PolicySettings(context=300, max_action_tok=4, policy_format="action")
-    run.write_json(folder / "meta.json", {"settings": {"quantize": "none"}, "policy": asdict(settings)})
-    return folder
+def made(workspace):
+    """A run's folder with a policy and an experience model that can say nothing sensible, and say it fast."""
+    tokenizer, encoder = tiny.build_tokenizer(["state: next"]), WordEncoder()
+    buffer, base = ReplayBuffer(encoder.dim), workspace.data.parent
+    fill_buffer(buffer, encoder, read_episodes(workspace.data / "train.jsonl")[:3])
+    limits = ExperienceSettings(context=900, max_next_tok=3, max_reward_tok=3, max_resamples=0)
+    for name, settings in (("policy", PolicySettings(900, 4, "action")), ("expmodel/model", limits)):
+        save_model(tiny.create("scratch:8x1", tokenizer), tokenizer, base / name)
+        meta = {"settings": {"quantize": "none"}, "policy": asdict(settings)}
+        run.write_json(base / name / "meta.json", meta)
+    buffer.save(base / "expmodel/model/replay")
+    save_settings(base / "expmodel/model", limits, "words", encoder)
+    return SimpleNamespace(policy=base / "policy", expmodel=base / "expmodel", data=workspace.data)
 
 
 @pytest.mark.parametrize("world", ["real", "dream"])
-def test_policy(policy, script, tmp_path, capsys, world):
+def test_policy(made, script, tmp_path, capsys, world):
     """Stops a table without a row for each temperature, lost repeats, and episodes that cannot be read
     again."""
     script(
-        "evaluate",
-        "--env",
-        EXAMPLE,
-        "--policy",
-        policy,
-        "--world",
-        world,
-        *SMALL,
-        "--repeats",
-        2,
-        "--play",
-        1,
-        "--out",
-        tmp_path,
+        "evaluate", "--env", EXAMPLE, "--policy", made.policy, "--world", world, *SMALL, "--repeats", 2,
+        "--play", 1, "--out", tmp_path,
     )
     said, report = capsys.readouterr().out, json.loads((tmp_path / "report.json").read_text())["report"]
     episodes = read_episodes(tmp_path / "episodes.jsonl")
@@ -58,24 +56,15 @@ def test_policy(policy, script, tmp_path, capsys, world):
     assert len({e.task.id for e in episodes}) == 2
 
 
-def test_experience_model(trained, script, tmp_path, capsys):
+def test_experience_model(made, script, tmp_path, capsys):
     """Stops a report without its null, its probes or its bound."""
     few = tmp_path / "data"
     few.mkdir()
-    (few / "meta.json").write_text((trained.data / "meta.json").read_text())
-    (few / "tasks_valid.jsonl").write_text((trained.data / "tasks_valid.jsonl").read_text())
-    (few / "valid.jsonl").write_text("\n".join((trained.data / "valid.jsonl").read_text().split("\n")[:2]))
+    (few / "meta.json").write_text((made.data / "meta.json").read_text())
+    (few / "tasks_valid.jsonl").write_text((made.data / "tasks_valid.jsonl").read_text())
+    (few / "valid.jsonl").write_text("\n".join((made.data / "valid.jsonl").read_text().split("\n")[:2]))
     script(
-        "evaluate",
-        "--env",
-        EXAMPLE,
-        "--expmodel",
-        trained.expmodel,
-        "--data",
-        few,
-        "--split",
-        "valid",
-        "--out",
+        "evaluate", "--env", EXAMPLE, "--expmodel", made.expmodel, "--data", few, "--split", "valid", "--out",
         tmp_path / "out",
     )
     said = capsys.readouterr().out
@@ -87,13 +76,13 @@ def test_experience_model(trained, script, tmp_path, capsys):
     assert report["transitions"] == sum(len(e.steps) for e in read_episodes(few / "valid.jsonl"))
 
 
-def test_recorded_episodes_alone_are_no_world(trained, policy, script, tmp_path):
+def test_recorded_episodes_alone_are_no_world(made, script, tmp_path):
     """Stops a success rate of a world that does not exist."""
-    meta = json.loads((trained.data / "meta.json").read_text())
-    meta["settings"]["import_file"] = str(trained.data / "train.jsonl")
+    meta = json.loads((made.data / "meta.json").read_text())
+    meta["settings"]["import_file"] = str(made.data / "train.jsonl")
     (tmp_path / "meta.json").write_text(json.dumps(meta))
     with pytest.raises(ValueError, match="--world real: logs is no world to play in"):
-        script("evaluate", "--env", "logs", "--policy", policy, "--data", tmp_path)
+        script("evaluate", "--env", "logs", "--policy", made.policy, "--data", tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -120,9 +109,9 @@ def test_folders(flags, expected):
     assert tuple(map(str, folders(Args(**flags)))) == expected
 
 
-def test_readable(trained):
+def test_readable(made):
     """Stops an episode to read that leaves out why the reward followed, or what could not be read."""
-    episode = read_episodes(Path(trained.data) / "train.jsonl")[0]
+    episode = read_episodes(Path(made.data) / "train.jsonl")[0]
     episode.steps = [
         Step(state="a", action="go", next_state="b", reasoning="it moves", reward_reasoning="no gain")
     ]

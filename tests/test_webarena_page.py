@@ -24,8 +24,7 @@ def test_the_documented_form():
              Node("combobox", "Sort by", "Price", options=("Name", "Price")),
              Node("checkbox", "Featured", checked=True), Node("radio", "Red", checked=False),
              Node("heading", "Blue Speaker"), text("$19.99")]
-    screen = abstract("One Stop Mini", "shopping/cart?p=2", nodes, tabs=["Home", "Cart"], tab=1, note="no element [44]")
-    assert screen.note == "no element [44]"
+    screen = abstract("One Stop Mini", "shopping/cart?p=2", nodes, tabs=["Home", "Cart"], tab=1)
     assert screen.text == """tabs: Home | *Cart
 page: One Stop Mini
 url: shopping/cart?p=2

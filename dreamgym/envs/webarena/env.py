@@ -21,12 +21,13 @@ import numpy as np
 from tqdm import tqdm
 
 from dreamgym.envs.base import Environment, Player, Session, StepResult
-from dreamgym.envs.webarena import live, relabel
+from dreamgym.envs.webarena import importers, live, relabel
 from dreamgym.envs.webarena.actions import Action, parse
 from dreamgym.envs.webarena.audit import WebArenaAudit
 from dreamgym.envs.webarena.direct import InProcessBrowser
 from dreamgym.envs.webarena.evaluators import (
-    PAGE_HELPERS, Judge, OwnShop, WebTask, as_task, evaluate, located, read_records, shop_helpers)
+    PAGE_HELPERS, Judge, OwnShop, WebTask, as_task, evaluate, located, read_records, read_tasks,
+    shop_helpers)
 from dreamgym.envs.webarena.names import VOCABULARY, other_names
 from dreamgym.envs.webarena.page import STOPPED, Addresses
 from dreamgym.envs.webarena.prompts import PROMPTS
@@ -53,19 +54,21 @@ WAIT_S = 3.0                                     # ... and before an evaluator f
 class WebArena(Environment):
     """`seed` is that of the own sites' data and tasks. With `backend` chromium, `workers` browsers play at
     the same time. `judge` is the URL of an endpoint whose model compares answers that only a language model
-    can compare (evaluators.Judge); "": such tasks are not judged."""
+    can compare (evaluators.Judge); "": such tasks are not judged. `drop` is a task file in WebArena's format
+    (WebArena-Lite's): recorded episodes of its tasks are not read."""
 
     prompts = PROMPTS
     numbered_lines = True
 
     def __init__(self, data_dir: str = "", seed: int = 7, backend: str = "direct", workers: int = 1,
-                 judge: str = "", judge_model: str = "", judge_key_env: str = "OPENAI_API_KEY"):
+                 judge: str = "", judge_model: str = "", judge_key_env: str = "OPENAI_API_KEY",
+                 drop: str = ""):
         if backend not in BACKENDS:
             raise ValueError(f"backend {backend!r}: expected one of {', '.join(BACKENDS)}")
         self.name, self.seed, self.started = "webarena", seed, 0
         self.judge = Judge(judge, judge_model, judge_key_env) if judge else None
         self.data_dir = data_dir or os.environ.get("WEBARENA_DATA", "")
-        self.own = not self.data_dir
+        self.own, self.drop = not self.data_dir, drop
         self.audit = WebArenaAudit(self.own)
         if self.own:
             self.label, self.max_steps, self.wait_s = "own sites", OWN_STEPS, 0.0
@@ -167,6 +170,12 @@ class WebArena(Environment):
 
     def counterfactuals(self, episodes: list[Episode], count: int, rng: np.random.Generator) -> list[Episode]:
         return relabel.counterfactuals(episodes, count, rng, self.seed) if self.own else []
+
+    def read_traces(self, path: str, form: str) -> list[Episode]:
+        """Other people's recorded episodes (importers.py). Raises ValueError for what does not fit."""
+        dropped = read_tasks(self.drop) if self.drop else []
+        ids = {task.old_task_id if task.lite else task.task_id for task in dropped}
+        return importers.read_traces(path, form, ids)
 
     def renamer(self, rng: np.random.Generator) -> Callable[[str], str] | None:
         return other_names(rng) if self.own else None

@@ -1,18 +1,21 @@
 """Recorded WebArena runs of other people -> our episodes, so that an experience model can start from them.
 `read_traces(path, format)` reads
 
-    render     WebArena's own traces: a folder of render_N.html with merge_log.txt (PASS or FAIL), or one such file
-    acctree    JSON lines (or a JSON list, or {"data": [...]}) of accessibility-tree transitions: task_id, observation, action or current_action,
-               next_observation or next_state_acctree; rows without observation and action (thuml/webarena-world-model-cot) are chained by step_idx
-    browsergym AgentRewardBench's JSON files, one run each, or a folder of them: `axtree` text, BrowserGym actions, cum_reward
+    render      WebArena's own traces: a folder of render_N.html and merge_log.txt (PASS or FAIL), or one file
+    acctree     JSON lines (or a JSON list, or {"data": [...]}) of accessibility-tree transitions: task_id,
+                observation, action or current_action, next_observation or next_state_acctree; rows without
+                observation and action (thuml/webarena-world-model-cot) are chained by their order
+    browsergym  AgentRewardBench's JSON files, one run each, or a folder of them: `axtree` text, BrowserGym
+                actions, cum_reward
 
 States go through ax_tree_sources and `abstract`, ids in actions become line numbers, BrowserGym's calls
 become WebArena's grammar. A page longer than a window gets the `scroll` steps that lead to the element acted
 on. What this grammar cannot say (a drag, two calls at once, an id that was not there) is left out where
 nothing changed and otherwise cuts the run in two, so that every kept step follows from its own action. A
-reward needs a verdict: without one the last `stop` is left out. These runs are of the benchmark's own tasks:
-`dropped_ids` keeps those of the test set (`old_task_id` in WebArena-Lite) away from training. Not read:
-AgentLab's pickles (never unpickle what others made), Playwright traces, screenshots.
+reward needs a verdict: without one the last `stop` is left out. An agent's thoughts are left out, too: a
+step's `reasoning` says why the next state follows. These runs are of the benchmark's own tasks: `dropped_ids`
+keeps those of the test set (`old_task_id` in WebArena-Lite) away from training. Not read: AgentLab's pickles
+(never unpickle what others made), Playwright traces, screenshots.
 """
 from __future__ import annotations
 
@@ -41,6 +44,7 @@ HOSTS = {"onestopmarket.com": "shopping", "luma.com": "shopping_admin", "reddit.
          "gitlab.com": "gitlab", "wikipedia.org": "wikipedia",
          # the names that WebArena shows to agents instead
          "openstreetmap.org": "map", "homepage.com": "homepage"}
+_VERDICT = re.compile(r"\((PASS|FAIL)\)\s+\S*?(\d+)\.json")      # in merge_log.txt
 _PREFIX = re.compile(r"^/(?:wikipedia_en[^/]*|admin(?=[/?]|$))")
 
 
@@ -59,7 +63,6 @@ class Move:
     before: Seen
     action: str
     after: Seen | None
-    reasoning: str = ""
 
 
 @dataclass
@@ -234,11 +237,11 @@ def episodes(run: Run, reader: Reader) -> list[Episode]:
             screen = further
         if action.kind == "stop":
             if run.success is not None:
-                steps.append(_stop(screen.text, action, run.success, move.reasoning))
+                steps.append(_stop(screen.text, action, run.success))
             break
         next_text = screen.text if still else after.text
         window = window if still else 0
-        steps.append(_step(screen.text, action, next_text, reasoning=move.reasoning))
+        steps.append(_step(screen.text, action, next_text))
     return _named(run, [part for part in parts if part], whole=bool(parts[-1]))
 
 
@@ -247,8 +250,8 @@ def _step(state: str, action: Action, next_state: str, **more: Any) -> Step:
                 **more)
 
 
-def _stop(state: str, action: Action, success: bool, reasoning: str = "") -> Step:
-    return _step(state, action, STOPPED, reward=float(success), done=True, reasoning=reasoning)
+def _stop(state: str, action: Action, success: bool) -> Step:
+    return _step(state, action, STOPPED, reward=float(success), done=True)
 
 
 def _named(run: Run, parts: list[list[Step]], whole: bool) -> list[Episode]:
@@ -281,16 +284,17 @@ def _render_runs(path: Path) -> Iterator[Run]:
     if not files:
         raise ValueError(f"{path}: no render_N.html there; expected WebArena's traces")
     log = files[0].parent / "merge_log.txt"
-    verdicts = {int(m[2]): m[1] == "PASS" for m in re.finditer(r"\((PASS|FAIL)\)\s+\S*?(\d+)\.json",
-                                                               log.read_text(errors="replace"))} if log.exists() else {}
+    text = log.read_text(errors="replace") if log.exists() else ""
+    verdicts = {int(number): word == "PASS" for word, number in _VERDICT.findall(text)}
     for file in files:
         root = etree.fromstring(file.read_bytes(), etree.HTMLParser(encoding="utf-8", huge_tree=True))
-        config = "".join(root.find(".//pre").itertext()) if root is not None and root.find(".//pre") is not None else ""
-        number, intent = re.search(r"^task_id: (\d+)$", config, re.MULTILINE), re.search(r"^intent: (.+)$",
-                                                                                         config, re.MULTILINE)
+        first = root.find(".//pre") if root is not None else None
+        config = "".join(first.itertext()) if first is not None else ""
+        number = re.search(r"^task_id: (\d+)$", config, re.MULTILINE)
+        intent = re.search(r"^intent: (.+)$", config, re.MULTILINE)
         if not number or not intent:
             raise ValueError(f"{file}: no `task_id: N` and `intent: ..` in its first <pre>; expected a trace "
-                             f"that WebArena rendered")
+                             "that WebArena rendered")
         yield Run(f"import-{file.parent.name}-{number[1]}", int(number[1]), clean(intent[1], 1000),
                   _render_moves(file, root), str(file), verdicts.get(int(number[1])))
 
@@ -298,17 +302,16 @@ def _render_runs(path: Path) -> Iterator[Run]:
 def _render_moves(file: Path, root: etree._Element) -> list[Move]:
     # the trace never closes its state_obv divs, so that later steps lie inside earlier ones: only the <pre>
     # of each is its own
-    texts = ["".join(el.find("pre").itertext()) for el in root.iter("div") if el.get("class") == "state_obv"
-             and el.find("pre") is not None]
+    shown = [el.find("pre") for el in root.iter("div") if el.get("class") == "state_obv"]
+    texts = ["".join(pre.itertext()) for pre in shown if pre is not None]
     urls, said, meant = (_classed(root, name) for name in ("url", "raw_parsed_prediction", "parsed_action"))
     if not texts or len(texts) != len(urls) or len(texts) != len(said):
         raise ValueError(f"{file}: {len(texts)} state_obv, {len(urls)} url, {len(said)} "
                          f"raw_parsed_prediction; expected the same number of each, at least one")
-    seen = [Seen(text, url.removeprefix("URL: ").strip(), *webarena_tabs(text)) for text,
-            url in zip(texts, urls)]
+    seen = [Seen(text, url.removeprefix("URL: ").strip(), *webarena_tabs(text))
+            for text, url in zip(texts, urls)]
     meant += [""] * (len(said) - len(meant))
-    return [Move(before, _spoken(raw, parsed), after, clean(raw.split("```")[0], 4000)
-                 if "```" in raw else "")
+    return [Move(before, _spoken(raw, parsed), after)
             for before, after, raw, parsed in zip(seen, [*seen[1:], None], said, meant)]
 
 
@@ -325,12 +328,16 @@ def _json_rows(path: Path) -> Iterator[tuple[str, dict]]:
     """(where, row) of JSON lines, a JSON list, or {"data": list}. Raises ValueError naming file and line or
     entry."""
     text = path.read_text(encoding="utf-8-sig", errors="replace")
-    whole = _loads(text, str(path)) if path.suffix == ".json" else None
-    rows = whole.get("data", [whole]) if isinstance(whole, dict) else whole
-    numbered = enumerate(rows, 1) if rows is not None else ((i, _loads(line, f"{path}:{i}")) for i,
-                                                            line in enumerate(text.splitlines(), 1)
-                                                            if line.strip())
-    for number, row in numbered:
+    if path.suffix == ".json":
+        whole = _loads(text, str(path))
+        entries = whole.get("data", [whole]) if isinstance(whole, dict) else whole
+        if not isinstance(entries, list):
+            raise ValueError(f"{path}: found {type(entries).__name__}, expected a list of objects")
+        rows = enumerate(entries, 1)
+    else:
+        lines = enumerate(text.splitlines(), 1)
+        rows = ((i, _loads(line, f"{path}:{i}")) for i, line in lines if line.strip())
+    for number, row in rows:
         if not isinstance(row, dict):
             raise ValueError(f"{path}:{number}: found {type(row).__name__}, expected an object")
         yield f"{path}:{number}", row
@@ -355,10 +362,10 @@ def _field(row: dict, names: Iterable[str], where: str, kinds: type | tuple[type
     return value
 
 
-OBSERVED, ACTED, FOLLOWED = ("observation", "state", "acctree"), ("current_action",
-                                                                  "action"), ("next_state_acctree",
-                                                                              "next_observation",
-                                                                              "next_state")
+OBSERVED = ("observation", "state", "acctree")
+ACTED = ("current_action", "action")
+FOLLOWED = ("next_state_acctree", "next_observation", "next_state")
+INSTRUCTION = ("objective", "intent", "goal", "task")
 
 
 def _acctree_runs(path: Path, intents: Mapping[int, str]) -> Iterator[Run]:
@@ -367,13 +374,14 @@ def _acctree_runs(path: Path, intents: Mapping[int, str]) -> Iterator[Run]:
         task_id = _field(row, ("task_id",), where, int)
         groups.setdefault((task_id, str(row.get("run_id", ""))), []).append((where, row))
     for (task_id, run_id), rows in groups.items():
-        intent = clean(_field(rows[0][1], ("objective", "intent", "goal", "task"), rows[0][0], str, ""),
-                       1000) or intents.get(task_id) or f"WebArena task {task_id}"
-        success = next((row["reward"] == 1 for _,
-                        row in reversed(rows) if isinstance(row.get("reward"), (int, float))
-                        and (row.get("done") or row["reward"])), None)
+        where, first = rows[0]
+        intent = clean(_field(first, INSTRUCTION, where, str, ""), 1000)
+        intent = intent or intents.get(task_id) or f"WebArena task {task_id}"
+        rewards = [row["reward"] for _, row in rows
+                   if isinstance(row.get("reward"), (int, float)) and (row.get("done") or row["reward"])]
+        success = rewards[-1] == 1 if rewards else None
         named = f"import-{path.stem}-{task_id}" + (f"-{run_id}" if run_id else "")
-        yield Run(named, task_id, intent, [*_acctree_moves(rows)], rows[0][0], success)
+        yield Run(named, task_id, intent, [*_acctree_moves(rows)], where, success)
 
 
 def _acctree_moves(rows: list[tuple[str, dict]]) -> Iterator[Move]:
@@ -392,16 +400,16 @@ def _acctree_moves(rows: list[tuple[str, dict]]) -> Iterator[Move]:
             earlier = rows[i - 1][1] if i else {}
             if not followed:
                 raise ValueError(f"{where}: no `observation` and no `next_state_acctree`; expected an "
-                                 f"accessibility tree")
-            if not isinstance(more,
-                              list) or more[:-1] != done or earlier.get("previous_actions") != done[:-1] or not more:
+                                 "accessibility tree")
+            agree = more and isinstance(more, list) and more[:-1] == done
+            if not agree or earlier.get("previous_actions") != done[:-1]:
                 continue
             before, action = _field(earlier, FOLLOWED, where, str), str(more[-1])
         later_url = _field(later, ("url",), where, str, "") or url
         for text in filter(None, (before, followed)):
             if not re.search(r"^\s*\[\d+\] \w+ ", text, re.MULTILINE):
-                raise ValueError(f"{where}: observation {text[:40]!r} has no line of the form [N] ROLE "
-                                 f"'NAME'")
+                raise ValueError(f"{where}: observation {text[:40]!r} has no line of the form "
+                                 "[N] ROLE 'NAME'")
         yield Move(Seen(before, url, *webarena_tabs(before)), action,
                    Seen(followed, later_url, *webarena_tabs(followed)) if followed else None)
 
@@ -416,11 +424,11 @@ def _browsergym_runs(path: Path) -> Iterator[Run]:
         if not isinstance(record, dict) or not number or record.get("benchmark", "webarena") != "webarena":
             found = record.get("benchmark") if isinstance(record, dict) else type(record).__name__
             raise ValueError(f"{where}: benchmark {str(found)!r}; expected a run of webarena in a file "
-                             f"..webarena.N.json")
-        steps = [_field({"step": step}, ("step",), f"{where}, steps[{i}]", dict) for i,
-                 step in enumerate(_field(record, ("steps",), where, list))]
-        reward = _field(_field(record, ("summary_info",), where, dict, {}), ("cum_reward",), where,
-                        (int, float), None)
+                             "..webarena.N.json")
+        steps = [_field({"step": step}, ("step",), f"{where}, steps[{i}]", dict)
+                 for i, step in enumerate(_field(record, ("steps",), where, list))]
+        summary = _field(record, ("summary_info",), where, dict, {})
+        reward = _field(summary, ("cum_reward",), where, (int, float), None)
         agent = clean(str(record.get("agent", file.parent.name)), 80)
         yield Run(f"import-{agent}-{number[1]}", int(number[1]),
                   clean(_field(record, ("goal",), where, str), 1000), _browsergym_moves(steps, where), where,
@@ -431,15 +439,14 @@ def _browsergym_moves(steps: list[dict], where: str) -> list[Move]:
     seen, moves = [], []
     for i, step in enumerate(steps):
         here = f"{where}, steps[{i}]"
-        url, pages = _field(step, ("url",), here, str, ""), _field(step, ("open_pages_urls",), here,
-                                                                   (list, tuple), [])
+        url = _field(step, ("url",), here, str, "")
+        pages = _field(step, ("open_pages_urls",), here, list, [])
         tabs = [short_address(str(page)) for page in pages] if len(pages) > 1 else []
         seen.append(Seen(_field(step, ("axtree", "axtree_txt"), here, str), url, tabs,
                          pages.index(url) if tabs and url in pages else 0))
     for step, before, after in zip(steps, seen, [*seen[1:], None]):
         if step.get("action"):                   # the last record has none: it only shows where the run ended
-            moves.append(Move(before, str(step["action"]), after,
-                              clean(str(step.get("reasoning") or ""), 4000)))
+            moves.append(Move(before, str(step["action"]), after))
     return moves
 
 

@@ -150,7 +150,7 @@ def _numbered(nodes: Sequence[Node], tabs: Sequence[str]) -> dict[int, Node]:
 
 
 def abstract(title: str, address: str, nodes: list[Node], tabs: Sequence[str] = (), tab: int = 0,
-             window: int = 0, size: int = LINES, note: str = "") -> Screen:
+             window: int = 0, size: int = LINES) -> Screen:
     """Nodes in document order -> the state. `tabs` are titles; `tab` and `window` count from 0, and a
     window past the last is the last. Never raises on odd text."""
     shown = _shown(nodes)
@@ -163,7 +163,7 @@ def abstract(title: str, address: str, nodes: list[Node], tabs: Sequence[str] = 
     refs = _numbered(shown[window * size:(window + 1) * size], titles)
     page = Page(clean(title) or "untitled", clean(address, 300), refs, titles, tab if titles else 0, window,
                 windows)
-    return Screen(str(page), refs, window, windows, clean(note))
+    return Screen(str(page), refs, window, windows)
 
 
 # ---- reading a state ---------------------------------------------------------------------------------------

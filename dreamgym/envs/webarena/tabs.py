@@ -76,8 +76,8 @@ class Tabs:
         self.nodes = tab.read() if tab.url else NOTHING
         titles = [t.title if t.url else NEW_TAB for t in self.tabs]
         address = self.addresses.short(tab.url)
-        self.shown = abstract(titles[self.at], address, self.nodes, titles, self.at, tab.window, self.size,
-                              note)
+        self.shown = abstract(titles[self.at], address, self.nodes, titles, self.at, tab.window, self.size)
+        self.shown.note = clean(note)
         tab.window = self.shown.window
         return self.shown
 
