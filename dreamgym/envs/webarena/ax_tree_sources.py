@@ -66,7 +66,8 @@ def _reduce(rows: Iterable[Row]) -> list[Node]:
                                               or (row.role == "menuitem" and row.selected is not None)):
             last.options += (row.name,)
             if row.selected:
-                last.value = row.name if last.role == "combobox" or not last.value else f"{last.value}, {row.name}"
+                is_first = last.role == "combobox" or not last.value
+                last.value = row.name if is_first else f"{last.value}, {row.name}"
         elif within < row.depth:
             if role == "StaticText" and not told and row.name != last.name:
                 # a text observation of WebArena tells a value only so

@@ -218,13 +218,16 @@ AIM = """function(key) {
   if (active && active.tagName === 'LABEL') active = active.control;
   const link = active && active.tagName === 'A' ? active : null;
   const form = active && active.form, sender = ['submit', 'image'];
-  const sends = active && sender.includes(active.type), entered = /^(text|search|password|email|url|tel|number)$/;
-  const submits = form && (key ? active.tagName !== 'TEXTAREA' && !['button', 'reset'].includes(active.type) : sends);
+  const sends = active && sender.includes(active.type);
+  const entered = /^(text|search|password|email|url|tel|number)$/;
+  const enters = active && active.tagName !== 'TEXTAREA' && !['button', 'reset'].includes(active.type);
+  const submits = form && (key ? enters : sends);
   const button = submits && (sends ? active : [...form.elements].find(e => sender.includes(e.type)));
   const alone = button || (submits && [...form.elements].filter(e => entered.test(e.type)).length < 2);
   const action = submits && (button && button.getAttribute('formaction') || form.getAttribute('action'));
   const checked = submits && !form.noValidate && !(button && (button.formNoValidate || button.disabled));
-  const leads = link ? !link.href.startsWith('javascript:') : submits && alone && !(button && button.disabled);
+  const submitted = submits && alone && !(button && button.disabled);
+  const leads = link ? !link.href.startsWith('javascript:') : submitted;
   return {href: link ? link.href : action ? new URL(action, el.baseURI).href : '', type: el.type || '',
           fixed: Boolean(el.disabled || el.readOnly), leads: Boolean(leads),
           incomplete: Boolean(checked && [...form.elements].some(e => e.willValidate && !e.validity.valid))};

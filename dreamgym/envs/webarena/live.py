@@ -1,9 +1,10 @@
 """A user's own WebArena: its addresses, whether they answer, logins, and the full reset.
 
-    instance = read_instance(os.environ)                     # None: no address is set, the own sites are played
-    check_answers(instance.bases); full_reset(instance.reset_url)
+    instance = read_instance(os.environ)         # None: no address is set, the own sites are played
+    check_answers(instance.bases)
+    full_reset(instance.reset_url)
     logins = Logins(instance.bases, read_accounts(os.environ), Path("out/logins"))
-    state = logins.state(browser, task.sites)                # of Playwright's new_context(storage_state=...): logged in, looked at just now
+    state = logins.state(browser, task.sites)    # for Playwright's new_context(storage_state=...): logged in
 
 Addresses are `$WA_SHOPPING`, `$WA_SHOPPING_ADMIN`, ... (or WebArena's own unprefixed names), the reset
 service is `$WA_FULL_RESET`, accounts are `$WA_SHOPPING_USERNAME` and `$WA_SHOPPING_PASSWORD` (default:
@@ -63,8 +64,8 @@ def _variable(environ: Mapping[str, str], name: str) -> str:
     if not value:
         return ""
     parts = urllib.parse.urlsplit(value)
-    if parts.scheme not in ("http",
-                            "https") or not parts.hostname or parts.username or parts.password or parts.query or parts.fragment or " " in value:
+    more = parts.username or parts.password or parts.query or parts.fragment or " " in value
+    if parts.scheme not in ("http", "https") or not parts.hostname or more:
         raise ValueError(f"{key}: found scheme {parts.scheme!r}, host {parts.hostname!r}; expected "
                          f"http(s)://HOST[:PORT][/PATH] without user or query")
     return value.rstrip("/")
@@ -96,7 +97,8 @@ def read_instances(path: Path | str, sites: Iterable[str] = SITES) -> list[Insta
     try:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: cannot be read ({error}); expected one JSON object of addresses per line") from None
+        raise ValueError(f"{path}: cannot be read ({error}); expected one JSON object of addresses per "
+                         "line") from None
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -225,7 +227,9 @@ def logged_in(page: Any, base: str, recipe: Recipe) -> bool:
     answer = page.goto(f"{base}/", wait_until="domcontentloaded")
     path = urllib.parse.urlsplit(base).path + recipe.path
     links = f", a[href^='{path}']:visible, a[href^='{base + recipe.path}']:visible" if recipe.path else ""
-    return answer is not None and answer.ok and page.locator(f"input[type=password]:visible{links}").count() == 0
+    if answer is None or not answer.ok:
+        return False
+    return page.locator(f"input[type=password]:visible{links}").count() == 0
 
 
 @dataclass
@@ -261,15 +265,17 @@ class Logins:
         return record["state"]
 
     def _renewed(self, browser: Any, sites: tuple[str, ...]) -> dict:
-        state = self._visit(browser, None, sites, lambda page,
-                            site: log_in(page, self.bases[site], self.recipes[site], self.accounts[site]))
+        def do(page: Any, site: str) -> None:
+            log_in(page, self.bases[site], self.recipes[site], self.accounts[site])
+
+        state = self._visit(browser, None, sites, do)
         if out := self._logged_out(browser, state, sites):
             hosts = [urllib.parse.urlsplit(self.bases[site]).hostname for site in sites]
-            shared = " The sites share a host name, and cookies are not kept apart by port: give them different names." if len(set(hosts)) < len(hosts) else ""
-            raise LiveError(f"login failed: after it, "
-                            f"{', '.join(f'{site} at {self.bases[site]}' for site in out)} still asks for "
-                            f"one. Check "
-                            f"{', '.join(f'$WA_{site.upper()}_USERNAME and _PASSWORD' for site in out)}.{shared}")
+            shared = (" The sites share a host name, and cookies are not kept apart by port: give them "
+                      "different names." if len(set(hosts)) < len(hosts) else "")
+            places = ", ".join(f"{site} at {self.bases[site]}" for site in out)
+            names = ", ".join(f"$WA_{site.upper()}_USERNAME and _PASSWORD" for site in out)
+            raise LiveError(f"login failed: after it, {places} still asks for one. Check {names}.{shared}")
         record = {"schema": SCHEMA, "saved": time.time(), "state": state}
         self._keep(self._path(sites), record)
         return record
@@ -277,8 +283,12 @@ class Logins:
     def _logged_out(self, browser: Any, state: dict, sites: tuple[str, ...]) -> list[str]:
         """Looks at all sites after all logins: one may have ended another."""
         out: list[str] = []
-        self._visit(browser, state, sites, lambda page,
-                    site: out.extend([] if logged_in(page, self.bases[site], self.recipes[site]) else [site]))
+
+        def do(page: Any, site: str) -> None:
+            if not logged_in(page, self.bases[site], self.recipes[site]):
+                out.append(site)
+
+        self._visit(browser, state, sites, do)
         return out
 
     def _visit(self, browser: Any, state: dict | None, sites: tuple[str, ...],
@@ -298,15 +308,16 @@ class Logins:
                     said = error.message.split("\n")[0]
                     secret = self.accounts[site][1]
                     raise LiveError(f"{site} at {self.bases[site]}: {said.replace(secret, '***')[:200]}; no "
-                                    f"usable login form at "
-                                    f"{self.recipes[site].path or '/'}, or the site does not answer") from None
+                                    f"usable login form at {self.recipes[site].path or '/'}, or the site "
+                                    "does not answer") from None
             return context.storage_state()
         finally:
             context.close()
 
     def _path(self, sites: tuple[str, ...]) -> Path:
         key = json.dumps([[site, self.bases[site], self.accounts[site][0]] for site in sites])
-        return self.folder / f"{'.'.join(sites) or 'none'}-{hashlib.sha256(key.encode()).hexdigest()[:12]}.json"
+        digest = hashlib.sha256(key.encode()).hexdigest()[:12]
+        return self.folder / f"{'.'.join(sites) or 'none'}-{digest}.json"
 
     def _cached(self, sites: tuple[str, ...]) -> dict | None:
         """The kept record; None when there is none, or it cannot be read."""

@@ -29,7 +29,8 @@ class _TextNode(str):
     """A text node; as a plain text it has no textContent."""
 
 
-_JS = re.compile(r"\s*(?:(?P<text>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")|(?P<number>\d+)|(?P<name>[A-Za-z_$][\w$]*)|(?P<mark>\.\.\.|\?\.|=>|\|\||[.()\[\],+]))")
+_JS = re.compile(r"\s*(?:(?P<text>'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")|(?P<number>\d+)"
+                 r"|(?P<name>[A-Za-z_$][\w$]*)|(?P<mark>\.\.\.|\?\.|=>|\|\||[.()\[\],+]))")
 _BREAKS = frozenset("address article aside blockquote dd details div dl dt fieldset figure footer form h1 h2 "
                     "h3 h4 h5 h6 header hr li main nav ol option p pre "
                     "section table tr ul".split())
@@ -200,7 +201,8 @@ def _selector(css: str) -> CSSSelector:
         # CSS closes what is open at the end: [name="x"
         return CSSSelector(css + "]" * (css.count("[") - css.count("]")), translator="html")
     except Exception as error:                   # cssselect and lxml each have several
-        raise NotSupported(f"selector {css!r:.80} is not understood without a browser ({str(error)[:80]})") from None
+        raise NotSupported(f"selector {css!r:.80} is not understood without a browser "
+                           f"({str(error)[:80]})") from None
 
 
 def _select(element: lxml.html.HtmlElement, css: str) -> list:

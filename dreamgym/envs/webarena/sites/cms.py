@@ -21,7 +21,8 @@ SHOWN = {"All": "1", "Enabled": "enabled", "Disabled": "NOT enabled", "Out of st
 REVIEW_STATUSES = ("Pending", "Approved")
 REPORTS, MONTHS = ("Sales", "Bestsellers"), ("All", *(f"{month:02d}" for month in range(1, 13)))
 SOLD = """SELECT name, slug, sum(quantity) AS sold FROM shop_order_items
-    JOIN shop_orders ON shop_orders.id = order_id JOIN shop_products ON shop_products.id = product_id WHERE shop_orders.status != 'Canceled' AND date LIKE ?
+    JOIN shop_orders ON shop_orders.id = order_id JOIN shop_products ON shop_products.id = product_id
+    WHERE shop_orders.status != 'Canceled' AND date LIKE ?
     GROUP BY product_id ORDER BY sold DESC, name"""
 ORDERS = "SELECT shop_orders.*, full_name FROM shop_orders JOIN users ON users.id = user_id"
 REVIEWS = """SELECT shop_reviews.*, name, slug,
