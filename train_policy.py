@@ -340,7 +340,8 @@ def iterate(args: Args, state: Run, env: Environment, check_task, timer, dist) -
     state.policy.model.eval()
     with timer("rollout"), unsharded(state.policy.model):
         name = f"{world}-{state.step}-r{dist.rank}"
-        episodes = rollout(state.policy, env if world == "real" else model, mine, 1.0, name, max_transitions=budget)
+        played = env if world == "real" else model
+        episodes = rollout(state.policy, played, mine, 1.0, name, max_transitions=budget)
     mark(episodes, state.step)
     with timer("update"):
         state.policy.model.train()
@@ -413,7 +414,8 @@ def evaluate(state: Run, world, tasks: list[Task], temperature: float, name: str
     episodes."""
     state.policy.sampler.clear_caches()
     with unsharded(state.policy.model):
-        episodes = rollout(state.policy, world, tasks[dist.rank::dist.world_size], temperature, f"{name}-r{dist.rank}")
+        mine = tasks[dist.rank::dist.world_size]
+        episodes = rollout(state.policy, world, mine, temperature, f"{name}-r{dist.rank}")
     mark(episodes, state.step)
     episodes = gather(episodes, dist)
     return policy_report(episodes, state.policy.env.audit), episodes
@@ -467,7 +469,8 @@ def test_now(state: Run, env: Environment, tasks: list[Task], out: Path, name: s
     return entry | {"reports": found}
 
 
-def train(args: Args, state: Run, splits: dict[str, list[Task]], check_task, out: Path, log, dist) -> list[dict]:
+def train(args: Args, state: Run, splits: dict[str, list[Task]], check_task, out: Path, log,
+          dist) -> list[dict]:
     """The loop. Returns the reports on the test tasks, before and after."""
     env = state.policy.env
     run_config = {k: v for k, v in asdict(args).items() if k not in FREE}

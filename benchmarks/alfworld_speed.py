@@ -1,9 +1,9 @@
 """Speed and memory of the ALFWorld engine against the stock one: TextWorld's PddlEnv under alfworld's
 demangler, on the same games and the same actions.
 
-    python -m benchmarks.alfworld_speed                            # official games rebuilt from ../shared/data/alfworld
+    python -m benchmarks.alfworld_speed               # official games rebuilt from ../shared/data/alfworld
     python -m benchmarks.alfworld_speed --data DIR                 # any folder in the layout of json_2.1.1
-    python -m benchmarks.alfworld_speed --memory 400               # resident memory over that many distinct games, instead of speed
+    python -m benchmarks.alfworld_speed --memory 400  # resident memory over that many distinct games
 
 CPU seconds of one process. Actions are random admissible ones; both engines answer each of them, in turns,
 and text, `won` and commands are compared on every observation: the run ends at the first difference. Only
@@ -84,10 +84,11 @@ def resident_mb() -> float:
 def report_speed(paths: list[Path], args: Args) -> None:
     # imports and the parse of the grammar, once a process, are no part of a game
     Engine(paths[0]), StockEngine(paths[0]).reset()
-    chosen = paths[1:args.games + 1]
+    chosen = paths[1 : args.games + 1]
     spent = compare(chosen, args.steps)
     print(
-        f"{len(chosen)} games, {args.steps} random actions each; text, won and commands equal on all {len(chosen) * (args.steps + 1)} observations"
+        f"{len(chosen)} games, {args.steps} random actions each; text, won and commands equal on all "
+        f"{len(chosen) * (args.steps + 1)} observations"
     )
     print(f"{'CPU seconds, mean':24}{'stock':>12}{'ours':>12}{'ratio':>9}")
     for what in ("load", "reset", "step"):
@@ -101,7 +102,7 @@ def report_speed(paths: list[Path], args: Args) -> None:
     print(f"{'everything together':24}{totals[0]:12.2f}{totals[1]:12.2f}{totals[0] / totals[1]:9.0f}")
 
     with tempfile.TemporaryDirectory() as cache:
-        games, cold, again = paths[-args.groups:], [], []
+        games, cold, again = paths[-args.groups :], [], []
         first = [timed(cold, Engine, path, cache) for path in games]
         sessions = [
             timed(again, Engine, path, cache) for path in games for _ in range(args.sessions - 1)
@@ -110,8 +111,10 @@ def report_speed(paths: list[Path], args: Args) -> None:
             session.reset()
         seconds = play(sessions, args.steps, 0)
     print(
-        f"\n{len(games)} games x {args.sessions} sessions in turns: {len(sessions) * args.steps / seconds:.0f} steps a second, {resident_mb():.0f} MB resident; "
-        f"a new game {sum(cold) / len(cold):.3f} s, a further session on it {sum(again) / len(again) * 1e6:.0f} us"
+        f"\n{len(games)} games x {args.sessions} sessions in turns: "
+        f"{len(sessions) * args.steps / seconds:.0f} steps a second, {resident_mb():.0f} MB resident; "
+        f"a new game {sum(cold) / len(cold):.3f} s, "
+        f"a further session on it {sum(again) / len(again) * 1e6:.0f} us"
     )
 
 
@@ -122,7 +125,8 @@ def report_memory(paths: list[Path], args: Args) -> None:
         play([session], 10, number)
         if (number + 1) % 50 == 0 or number == 0:
             print(
-                f"{number + 1:4} games ({min(number + 1, len(paths))} distinct): {resident_mb():.0f} MB resident",
+                f"{number + 1:4} games ({min(number + 1, len(paths))} distinct): "
+                f"{resident_mb():.0f} MB resident",
                 flush=True,
             )
 
@@ -133,6 +137,7 @@ def main(args: Args) -> None:
             paths = sorted(Path(args.data).rglob("game.tw-pddl"))
         else:
             from tests.alfworld_official import SOURCE, rebuild
+
             if not SOURCE.exists():
                 sys.exit(f"{SOURCE}: not there; give --data, a folder with game.tw-pddl files")
             paths = rebuild(folder)

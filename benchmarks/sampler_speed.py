@@ -1,12 +1,11 @@
 """Speed of dreamgym.sampler.Sampler against `model.generate` called anew each turn, as a table of ratios.
 
-    python -m benchmarks.sampler_speed                    # tiny model, 16 tasks x 8 rollouts, 4 turns, one CPU thread
+    python -m benchmarks.sampler_speed          # tiny model, 16 tasks x 8 rollouts, 4 turns, one CPU thread
     python -m benchmarks.sampler_speed --tasks 2 --hidden 256 --layers 6 --vocab 8192
 
-Random weights. Every variant generates the same number of tokens in every row and turn (forced lengths, temperature 1, no top-k or top-p) on the same
-prompts and observations. Variants are interleaved within one process and timed in CPU seconds, or wall seconds on a GPU: quote the ratios, not the
-seconds.
-"""
+Random weights. Every variant generates the same number of tokens in every row and turn (forced lengths,
+temperature 1, no top-k or top-p) on the same prompts and observations. Variants are interleaved within one
+process and timed in CPU seconds, or wall seconds on a GPU: quote the ratios, not the seconds. """
 
 import argparse
 import time
@@ -87,7 +86,10 @@ def make_work(args, rng):
     return {
         "prompts": [t for t in tasks for _ in range(args.rollouts)],
         "lengths": [rng.integers(5, args.new + 1, B) for _ in range(args.turns)],
-        "observations": [[rng.integers(1, args.vocab, rng.integers(10, 41)).tolist() for _ in range(B)] for _ in range(args.turns)],
+        "observations": [
+            [rng.integers(1, args.vocab, rng.integers(10, 41)).tolist() for _ in range(B)]
+            for _ in range(args.turns)
+        ],
     }
 
 
@@ -96,7 +98,10 @@ def decode_step_ms(model, rows, context, clock):
     result = []
     for length in (64, 192, 320):
         sampler = Sampler(model, rows, context, [], 0)
-        prompts = [np.random.default_rng(b).integers(1, model.config.vocab_size, length).tolist() for b in range(rows)]
+        prompts = [
+            np.random.default_rng(b).integers(1, model.config.vocab_size, length).tolist()
+            for b in range(rows)
+        ]
         sampler.sample(prompts, list(range(rows)), 1, 1.0)
         start = clock()
         sampler.sample(prompts, list(range(rows)), 1, 1.0)
@@ -108,8 +113,21 @@ def decode_step_ms(model, rows, context, clock):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    sizes = {"tasks": 16, "rollouts": 8, "turns": 4, "new": 80, "hidden": 64, "layers": 3, "heads": 4, "vocab": 700, "reps": 3, "threads": 1}
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    sizes = {
+        "tasks": 16,
+        "rollouts": 8,
+        "turns": 4,
+        "new": 80,
+        "hidden": 64,
+        "layers": 3,
+        "heads": 4,
+        "vocab": 700,
+        "reps": 3,
+        "threads": 1,
+    }
     for name, value in sizes.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     parser.add_argument("--device", default="cpu")
@@ -157,12 +175,22 @@ def main():
             seconds[name].append(play(answer, work, clock))
     base = np.array(seconds["model.generate anew each turn"])
     shape = f"hidden {args.hidden}, {args.layers} layers, V {args.vocab}"
-    print(f"{rows} rows ({args.tasks} tasks x {args.rollouts}), {args.turns} turns, 5-{args.new} new tokens, {shape}")
-    print(f"\n| variant | {'wall' if on_gpu else 'CPU'} s (median of {args.reps}) | times faster (min-max) |\n|---|---|---|")
+    print(
+        f"{rows} rows ({args.tasks} tasks x {args.rollouts}), {args.turns} turns, "
+        f"5-{args.new} new tokens, {shape}"
+    )
+    print(
+        f"\n| variant | {'wall' if on_gpu else 'CPU'} s (median of {args.reps}) "
+        "| times faster (min-max) |\n|---|---|---|"
+    )
     for name, s in seconds.items():
         ratio = base / np.array(s)
-        print(f"| {name} | {np.median(s):.2f} | {np.median(ratio):.2f} ({ratio.min():.2f}-{ratio.max():.2f}) |")
-    steps = ", ".join(f"{ms:.1f} at {length} tokens" for length, ms in decode_step_ms(model, rows, context, clock))
+        print(
+            f"| {name} | {np.median(s):.2f} | {np.median(ratio):.2f} ({ratio.min():.2f}-{ratio.max():.2f}) |"
+        )
+    steps = ", ".join(
+        f"{ms:.1f} at {length} tokens" for length, ms in decode_step_ms(model, rows, context, clock)
+    )
     print(f"\nms per decode step, {rows} rows: {steps}")
 
 

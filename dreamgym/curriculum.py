@@ -61,12 +61,12 @@ class Curriculum:
     max_generated_fraction: lambda of the paper, which gives no number. explore: share of the draw that
     ignores values. decay: what an iteration leaves of the distance between value and prior. prior: value of
     an unseen task; 0.25 is the largest for rewards 0 and 1. fresh: weight of the newest group in the running
-    value. max_generated: most of them kept. With explore 1 draws ignore values (ablation); lambda holds all the
-    same.
+    value. max_generated: most of them kept. With explore 1 draws ignore values (ablation); lambda holds.
     """
 
     def __init__(self, tasks: Iterable[Task], max_generated_fraction: float = 0.25, explore: float = 0.1,
-                 decay: float = 0.95, prior: float = 0.25, fresh: float = 0.5, max_generated: int = 1000) -> None:
+                 decay: float = 0.95, prior: float = 0.25, fresh: float = 0.5,
+                 max_generated: int = 1000) -> None:
         tasks = list(tasks)
         self.stats = {task.id: TaskStats(task=task) for task in tasks}
         if not tasks or len(self.stats) != len(tasks):

@@ -82,7 +82,7 @@ def fill_buffer(buffer: ReplayBuffer, encoder, episodes: Sequence[Episode]) -> N
 
 
 class ExperienceModel:
-    """The imagined environment. It answers greedily; only answers that must be drawn again depend on the seed.
+    """The imagined environment. It answers greedily; only malformed answers, drawn again, depend on the seed.
 
     `env` lends its prompts and `ground`, nothing else. `counts`: steps, answers drawn again, steps that
     stayed malformed.

@@ -359,7 +359,8 @@ def progress(iterable_or_total: Iterable | int, label: str) -> tqdm:
         return tqdm(**source, dynamic_ncols=True)
     # miniters=1: the clock is looked at on every update, else tqdm guesses from early speed and may be silent
     return _Lines(**source, mininterval=PROGRESS_EVERY_S, maxinterval=PROGRESS_EVERY_S, miniters=1,
-                  delay=PROGRESS_EVERY_S, bar_format="{desc}: {n_fmt} of {total_fmt}, {elapsed} so far, {remaining} left")
+                  delay=PROGRESS_EVERY_S,
+                  bar_format="{desc}: {n_fmt} of {total_fmt}, {elapsed} so far, {remaining} left")
 
 
 def _is_main() -> bool:

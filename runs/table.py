@@ -1,4 +1,4 @@
-"""Result files of several seeds -> one table: success on test tasks, mean and 95 % half-width over seeds (Student's t).
+"""Result files of several seeds -> one table: test success, mean and 95 % half-width over seeds (t).
 
     python runs/table.py out/study/webshop-*/result.json out/study/webshop-*/real/result.json
 """

@@ -1,4 +1,5 @@
 """The ALFWorld engine against TextWorld's unchanged one, its sessions, its caches and its refusals."""
+
 import json
 import multiprocessing
 import random
@@ -8,15 +9,19 @@ from collections import defaultdict
 
 import pytest
 
-from alfworld_official import SOURCE, needs_packages, packages_missing, rebuild
+from alfworld_official import SOURCE, packages_missing, rebuild
 
 from dreamgym.envs.alfworld import engine as alfworld_engine, library as alfworld_library
 from dreamgym.envs.alfworld.engine import Engine, StockEngine, read_game, require
 from dreamgym.envs.alfworld.games import generate
 
 TYPES = (
-    "pick_and_place_simple", "look_at_obj_in_light", "pick_clean_then_place_in_recep",
-    "pick_heat_then_place_in_recep", "pick_cool_then_place_in_recep", "pick_two_obj_and_place",
+    "pick_and_place_simple",
+    "look_at_obj_in_light",
+    "pick_clean_then_place_in_recep",
+    "pick_heat_then_place_in_recep",
+    "pick_cool_then_place_in_recep",
+    "pick_two_obj_and_place",
 )
 
 
@@ -41,7 +46,9 @@ def games(tmp_path_factory):
 def fresh(monkeypatch):
     """No graph and no translation of another test."""
     for module, name in (
-        (alfworld_engine, "_recent"), (alfworld_engine, "_alive"), (alfworld_library, "_translations"),
+        (alfworld_engine, "_recent"),
+        (alfworld_engine, "_alive"),
+        (alfworld_library, "_translations"),
     ):
         monkeypatch.setattr(module, name, type(getattr(module, name))())
 
@@ -59,7 +66,11 @@ def next_command(rng, admissible, number):
     if number % 8 == 7:
         return rng.choice(
             [
-                "", "fly to the moon", "put apple 1 in/on fridge 1", "Look", "open",
+                "",
+                "fly to the moon",
+                "put apple 1 in/on fridge 1",
+                "Look",
+                "open",
                 "take nothing 1 from nowhere 1",
             ]
         )
@@ -136,7 +147,7 @@ def test_interleaved_sessions_answer_as_alone(games, fresh):
     plays = [(path, seed) for path in games[:2] for seed in range(4)]
     together = [walk(path, seed) for path, seed in plays]
     transcripts = [list(turn) for turn in zip(*zip(*together))]
-    del together                                 # suspended walks hold their sessions
+    del together  # suspended walks hold their sessions
     assert len({str(transcript) for transcript in transcripts}) == len(plays)
     for (path, seed), transcript in zip(plays, transcripts):
         alfworld_engine._recent.clear()

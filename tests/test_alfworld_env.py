@@ -1,5 +1,6 @@
 """ALFWorld as an environment: the adapter around the engine, splits, first states, bad input, worker
 processes."""
+
 from __future__ import annotations
 
 import gc
@@ -58,6 +59,7 @@ def plan(env: ALFWorld, task: Task, rng: random.Random, length: int) -> list[str
 
 # ---- tasks and first states --------------------------------------------------------------------------------
 
+
 @both
 def test_a_dream_begins_where_the_engine_does(envs, which):
     """Stops first states and sentences, read from the PDDL text for speed, that the engine does not say."""
@@ -79,8 +81,10 @@ def test_a_dream_begins_where_the_engine_does(envs, which):
 def test_receptacles_are_numbered_as_the_engine_does():
     """Stops a numbering from the wrong end, which shows only where a thing of a receptacle's kind is no
     receptacle."""
-    facts = ("(receptacleAtLocation Desk_bar_plus_b loc_bar_1) (objectAtLocation Desk_bar_minus_a loc_bar_2) "
-             "(receptacleAtLocation Sink_bar_1_bar_SinkBasin loc_bar_2)")
+    facts = (
+        "(receptacleAtLocation Desk_bar_plus_b loc_bar_1) (objectAtLocation Desk_bar_minus_a loc_bar_2) "
+        "(receptacleAtLocation Sink_bar_1_bar_SinkBasin loc_bar_2)"
+    )
     problem = f"(:objects Desk_bar_z - object)\n(:init {facts})\n(:goal (receptacleAtLocation ?r ?l))"
     assert receptacles(problem) == ["desk 1", "sinkbasin 1"]
 
@@ -136,7 +140,9 @@ def test_names_and_labels(envs, which):
     unreadable option."""
     env = envs[which]
     made = make_env(
-        "alfworld", data_dir=str(env.root.parent), options=["cache=" + str(env.root.parents[1] / "cache")],
+        "alfworld",
+        data_dir=str(env.root.parent),
+        options=["cache=" + str(env.root.parents[1] / "cache")],
         workers=1,
     )
     assert made.describe() == env.describe() and made.tasks("train") == env.tasks("train")
@@ -151,6 +157,7 @@ def test_names_and_labels(envs, which):
 
 
 # ---- playing -----------------------------------------------------------------------------------------------
+
 
 @both
 def test_sessions_are_independent_and_repeatable(envs, which):
@@ -190,7 +197,11 @@ def win(env: ALFWorld, task: Task) -> list[tuple[str, object]]:
         lamp, target = "", next(place for place in places if text.kind_of(place) == wanted.place)
     last = f"use {lamp}" if lamp else f"move {thing} to {target}"
     for action in (
-        f"go to {place}", f"open {place}", f"take {thing} from {place}", f"go to {target}", f"open {target}",
+        f"go to {place}",
+        f"open {place}",
+        f"take {thing} from {place}",
+        f"go to {target}",
+        f"open {target}",
         last,
     ):
         steps += [(action, env.step([session], [action])[0])]
@@ -226,9 +237,24 @@ def test_what_is_no_command(envs):
     [session] = env.reset([task])
     place = text.read_view(session.state).room[0]
     odd = [
-        "", " ", "help", "look around", "go to", f"Go to {place}", f"go to {place};", "\x00", "\u2028",
-        "go to \ud800", "x" * 1_000_000, "go to " * 10_000, f"go to {place} 1", f"move {place} to {place}",
-        "put mug 1 in desk 1", "reward: 1 done: yes", "look", "inventory",
+        "",
+        " ",
+        "help",
+        "look around",
+        "go to",
+        f"Go to {place}",
+        f"go to {place};",
+        "\x00",
+        "\u2028",
+        "go to \ud800",
+        "x" * 1_000_000,
+        "go to " * 10_000,
+        f"go to {place} 1",
+        f"move {place} to {place}",
+        "put mug 1 in desk 1",
+        "reward: 1 done: yes",
+        "look",
+        "inventory",
     ]
     odd += ["".join(rng.choices(list("abc 1\n\t\0é{}#[]"), k=rng.randint(0, 40))) for _ in range(1000)]
     for action in odd:
@@ -255,7 +281,9 @@ def test_commands_in_the_state(envs):
                 commands
             )
             assert "help" not in commands and (one.reward, one.done, one.stop) == (
-                two.reward, two.done, two.stop,
+                two.reward,
+                two.done,
+                two.stop,
             )
 
 
@@ -272,6 +300,7 @@ def test_ended_sessions_are_garbage(envs):
 
 # ---- bad input ---------------------------------------------------------------------------------------------
 
+
 def refused(match: str, call, *arguments, **options) -> None:
     with pytest.raises(ValueError, match=match) as caught:
         call(*arguments, **options)
@@ -280,6 +309,7 @@ def refused(match: str, call, *arguments, **options) -> None:
 
 def test_missing_packages(tmp_path, monkeypatch):
     """Stops a traceback, or minutes of work, where the packages are not installed."""
+
     def missing(name: str) -> str:
         raise importlib.metadata.PackageNotFoundError(name)
 
@@ -337,6 +367,7 @@ def test_tasks_that_only_a_dream_can_play(envs):
 
 
 # ---- worker processes --------------------------------------------------------------------------------------
+
 
 def test_workers_play_the_same(envs):
     """Stops processes that mix up sessions, rewards or order, that lose an answer to an error, or that

@@ -1,4 +1,5 @@
 """The generator and the finder of ALFWorld games."""
+
 import importlib.util
 import json
 import multiprocessing
@@ -14,7 +15,13 @@ from alfworld_official import needs_packages
 
 from dreamgym.envs.alfworld import games as alfworld_games
 from dreamgym.envs.alfworld.games import (
-    SPLITS, TASK_TYPES, TEST_ROOMS, VALID_ROOMS, find_games, generate, statistics,
+    SPLITS,
+    TASK_TYPES,
+    TEST_ROOMS,
+    VALID_ROOMS,
+    find_games,
+    generate,
+    statistics,
 )
 
 COUNTS = {"train": 6, "valid": 2, "test": 3}
@@ -57,6 +64,7 @@ def test_every_type_is_won_by_its_walkthrough_and_not_before(folder):
     """Stops a game that cannot be won, that is won at the start, or whose stored walkthrough belongs to other
     names; and a type that is missing."""
     from dreamgym.envs.alfworld.engine import Engine
+
     for task_type in TASK_TYPES:
         game = next(g for g in find_games(folder, "train") if g.task_type == task_type)
         commands = json.loads(Path(game.path).read_text())["walkthrough"]
@@ -122,11 +130,14 @@ def test_a_room_is_the_same_in_all_its_games():
     """Stops receptacles or view points that move between games of a room, and unstable choices (hash order)
     behind them."""
     from dreamgym.envs.alfworld.rooms import room
+
     first = room(10)
     room.cache_clear()
     assert room(10) == first
     assert [r.type for r in first.receptacles].count("StoveBurner") == 4 and {
-        "Fridge", "Microwave", "SinkBasin",
+        "Fridge",
+        "Microwave",
+        "SinkBasin",
     } <= {r.type for r in first.receptacles}
     # as in official games
     assert "Fridge_bar__plus_00_dot_97_bar__plus_00_dot_00_bar__plus_01_dot_25" in {
@@ -154,6 +165,7 @@ def test_a_room_is_the_same_in_all_its_games():
 def test_same_seed_same_bytes_and_resume(folder, tmp_path):
     """Stops hidden randomness, time stamps, and an interrupted run that ends otherwise than an uninterrupted
     one."""
+
     def interrupt(done, total):
         if done == 4:
             raise KeyboardInterrupt
@@ -165,7 +177,7 @@ def test_same_seed_same_bytes_and_resume(folder, tmp_path):
     with pytest.raises(ValueError, match="no playable"):
         find_games(tmp_path / "b", "train")
     half = next((tmp_path / "b").rglob("trial_*"))
-    half.rename(half.with_name(half.name + ".new"))                  # a game whose writing was cut off
+    half.rename(half.with_name(half.name + ".new"))  # a game whose writing was cut off
     (half.with_name(half.name + ".new") / "game.tw-pddl").write_text("{")
     generate(tmp_path / "b", 5, counts, check=False)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
@@ -234,8 +246,17 @@ def test_sizes_lie_in_the_range_of_official_games(tmp_path):
         "(receptacleAtLocation r_bar_1 loc_bar_1) (objectAtLocation a_bar_1 loc_bar_1) (inReceptacle a_bar_1 r_bar_1))(:goal (inReceptacle ?o ?r))"
     )
     assert statistics(text) == {
-        "objects": 1, "pickupable": 1, "types": 1, "instances_per_type": 1, "receptacles": 1, "openable": 0,
-        "locations": 1, "viewpoints": 1, "placed": 1, "hidden": 0, "beside": 0,
+        "objects": 1,
+        "pickupable": 1,
+        "types": 1,
+        "instances_per_type": 1,
+        "receptacles": 1,
+        "openable": 0,
+        "locations": 1,
+        "viewpoints": 1,
+        "placed": 1,
+        "hidden": 0,
+        "beside": 0,
     }
 
 
@@ -244,16 +265,22 @@ def test_the_packages_own_environment_plays_the_folder(folder, monkeypatch, caps
     """Stops a folder that only our reader understands: the unmodified AlfredTWEnv finds all games and wins
     one."""
     monkeypatch.setenv("ALFWORLD_DATA", str(folder))
-    monkeypatch.setattr(sys, "argv", ["test"])                       # Fast Downward reads the command line
+    monkeypatch.setattr(sys, "argv", ["test"])  # Fast Downward reads the command line
     from alfworld.agents.environment.alfred_tw_env import AlfredTWEnv
+
     data = str(folder / "json_2.1.1")
     config = {
         "dataset": {
-            "data_path": f"{data}/train", "eval_id_data_path": f"{data}/valid",
-            "eval_ood_data_path": f"{data}/test", "num_train_games": -1, "num_eval_games": -1,
+            "data_path": f"{data}/train",
+            "eval_id_data_path": f"{data}/valid",
+            "eval_ood_data_path": f"{data}/test",
+            "num_train_games": -1,
+            "num_eval_games": -1,
         },
         "env": {
-            "task_types": [1, 2, 3, 4, 5, 6], "domain_randomization": False, "goal_desc_human_anns_prob": 0,
+            "task_types": [1, 2, 3, 4, 5, 6],
+            "domain_randomization": False,
+            "goal_desc_human_anns_prob": 0,
             "expert_type": "handcoded",
         },
         "general": {"training_method": "dqn"},
@@ -276,7 +303,9 @@ def write_game(root: Path, goal: str, **changes) -> None:
     trial.mkdir(parents=True)
     game = {"grammar": 'template :: "move {o} to {r}"', "solvable": True, **changes}
     record = {
-        "task_type": goal.split("-")[0], "pddl_params": {"object_target": "Mug"}, "scene": {"scene_num": 7},
+        "task_type": goal.split("-")[0],
+        "pddl_params": {"object_target": "Mug"},
+        "scene": {"scene_num": 7},
     }
     (trial / "game.tw-pddl").write_text(json.dumps(game))
     (trial / "traj_data.json").write_text(json.dumps(record))

@@ -1,4 +1,5 @@
 """Scripted players of ALFWorld, the traces of their steps, and counterfactual reward examples."""
+
 from __future__ import annotations
 
 import re
@@ -14,11 +15,18 @@ from dreamgym.envs.alfworld.games import generate
 from dreamgym.envs.alfworld.scripted import PLAYERS
 from dreamgym.envs.base import Session
 from dreamgym.episode import (
-    Episode, Step, StopReason, Task, check_episode, from_json, rename_episode, to_json,
+    Episode,
+    Step,
+    StopReason,
+    Task,
+    check_episode,
+    from_json,
+    rename_episode,
+    to_json,
 )
 from dreamgym.prompts import TAGS
 
-READERS = ("searcher", "imperfect", "prober")    # of states only
+READERS = ("searcher", "imperfect", "prober")  # of states only
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +73,7 @@ def start(name: str, sentence: str):
 
 # ---- players -----------------------------------------------------------------------------------------------
 
+
 @needs_packages
 def test_how_well_each_player_does(played):
     """Stops an expert that teaches failure on some type of task, and mistakes that leave nothing to improve
@@ -86,8 +95,10 @@ def test_how_well_each_player_does(played):
 def test_only_the_prober_asks_for_what_is_refused(played):
     """Stops refused actions in what is imitated, and probes that probe nothing or always the same thing."""
     looks = ("look", "inventory", "examine")
-    valid = {name: np.mean([step.valid or step.action.split()[0] in looks for _, step in steps_of(episodes)])
-             for name, episodes in played.items()}
+    valid = {
+        name: np.mean([step.valid or step.action.split()[0] in looks for _, step in steps_of(episodes)])
+        for name, episodes in played.items()
+    }
     assert (
         min(valid["oracle"], valid["random"]) > 0.97
         and valid["searcher"] > 0.95
@@ -144,8 +155,13 @@ def test_the_searcher_looks_in_likely_places_first_and_in_order():
         )
         state = f"{head}\nholding: nothing"
     assert asked == [
-        "go to countertop 1", "go to countertop 2", "go to cabinet 1", "open cabinet 1", "go to cabinet 2",
-        "open cabinet 2", "go to drawer 1",
+        "go to countertop 1",
+        "go to countertop 2",
+        "go to cabinet 1",
+        "open cabinet 1",
+        "go to cabinet 2",
+        "open cabinet 2",
+        "go to drawer 1",
     ]
 
 
@@ -157,7 +173,10 @@ def test_the_searcher_passes_over_a_place_beside_it():
         "at shelf 1:\nnothing\nholding: nothing",
     )
     assert [act(room), act(here), act(here), act(here)] == [
-        "go to shelf 1", "go to shelf 2", "go to shelf 3", "go to shelf 4",
+        "go to shelf 1",
+        "go to shelf 2",
+        "go to shelf 3",
+        "go to shelf 4",
     ]
     assert act("at shelf 4:\nnothing\nholding: nothing") == "go to shelf 2"
 
@@ -165,15 +184,17 @@ def test_the_searcher_passes_over_a_place_beside_it():
 def test_both_things_go_to_one_receptacle():
     """Stops a second thing in a second receptacle, which never wins."""
     act = start("searcher", "put two pen in drawer")
-    pages = [("room:\ndesk 1\ndrawer 1\ndrawer 2\nholding: nothing", "go to desk 1"),
-             ("at desk 1:\npen 1\npen 2\nholding: nothing", "take pen 1 from desk 1"),
-             ("at desk 1:\npen 2\nholding: pen 1", "go to drawer 1"),
-             ("at drawer 1 closed\nholding: pen 1", "open drawer 1"),
-             ("at drawer 1 open:\nnothing\nholding: pen 1", "move pen 1 to drawer 1"),
-             ("at drawer 1 open:\npen 1\nholding: nothing", "go to desk 1"),
-             ("at desk 1:\npen 2\nholding: nothing", "take pen 2 from desk 1"),
-             ("at desk 1:\nnothing\nholding: pen 2", "go to drawer 1"),
-             ("at drawer 1 open:\npen 1\nholding: pen 2", "move pen 2 to drawer 1")]
+    pages = [
+        ("room:\ndesk 1\ndrawer 1\ndrawer 2\nholding: nothing", "go to desk 1"),
+        ("at desk 1:\npen 1\npen 2\nholding: nothing", "take pen 1 from desk 1"),
+        ("at desk 1:\npen 2\nholding: pen 1", "go to drawer 1"),
+        ("at drawer 1 closed\nholding: pen 1", "open drawer 1"),
+        ("at drawer 1 open:\nnothing\nholding: pen 1", "move pen 1 to drawer 1"),
+        ("at drawer 1 open:\npen 1\nholding: nothing", "go to desk 1"),
+        ("at desk 1:\npen 2\nholding: nothing", "take pen 2 from desk 1"),
+        ("at desk 1:\nnothing\nholding: pen 2", "go to drawer 1"),
+        ("at drawer 1 open:\npen 1\nholding: pen 2", "move pen 2 to drawer 1"),
+    ]
     assert [act(page) for page, _ in pages] == [action for _, action in pages]
 
 
@@ -188,27 +209,34 @@ def test_the_same_seed_plays_the_same_episode(envs):
 
 # ---- traces ------------------------------------------------------------------------------------------------
 
+
 def agrees(reason: str, reward_reason: str, step: Step) -> bool:
     """Whether the verdict words of a step's traces agree with what happened."""
     before, after, command = (
-        text.read_view(step.state), text.read_view(step.next_state), text.read_action(step.action),
+        text.read_view(step.state),
+        text.read_view(step.next_state),
+        text.read_action(step.action),
     )
     held, words = text.name_of(after.holding), f" {reason} "
     tags, verb = text.tags_of(after.holding), command.verb if command else ""
     told = re.search(r" new ; ((?:[a-z]+ (?:yes|no) )+)", words)
     shown = told[1].split() if told else []
     things = list(map(text.kind_of, after.things))
-    return all([
-        (" so the same page " in words) == (step.next_state == step.state),
-        (" so it is taken " in words) == (verb == "take" and not before.holding and held == command.thing),
-        (" so it is put there " in words) == (verb == "move" and bool(before.holding) and not held),
-        " so it is on " not in words or f"lit {command.thing}" in after.things,
-        " so it is closed " not in words or after.opened is False,
-        " is new and closed " not in words or after.opened is False,
-        " is closed yes and " not in words or after.opened is True,
-        *(f" so it is {tag} " not in words or tag in tags for tag in text.MADE),
-        all((kind in things) == (said == "yes") for kind, said in zip(shown[::2], shown[1::2])),
-        reward_reason.endswith("yes") == (step.reward == 1)])
+    return all(
+        [
+            (" so the same page " in words) == (step.next_state == step.state),
+            (" so it is taken " in words)
+            == (verb == "take" and not before.holding and held == command.thing),
+            (" so it is put there " in words) == (verb == "move" and bool(before.holding) and not held),
+            " so it is on " not in words or f"lit {command.thing}" in after.things,
+            " so it is closed " not in words or after.opened is False,
+            " is new and closed " not in words or after.opened is False,
+            " is closed yes and " not in words or after.opened is True,
+            *(f" so it is {tag} " not in words or tag in tags for tag in text.MADE),
+            all((kind in things) == (said == "yes") for kind, said in zip(shown[::2], shown[1::2])),
+            reward_reason.endswith("yes") == (step.reward == 1),
+        ]
+    )
 
 
 @needs_packages
@@ -257,106 +285,202 @@ HEAT, LOOK, TWO = "put a hot apple in desk", "look at apple under the desklamp",
         (HEAT, [], ROOM, "go to drawer 1", SHUT, 0, "drawer 1 is new and closed", "go: no"),
         (HEAT, [], ROOM, "go to desk 1", DESK, 0, "desk 1 is new ; apple yes", "go: no"),
         (
-            LOOK, [], ROOM, "go to desk 1", "at desk 1: | book 1 | holding: nothing", 0,
-            "desk 1 is new ; apple no desklamp no", "go: no",
+            LOOK,
+            [],
+            ROOM,
+            "go to desk 1",
+            "at desk 1: | book 1 | holding: nothing",
+            0,
+            "desk 1 is new ; apple no desklamp no",
+            "go: no",
         ),
         (HEAT, [ROOM, DESK], SHUT, "go to desk 1", DESK, 0, "desk 1 is known", "go: no"),
         (
-            HEAT, [ROOM], DESK, "go to drawer 9", DESK, 0, "drawer 9 is not in the room so the same page",
+            HEAT,
+            [ROOM],
+            DESK,
+            "go to drawer 9",
+            DESK,
+            0,
+            "drawer 9 is not in the room so the same page",
             "same page: no",
         ),
         (HEAT, [ROOM], DESK, "go to desk 1", DESK, 0, "already at desk 1 so the same page", "same page: no"),
         (
-            HEAT, [ROOM], SHUT, "open drawer 1", "at drawer 1 open: | apple 2 | holding: nothing", 0,
-            "drawer 1 is closed yes and new ; apple yes", "open: no",
+            HEAT,
+            [ROOM],
+            SHUT,
+            "open drawer 1",
+            "at drawer 1 open: | apple 2 | holding: nothing",
+            0,
+            "drawer 1 is closed yes and new ; apple yes",
+            "open: no",
         ),
         (HEAT, [ROOM], DESK, "open desk 1", DESK, 0, "desk 1 is closed no so the same page", "same page: no"),
         (
-            HEAT, [ROOM], DESK, "take apple 1 from desk 1",
-            "at desk 1: | knife 2 | desklamp 1 | holding: apple 1", 0,
+            HEAT,
+            [ROOM],
+            DESK,
+            "take apple 1 from desk 1",
+            "at desk 1: | knife 2 | desklamp 1 | holding: apple 1",
+            0,
             "hold nothing : nothing yes ; at desk 1 : desk 1 yes ; look for apple 1 : apple 1 yes so it is taken",
             "take: no",
         ),
         (
-            HEAT, [ROOM], DESK, "take mug 1 from desk 1", DESK, 0,
+            HEAT,
+            [ROOM],
+            DESK,
+            "take mug 1 from desk 1",
+            DESK,
+            0,
             "hold nothing : nothing yes ; at desk 1 : desk 1 yes ; look for mug 1 : none no so the same page",
             "same page: no",
         ),
         (
-            HEAT, [ROOM], AT_DESK + "apple 1", "take mug 1 from desk 1", AT_DESK + "apple 1", 0,
-            "hold nothing : apple 1 no so the same page", "same page: no",
+            HEAT,
+            [ROOM],
+            AT_DESK + "apple 1",
+            "take mug 1 from desk 1",
+            AT_DESK + "apple 1",
+            0,
+            "hold nothing : apple 1 no so the same page",
+            "same page: no",
         ),
         (
-            HEAT, [ROOM], "at microwave 1 closed | holding: apple 1", "heat apple 1 with microwave 1",
-            "at microwave 1 closed | holding: hot apple 1", 0,
+            HEAT,
+            [ROOM],
+            "at microwave 1 closed | holding: apple 1",
+            "heat apple 1 with microwave 1",
+            "at microwave 1 closed | holding: hot apple 1",
+            0,
             "hold apple 1 : apple 1 yes ; at microwave : microwave yes ; can be hot yes so it is hot",
             "heat: no",
         ),
         (
-            HEAT, [ROOM], "at microwave 1 closed | holding: book 1", "heat book 1 with microwave 1",
-            "at microwave 1 closed | holding: book 1", 0,
+            HEAT,
+            [ROOM],
+            "at microwave 1 closed | holding: book 1",
+            "heat book 1 with microwave 1",
+            "at microwave 1 closed | holding: book 1",
+            0,
             "hold book 1 : book 1 yes ; at microwave : microwave yes ; can be hot no so the same page",
             "same page: no",
         ),
         (
-            HEAT, [ROOM], AT_DESK + "apple 1", "heat apple 1 with microwave 1", AT_DESK + "apple 1", 0,
-            "hold apple 1 : apple 1 yes ; at microwave : desk no so the same page", "same page: no",
+            HEAT,
+            [ROOM],
+            AT_DESK + "apple 1",
+            "heat apple 1 with microwave 1",
+            AT_DESK + "apple 1",
+            0,
+            "hold apple 1 : apple 1 yes ; at microwave : desk no so the same page",
+            "same page: no",
         ),
         (
-            HEAT, [ROOM], AT_DESK + "apple 1", "move apple 1 to desk 1",
-            "at desk 1: | apple 1 | holding: nothing", 0,
+            HEAT,
+            [ROOM],
+            AT_DESK + "apple 1",
+            "move apple 1 to desk 1",
+            "at desk 1: | apple 1 | holding: nothing",
+            0,
             "hold apple 1 : apple 1 yes ; at desk 1 : desk 1 yes ; fits yes so it is put there",
             "apple : apple yes hot : plain no desk : desk yes so no",
         ),
         (
-            HEAT, [ROOM], AT_DESK + "hot apple 1", "move apple 1 to desk 1",
-            "at desk 1: | hot apple 1 | holding: nothing", 1,
+            HEAT,
+            [ROOM],
+            AT_DESK + "hot apple 1",
+            "move apple 1 to desk 1",
+            "at desk 1: | hot apple 1 | holding: nothing",
+            1,
             "hold apple 1 : apple 1 yes ; at desk 1 : desk 1 yes ; fits yes so it is put there",
             "apple : apple yes hot : hot yes desk : desk yes so yes",
         ),
         (
-            HEAT, [ROOM], "at microwave 1 open: | nothing | holding: pot 1", "move pot 1 to microwave 1",
-            "at microwave 1 open: | nothing | holding: pot 1", 0,
+            HEAT,
+            [ROOM],
+            "at microwave 1 open: | nothing | holding: pot 1",
+            "move pot 1 to microwave 1",
+            "at microwave 1 open: | nothing | holding: pot 1",
+            0,
             "hold pot 1 : pot 1 yes ; at microwave 1 : microwave 1 yes ; open : open yes ; fits no so the same page",
             "same page: no",
         ),
         (
-            TWO, [ROOM], "at fridge 1 open: | egg 1 | holding: apple 1", "move apple 1 to fridge 1",
-            "at fridge 1 open: | egg 1 | apple 1 | holding: nothing", 0,
+            TWO,
+            [ROOM],
+            "at fridge 1 open: | egg 1 | holding: apple 1",
+            "move apple 1 to fridge 1",
+            "at fridge 1 open: | egg 1 | apple 1 | holding: nothing",
+            0,
             "hold apple 1 : apple 1 yes ; at fridge 1 : fridge 1 yes ; open : open yes ; fits yes so it is put there",
             "apple : apple yes fridge : fridge yes another apple : nothing no so no",
         ),
         (
-            LOOK, [ROOM], "at desk 1: | desklamp 1 | holding: apple 1", "use desklamp 1",
-            "at desk 1: | lit desklamp 1 | holding: apple 1", 1,
-            "look for desklamp 1 : desklamp 1 yes so it is on", "apple : apple yes desklamp : on yes so yes",
+            LOOK,
+            [ROOM],
+            "at desk 1: | desklamp 1 | holding: apple 1",
+            "use desklamp 1",
+            "at desk 1: | lit desklamp 1 | holding: apple 1",
+            1,
+            "look for desklamp 1 : desklamp 1 yes so it is on",
+            "apple : apple yes desklamp : on yes so yes",
         ),
         (
-            HEAT, [ROOM], "at desk 1: | desklamp 1 | holding: apple 1", "use desklamp 1",
-            "at desk 1: | lit desklamp 1 | holding: apple 1", 0,
-            "look for desklamp 1 : desklamp 1 yes so it is on", "desk : use no so no",
+            HEAT,
+            [ROOM],
+            "at desk 1: | desklamp 1 | holding: apple 1",
+            "use desklamp 1",
+            "at desk 1: | lit desklamp 1 | holding: apple 1",
+            0,
+            "look for desklamp 1 : desklamp 1 yes so it is on",
+            "desk : use no so no",
         ),
         (
-            HEAT, [ROOM], DESK, "use apple 1", DESK, 0,
-            "look for apple 1 : apple 1 yes ; is a lamp no so the same page", "same page: no",
+            HEAT,
+            [ROOM],
+            DESK,
+            "use apple 1",
+            DESK,
+            0,
+            "look for apple 1 : apple 1 yes ; is a lamp no so the same page",
+            "same page: no",
         ),
         (HEAT, [ROOM], DESK, "inventory", DESK, 0, "only looks so the same page", "same page: no"),
         (
-            HEAT, [ROOM], DESK, "put apple 1 in desk 1", DESK, 0, "not a command so the same page",
+            HEAT,
+            [ROOM],
+            DESK,
+            "put apple 1 in desk 1",
+            DESK,
+            0,
+            "not a command so the same page",
             "same page: no",
         ),
         # what somebody else recorded, and no rule explains
         (HEAT, [ROOM], DESK, "take apple 1 from desk 1", SHUT, 0, "", "take: no"),
         (
-            HEAT, [ROOM], DESK, "take pen 1 from bed 1", "at desk 1: | apple 1 | holding: mug 1", 0, "",
+            HEAT,
+            [ROOM],
+            DESK,
+            "take pen 1 from bed 1",
+            "at desk 1: | apple 1 | holding: mug 1",
+            0,
+            "",
             "take: no",
         ),
         (HEAT, [ROOM], DESK, "look", SHUT, 0, "", "look: no"),
         (HEAT, [ROOM], DESK, "go to drawer 1", SHUT, 1, "drawer 1 is new and closed", ""),
         (
-            HEAT, [ROOM], AT_DESK + "apple 1", "move apple 1 to desk 1",
-            "at desk 1: | apple 1 | holding: nothing", 1,
-            "hold apple 1 : apple 1 yes ; at desk 1 : desk 1 yes ; fits yes so it is put there", "",
+            HEAT,
+            [ROOM],
+            AT_DESK + "apple 1",
+            "move apple 1 to desk 1",
+            "at desk 1: | apple 1 | holding: nothing",
+            1,
+            "hold apple 1 : apple 1 yes ; at desk 1 : desk 1 yes ; fits yes so it is put there",
+            "",
         ),
         (HEAT, [ROOM], DESK, "go to drawer 1", "a page of another form", 0, "", ""),
     ],
@@ -366,8 +490,11 @@ def test_what_a_trace_says(task, history, state, action, next_state, reward, tra
     outcomes."""
     before = [Step(state=page.replace(" | ", "\n"), action="look", next_state="") for page in history]
     step = Step(
-        state=state.replace(" | ", "\n"), action=action, next_state=next_state.replace(" | ", "\n"),
-        reward=reward, done=bool(reward),
+        state=state.replace(" | ", "\n"),
+        action=action,
+        next_state=next_state.replace(" | ", "\n"),
+        reward=reward,
+        done=bool(reward),
     )
     assert relabel.explain(Task(id="t", text=task), before, step) == (trace, reward_trace)
 
@@ -389,7 +516,11 @@ def test_coming_back_to_a_lit_lamp_is_a_success_too(envs):
     at, stand = where[thing], where[lamp]
     actions = iter(
         [
-            f"go to {stand}", f"use {lamp}", f"go to {at}", f"open {at}", f"take {thing} from {at}",
+            f"go to {stand}",
+            f"use {lamp}",
+            f"go to {at}",
+            f"open {at}",
+            f"take {thing} from {at}",
             f"go to {stand}",
         ]
     )
@@ -400,6 +531,7 @@ def test_coming_back_to_a_lit_lamp_is_a_success_too(envs):
 
 
 # ---- counterfactuals ---------------------------------------------------------------------------------------
+
 
 @needs_packages
 def test_counterfactuals_are_real_steps_judged_by_rule(envs, everything, others):
@@ -442,7 +574,10 @@ def test_a_near_miss_misses_by_one_thing(others):
         wanted, rows = text.read_task(episode.task.text), relabel.judge(episode.task.text, episode.steps[0])
         missed = [what for what, _, met in rows if not met]
         expected = {
-            "none": [], "object": [wanted.thing], "receptacle": [wanted.place], "state": [wanted.kind],
+            "none": [],
+            "object": [wanted.thing],
+            "receptacle": [wanted.place],
+            "state": [wanted.kind],
             "count": [f"another {wanted.thing}"],
         }
         assert missed == expected.get(episode.label, missed) and (len(missed) > 1 or episode.label != "many")
@@ -475,9 +610,12 @@ def test_templates_are_the_packages_own():
     from alfworld.gen.goal_library import gdict
 
     names = {
-        "pick": "pick_and_place_simple", "clean": "pick_clean_then_place_in_recep",
-        "hot": "pick_heat_then_place_in_recep", "cool": "pick_cool_then_place_in_recep",
-        "two": "pick_two_obj_and_place", "look": "look_at_obj_in_light",
+        "pick": "pick_and_place_simple",
+        "clean": "pick_clean_then_place_in_recep",
+        "hot": "pick_heat_then_place_in_recep",
+        "cool": "pick_cool_then_place_in_recep",
+        "two": "pick_two_obj_and_place",
+        "look": "look_at_obj_in_light",
     }
     for kind, name in names.items():
         said = {

@@ -1,5 +1,6 @@
 """ALFWorld as text: the mapping from the engine's feedback to states, its readers, and the audit, against the
 engine's hidden facts."""
+
 from __future__ import annotations
 
 import random
@@ -28,6 +29,7 @@ def page(short: str) -> str:
 
 
 # ---- the mapping, on the engine's own sentences ------------------------------------------------------------
+
 
 def states_after(*feedbacks: str) -> list[str]:
     memory, states = text.ObservationMemory(), []
@@ -100,9 +102,16 @@ def test_mapping_of_each_sentence():
     "feedback",
     [
         "You are facing the desk 1, and drawer 1. Next to it, you see a mug 1.",
-        "On the drawer 1, you see a mug 1.", ROOM[:-1], "", "This is a hot and clean mug 1.",
-        "You are carrying: a pen 1.", "There's nothing special about pen 1.", "holding: mug 1",
-        "You put the pen 1 in/on the desk 1.", "At desk 1", "You arrive at desk 2",
+        "On the drawer 1, you see a mug 1.",
+        ROOM[:-1],
+        "",
+        "This is a hot and clean mug 1.",
+        "You are carrying: a pen 1.",
+        "There's nothing special about pen 1.",
+        "holding: mug 1",
+        "You put the pen 1 in/on the desk 1.",
+        "At desk 1",
+        "You arrive at desk 2",
     ],
 )
 def test_looking_and_unknown_sentences_note_nothing(feedback):
@@ -131,14 +140,24 @@ def test_a_thing_taken_from_one_of_its_two_places_stays_in_the_other():
 
 # ---- readers and audit, by hand ----------------------------------------------------------------------------
 
+
 @pytest.mark.parametrize(
     "state",
     [
-        "no state", "", "holding: nothing", "room:", "room: | holding: nothing",
-        "at desk 1 | holding: nothing", "at desk 1: | holding: nothing", "at desk 1: | mug 1",
-        "at desk 1 closed | mug 1 | holding: nothing", "at desk 1: | a mug | holding: nothing",
-        "at desk 1: mug 1 | holding: nothing", "room: | hot desk 1 | holding: nothing",
-        "at desk 1: | mug 1 | holding:", "at desk 1: | mug 1 | holding: nothing | look",
+        "no state",
+        "",
+        "holding: nothing",
+        "room:",
+        "room: | holding: nothing",
+        "at desk 1 | holding: nothing",
+        "at desk 1: | holding: nothing",
+        "at desk 1: | mug 1",
+        "at desk 1 closed | mug 1 | holding: nothing",
+        "at desk 1: | a mug | holding: nothing",
+        "at desk 1: mug 1 | holding: nothing",
+        "room: | hot desk 1 | holding: nothing",
+        "at desk 1: | mug 1 | holding:",
+        "at desk 1: | mug 1 | holding: nothing | look",
         "at desk 1: | nothing | mug 1 | holding: nothing",
         "at desk 1: | mug 1 | holding: nothing | commands: look",
     ],
@@ -151,31 +170,51 @@ def test_what_is_no_state(state):
 DESK = "at desk 1: | clean mug 1 | lit desklamp 1 | apple 1 | holding: "
 CASES = {
     "room: | desk 1 | holding: nothing": {
-        "go to desk 1": "go", "take mug 1 from desk 1": "refused", "look": "look", "help": "refused",
+        "go to desk 1": "go",
+        "take mug 1 from desk 1": "refused",
+        "look": "look",
+        "help": "refused",
         "open desk 1": "refused",
     },
     DESK + "nothing": {
-        "go to desk 1": "refused", "go to bed 1": "go", "take mug 1 from desk 1": "take",
-        "take clean mug 1 from desk 1": "refused", "take mug 2 from desk 1": "refused",
-        "take mug 1 from bed 1": "refused", "use desklamp 1": "use", "use mug 1": "refused",
-        "open desk 1": "refused", "examine desk 1": "look", "examine mug 1": "refused",
+        "go to desk 1": "refused",
+        "go to bed 1": "go",
+        "take mug 1 from desk 1": "take",
+        "take clean mug 1 from desk 1": "refused",
+        "take mug 2 from desk 1": "refused",
+        "take mug 1 from bed 1": "refused",
+        "use desklamp 1": "use",
+        "use mug 1": "refused",
+        "open desk 1": "refused",
+        "examine desk 1": "look",
+        "examine mug 1": "refused",
     },
     DESK + "hot cup 1": {
-        "take mug 1 from desk 1": "refused", "move cup 1 to desk 1": "move",
-        "move mug 1 to desk 1": "refused", "put cup 1 in/on desk 1": "refused",
-        "clean cup 1 with desk 1": "refused", "examine cup 1": "look", "slice apple 1 with cup 1": "refused",
+        "take mug 1 from desk 1": "refused",
+        "move cup 1 to desk 1": "move",
+        "move mug 1 to desk 1": "refused",
+        "put cup 1 in/on desk 1": "refused",
+        "clean cup 1 with desk 1": "refused",
+        "examine cup 1": "look",
+        "slice apple 1 with cup 1": "refused",
     },
     DESK + "butterknife 1": {
-        "slice apple 1 with butterknife 1": "slice", "slice pear 1 with butterknife 1": "refused",
+        "slice apple 1 with butterknife 1": "slice",
+        "slice pear 1 with butterknife 1": "refused",
         "slice apple 1 with knife 1": "refused",
     },
     "at fridge 1 closed | holding: cup 1": {
-        "open fridge 1": "open", "close fridge 1": "refused", "cool cup 1 with fridge 1": "cool",
-        "heat cup 1 with fridge 1": "refused", "move cup 1 to fridge 1": "refused",
+        "open fridge 1": "open",
+        "close fridge 1": "refused",
+        "cool cup 1 with fridge 1": "cool",
+        "heat cup 1 with fridge 1": "refused",
+        "move cup 1 to fridge 1": "refused",
         "cool cup 2 with fridge 1": "refused",
     },
     "at fridge 1 open: | nothing | holding: cup 1": {
-        "open fridge 1": "refused", "close fridge 1": "close", "move cup 1 to fridge 1": "move",
+        "open fridge 1": "refused",
+        "close fridge 1": "close",
+        "move cup 1 to fridge 1": "move",
     },
     "no state": {"look": "refused", "go to desk 1": "refused"},
 }
@@ -191,72 +230,123 @@ def test_action_types(state):
     "task, state, action, next_state, success",
     [
         (
-            "put a mug in desk", "at desk 1: | nothing | holding: mug 1", "move mug 1 to desk 1",
-            "at desk 1: | mug 1 | holding: nothing", True,
+            "put a mug in desk",
+            "at desk 1: | nothing | holding: mug 1",
+            "move mug 1 to desk 1",
+            "at desk 1: | mug 1 | holding: nothing",
+            True,
         ),
         (
-            "put a mug in desk", "at bed 1: | nothing | holding: mug 1", "move mug 1 to bed 1",
-            "at bed 1: | mug 1 | holding: nothing", False,
+            "put a mug in desk",
+            "at bed 1: | nothing | holding: mug 1",
+            "move mug 1 to bed 1",
+            "at bed 1: | mug 1 | holding: nothing",
+            False,
         ),
         (
-            "put some mug on desk", "at desk 1: | nothing | holding: cup 1", "move cup 1 to desk 1",
-            "at desk 1: | cup 1 | holding: nothing", False,
+            "put some mug on desk",
+            "at desk 1: | nothing | holding: cup 1",
+            "move cup 1 to desk 1",
+            "at desk 1: | cup 1 | holding: nothing",
+            False,
         ),
         (
-            "put a mug in desk", "at desk 1: | mug 1 | holding: nothing", "take mug 1 from desk 1",
-            "at desk 1: | nothing | holding: mug 1", None,
+            "put a mug in desk",
+            "at desk 1: | mug 1 | holding: nothing",
+            "take mug 1 from desk 1",
+            "at desk 1: | nothing | holding: mug 1",
+            None,
         ),
         (
-            "put a mug in desk", "at desk 1: | nothing | holding: mug 1", "move mug 1 to desk 1",
-            "at desk 1: | nothing | holding: mug 1", None,
+            "put a mug in desk",
+            "at desk 1: | nothing | holding: mug 1",
+            "move mug 1 to desk 1",
+            "at desk 1: | nothing | holding: mug 1",
+            None,
         ),
         (
-            "put a clean mug in desk", "at desk 1: | nothing | holding: mug 1", "move mug 1 to desk 1",
-            "at desk 1: | mug 1 | holding: nothing", False,
+            "put a clean mug in desk",
+            "at desk 1: | nothing | holding: mug 1",
+            "move mug 1 to desk 1",
+            "at desk 1: | mug 1 | holding: nothing",
+            False,
         ),
         (
-            "clean some mug and put it in desk", "at desk 1: | nothing | holding: clean hot mug 1",
-            "move mug 1 to desk 1", "at desk 1: | clean hot mug 1 | holding: nothing", True,
+            "clean some mug and put it in desk",
+            "at desk 1: | nothing | holding: clean hot mug 1",
+            "move mug 1 to desk 1",
+            "at desk 1: | clean hot mug 1 | holding: nothing",
+            True,
         ),
         (
-            "cool some mug and put it in desk", "at desk 1: | nothing | holding: hot mug 1",
-            "move mug 1 to desk 1", "at desk 1: | hot mug 1 | holding: nothing", False,
+            "cool some mug and put it in desk",
+            "at desk 1: | nothing | holding: hot mug 1",
+            "move mug 1 to desk 1",
+            "at desk 1: | hot mug 1 | holding: nothing",
+            False,
         ),
         (
-            "put two mug in desk", "at desk 1: | mug 2 | holding: mug 1", "move mug 1 to desk 1",
-            "at desk 1: | mug 2 | mug 1 | holding: nothing", True,
+            "put two mug in desk",
+            "at desk 1: | mug 2 | holding: mug 1",
+            "move mug 1 to desk 1",
+            "at desk 1: | mug 2 | mug 1 | holding: nothing",
+            True,
         ),
         (
-            "find two mug and put them in desk", "at desk 1: | cup 2 | holding: mug 1",
-            "move mug 1 to desk 1", "at desk 1: | cup 2 | mug 1 | holding: nothing", False,
+            "find two mug and put them in desk",
+            "at desk 1: | cup 2 | holding: mug 1",
+            "move mug 1 to desk 1",
+            "at desk 1: | cup 2 | mug 1 | holding: nothing",
+            False,
         ),
         (
-            "look at mug under the desklamp", "at desk 1: | desklamp 1 | holding: mug 1", "use desklamp 1",
-            "at desk 1: | lit desklamp 1 | holding: mug 1", True,
+            "look at mug under the desklamp",
+            "at desk 1: | desklamp 1 | holding: mug 1",
+            "use desklamp 1",
+            "at desk 1: | lit desklamp 1 | holding: mug 1",
+            True,
         ),
         (
-            "look at mug under the desklamp", "at desk 1: | desklamp 1 | holding: cup 1", "use desklamp 1",
-            "at desk 1: | lit desklamp 1 | holding: cup 1", False,
+            "look at mug under the desklamp",
+            "at desk 1: | desklamp 1 | holding: cup 1",
+            "use desklamp 1",
+            "at desk 1: | lit desklamp 1 | holding: cup 1",
+            False,
         ),
         (
-            "examine the mug with the desklamp", "at desk 1: | mug 1 | lit desklamp 1 | holding: nothing",
-            "take mug 1 from desk 1", "at desk 1: | lit desklamp 1 | holding: mug 1", True,
+            "examine the mug with the desklamp",
+            "at desk 1: | mug 1 | lit desklamp 1 | holding: nothing",
+            "take mug 1 from desk 1",
+            "at desk 1: | lit desklamp 1 | holding: mug 1",
+            True,
         ),
         (
-            "examine the mug with the desklamp", "at desk 1: | mug 1 | lit floorlamp 1 | holding: nothing",
-            "take mug 1 from desk 1", "at desk 1: | lit floorlamp 1 | holding: mug 1", False,
+            "examine the mug with the desklamp",
+            "at desk 1: | mug 1 | lit floorlamp 1 | holding: nothing",
+            "take mug 1 from desk 1",
+            "at desk 1: | lit floorlamp 1 | holding: mug 1",
+            False,
         ),
         (
-            "look at mug under the desklamp", "at bed 1: | nothing | holding: mug 1", "go to desk 1",
-            "at desk 1: | lit desklamp 1 | holding: mug 1", True,
+            "look at mug under the desklamp",
+            "at bed 1: | nothing | holding: mug 1",
+            "go to desk 1",
+            "at desk 1: | lit desklamp 1 | holding: mug 1",
+            True,
         ),
         (
-            "look at mug under the desklamp", "at bed 1: | nothing | holding: mug 1", "go to desk 1",
-            "at desk 1: | desklamp 1 | holding: mug 1", None,
+            "look at mug under the desklamp",
+            "at bed 1: | nothing | holding: mug 1",
+            "go to desk 1",
+            "at desk 1: | desklamp 1 | holding: mug 1",
+            None,
         ),
         (
-            "buy a mug", "at desk 1: | nothing | holding: mug 1", "move mug 1 to desk 1",
-            "at desk 1: | mug 1 | holding: nothing", None,
+            "buy a mug",
+            "at desk 1: | nothing | holding: mug 1",
+            "move mug 1 to desk 1",
+            "at desk 1: | mug 1 | holding: nothing",
+            None,
         ),
     ],
 )
@@ -268,8 +358,14 @@ def test_success_by_rule(task, state, action, next_state, success):
 def test_sentences_that_are_no_task():
     """Stops a sentence outside ALFWorld's templates that is read as some task."""
     for sentence in (
-        "", "put", "put a mug", "put mug in desk", "put a very clean mug in desk",
-        "find three mug and put them in desk", "look at the mug", "put a mug in desk and win",
+        "",
+        "put",
+        "put a mug",
+        "put mug in desk",
+        "put a very clean mug in desk",
+        "find three mug and put them in desk",
+        "look at the mug",
+        "put a mug in desk and win",
         "put a mug in desk" * 99,
     ):
         assert text.read_task(sentence) is None
@@ -279,9 +375,12 @@ def test_sentences_that_are_no_task():
 def test_every_official_sentence():
     """Stops a template that cannot be read, or is read as another task than the game's own parameters say."""
     kinds = {
-        "pick_and_place_simple": "pick", "look_at_obj_in_light": "look",
-        "pick_clean_then_place_in_recep": "clean", "pick_heat_then_place_in_recep": "hot",
-        "pick_cool_then_place_in_recep": "cool", "pick_two_obj_and_place": "two",
+        "pick_and_place_simple": "pick",
+        "look_at_obj_in_light": "look",
+        "pick_clean_then_place_in_recep": "clean",
+        "pick_heat_then_place_in_recep": "hot",
+        "pick_cool_then_place_in_recep": "cool",
+        "pick_two_obj_and_place": "two",
     }
     found = records()
     for record in found:
@@ -295,9 +394,11 @@ def test_every_official_sentence():
 
 # ---- walks in the real engine ------------------------------------------------------------------------------
 
+
 @dataclass
 class Moment:
     """One step of a walk, with the hidden facts after it and what was observed."""
+
     task: Task
     step: Step
     admissible: bool
@@ -338,10 +439,19 @@ def random_action(rng: random.Random, state: str, commands: list[str], home: Hom
     place = rng.choice([view.place or places[0]] * 2 + [rng.choice(places)])
     return rng.choice(
         [
-            f"go to {place}", f"open {place}", f"close {place}", f"take {thing} from {place}",
-            f"move {thing} to {place}", f"clean {thing} with {place}", f"heat {thing} with {place}",
-            f"cool {thing} with {place}", f"use {thing}", f"slice {thing} with {other}", f"examine {thing}",
-            f"examine {place}", "help",
+            f"go to {place}",
+            f"open {place}",
+            f"close {place}",
+            f"take {thing} from {place}",
+            f"move {thing} to {place}",
+            f"clean {thing} with {place}",
+            f"heat {thing} with {place}",
+            f"cool {thing} with {place}",
+            f"use {thing}",
+            f"slice {thing} with {other}",
+            f"examine {thing}",
+            f"examine {place}",
+            "help",
         ]
     )
 
@@ -361,8 +471,10 @@ def walk(env: ALFWorld, task: Task, player: str, mix: float, seed: int) -> list[
                 facts[name].add(tuple(arguments))
         seen = session.inner.memory
         memory = text.ObservationMemory(
-            holding=seen.holding, contents={p: list(c) for p, c in seen.contents.items()},
-            opened=dict(seen.opened), tags={t: set(tags) for t, tags in seen.tags.items()},
+            holding=seen.holding,
+            contents={p: list(c) for p, c in seen.contents.items()},
+            opened=dict(seen.opened),
+            tags={t: set(tags) for t, tags in seen.tags.items()},
         )
         step = Step(
             state=state, action=action, next_state=result.state, reward=result.reward, done=result.done
@@ -387,8 +499,12 @@ def walks(tmp_path_factory) -> list[list[Moment]]:
         rebuild(base / "official", "train", 6)
         envs.append(ALFWorld(str(base / "official"), cache=str(base)))
     plans = [("oracle", 0.0), ("searcher", 0.1), ("imperfect", 0.3), ("prober", 0.6), ("searcher", 1.0)]
-    return [walk(env, task, player, mix, seed) for env in envs for task in env.tasks("train")
-            for seed, (player, mix) in enumerate(plans)]
+    return [
+        walk(env, task, player, mix, seed)
+        for env in envs
+        for task in env.tasks("train")
+        for seed, (player, mix) in enumerate(plans)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -525,10 +641,45 @@ def test_the_real_environment_does_not_contradict_itself(walks):
 # ---- fuzz --------------------------------------------------------------------------------------------------
 
 PIECES = [
-    "room:", "at ", "holding: ", "nothing", "commands:", "closed", " open:", ":", ", ", "\n", " ", "desk 1",
-    "hot mug 2", "clean ", "lit desklamp 1", "go to ", "take ", " from ", "move ", " to ", "use ", "open ",
-    "slice ", " with ", "look", "put a ", "put two ", " in ", "and put them", "desk", "mug", "1" * 5000,
-    "\u0663", "\u00b2", "\x00", "\ud800", "reward: 1", "; ", "A",
+    "room:",
+    "at ",
+    "holding: ",
+    "nothing",
+    "commands:",
+    "closed",
+    " open:",
+    ":",
+    ", ",
+    "\n",
+    " ",
+    "desk 1",
+    "hot mug 2",
+    "clean ",
+    "lit desklamp 1",
+    "go to ",
+    "take ",
+    " from ",
+    "move ",
+    " to ",
+    "use ",
+    "open ",
+    "slice ",
+    " with ",
+    "look",
+    "put a ",
+    "put two ",
+    " in ",
+    "and put them",
+    "desk",
+    "mug",
+    "1" * 5000,
+    "\u0663",
+    "\u00b2",
+    "\x00",
+    "\ud800",
+    "reward: 1",
+    "; ",
+    "A",
 ]
 
 
@@ -548,7 +699,9 @@ def test_malformed_text_is_no_exception_and_no_reward():
     change = text.renamer(np.random.default_rng(0))
     for _ in range(5_000):
         state, action, after, task = (
-            make(states), make(actions), make(states),
+            make(states),
+            make(actions),
+            make(states),
             make(["put a cup in desk", "look at mug under the desklamp"]),
         )
         verdict = AUDIT.success(Task(id="t", text=task), state, action, after)
@@ -559,14 +712,19 @@ def test_malformed_text_is_no_exception_and_no_reward():
         change(state), change(action), text.read_task(task)
         memory = text.ObservationMemory()
         for feedback in (
-            after, f"You arrive at desk 1. {after}", f"You are in the middle of a room. {state}",
+            after,
+            f"You arrive at desk 1. {after}",
+            f"You are in the middle of a room. {state}",
             f"You pick up the {action}.",
         ):
             memory.read(feedback)
         assert text.read_view(memory.state()) is not None
     assert paid
     for long in (
-        "clean " * 100_000, "at desk 1:\n" + "mug 1, " * 100_000, "a 1 " * 100_000, "put a " * 100_000,
+        "clean " * 100_000,
+        "at desk 1:\n" + "mug 1, " * 100_000,
+        "a 1 " * 100_000,
+        "put a " * 100_000,
     ):
         assert (
             text.read_view(long + "\nholding: nothing") is None
@@ -578,11 +736,13 @@ def test_malformed_text_is_no_exception_and_no_reward():
 
 # ---- entity randomization ----------------------------------------------------------------------------------
 
+
 def test_classes_are_the_engines():
     """Stops a renamed thing that can be heated, cleaned or lit where the first one cannot."""
     if packages_missing():
         pytest.skip(packages_missing())
     from dreamgym.envs.alfworld.rooms import shipped
+
     abilities = shipped()[1].VAL_ACTION_OBJECTS
     able = {
         kind: {name for name, kinds in abilities.items() if kind in map(str.lower, kinds)}
@@ -627,8 +787,9 @@ def test_renaming_is_one_to_one_and_leaves_the_rest(moments):
             assert AUDIT.action_type(renamed.state, renamed.action) == AUDIT.action_type(
                 m.step.state, m.step.action
             )
-            assert AUDIT.success(task, renamed.state, renamed.action, renamed.next_state) == \
-                AUDIT.success(m.task, m.step.state, m.step.action, m.step.next_state)
+            assert AUDIT.success(task, renamed.state, renamed.action, renamed.next_state) == AUDIT.success(
+                m.task, m.step.state, m.step.action, m.step.next_state
+            )
         kinds[wanted.thing == new.thing] += 1
     assert kinds[False] > 0.5 * len(moments)
     listed = text.renamer(rng)(

@@ -12,7 +12,11 @@ from dreamgym import losses
 def tokens(n: int, spread: float = 0.5):
     gen = torch.Generator().manual_seed(0)
     new = -3 * torch.rand(n, generator=gen)
-    return new.requires_grad_(), new.detach() + spread * torch.randn(n, generator=gen), torch.randn(n, generator=gen)
+    return (
+        new.requires_grad_(),
+        new.detach() + spread * torch.randn(n, generator=gen),
+        torch.randn(n, generator=gen),
+    )
 
 
 @pytest.mark.parametrize("normalize", [True, False])
@@ -26,7 +30,9 @@ def test_group_advantages_match_a_loop(normalize):
         mine = [r for r, g in zip(rewards, groups) if g == groups[i]]
         mean = sum(mine) / len(mine)
         std = math.sqrt(sum((r - mean) ** 2 for r in mine) / len(mine))
-        assert got[i].item() == pytest.approx((rewards[i] - mean) / (std + 1e-6 if normalize else 1), abs=1e-6)
+        assert got[i].item() == pytest.approx(
+            (rewards[i] - mean) / (std + 1e-6 if normalize else 1), abs=1e-6
+        )
     for reward in (0.1, 0.0, 1 / 3, 1e-9):
         for n in (1, 3, 7):
             assert torch.equal(losses.group_advantages([reward] * n, ["t"] * n, normalize), torch.zeros(n))
@@ -54,12 +60,15 @@ def test_gae_equals_the_double_sum_of_eq_2(gamma, gae_lambda):
 
 
 def test_kl_estimates_agree_with_the_true_kl():
-    """Stops swapped arguments (KL(ref || new)), a wrong sign, and a kind without expected gradient as a loss."""
+    """Stops swapped arguments (KL(ref || new)), a wrong sign, and a kind without expected gradient as a
+    loss."""
     new, ref = (torch.tensor(p, dtype=torch.float64) for p in ([0.6, 0.3, 0.1], [0.2, 0.5, 0.3]))
     ratios = [math.log(p / q) for p, q in zip(new.tolist(), ref.tolist())]
     k3 = (new * losses.kl_estimate(new.log(), ref.log(), "k3")).sum().item()
     assert k3 == pytest.approx(sum(p * x for p, x in zip(new.tolist(), ratios)), abs=1e-12)
-    assert losses.kl_estimate(new.log(), ref.log(), "k2").tolist() == pytest.approx([x * x / 2 for x in ratios])
+    assert losses.kl_estimate(new.log(), ref.log(), "k2").tolist() == pytest.approx(
+        [x * x / 2 for x in ratios]
+    )
     assert losses.kl_estimate(torch.tensor([-200.0]), torch.tensor([-1.0]), "k3").isfinite().all()
     with pytest.raises(ValueError, match="k1"):
         losses.kl_estimate(new.log(), ref.log(), "k1")
@@ -67,7 +76,8 @@ def test_kl_estimates_agree_with_the_true_kl():
 
 @pytest.mark.parametrize("low,high,dual", [(0.2, 0.2, 3.0), (0.2, 0.28, None), (0.1, 0.3, 1.5)])
 def test_policy_loss_and_statistics_match_a_loop(low, high, dual):
-    """Stops min for max, swapped clip bounds, the dual clip on positive advantages, statistics of another branch."""
+    """Stops min for max, swapped clip bounds, the dual clip on positive advantages, statistics of another
+    branch."""
     new, old, adv = tokens(200, spread=1.0)
     loss, stats = losses.policy_loss(new, old, adv, low, high, dual)
     clipped = dual_clipped = kl = biggest = 0.0
@@ -92,13 +102,16 @@ def test_policy_gradient():
     old = new.detach().clone().requires_grad_()
     losses.policy_loss(new, old, adv.requires_grad_())[0].sum().backward()
     assert torch.allclose(new.grad, -adv.detach()) and old.grad is None and adv.grad is None
-    far = torch.tensor([0.5, -0.5, 5.0], requires_grad=True)  # ratio up with A > 0, down with A < 0, far up with A < 0
+    far = torch.tensor(
+        [0.5, -0.5, 5.0], requires_grad=True
+    )  # ratio up with A > 0, down with A < 0, far up with A < 0
     losses.policy_loss(far, torch.zeros(3), torch.tensor([1.0, -1.0, -1.0]))[0].sum().backward()
     assert far.grad.tolist() == [0.0, 0.0, 0.0]
 
 
 def test_policy_loss_at_absurd_ratios_and_without_tokens():
-    """Stops inf * 0 = NaN at a token that the rollout thought impossible, and a crash on a rank without tokens."""
+    """Stops inf * 0 = NaN at a token that the rollout thought impossible, and a crash on a rank without
+    tokens."""
     new = torch.tensor([-1.0, -500.0], requires_grad=True)
     loss, stats = losses.policy_loss(new, torch.tensor([-500.0, -1.0]), torch.tensor([-1.0, 0.0]))
     loss.sum().backward()
@@ -109,7 +122,9 @@ def test_policy_loss_at_absurd_ratios_and_without_tokens():
     assert stats["ratio_max"].item() == 0 and none.grad.shape == (0,)
 
 
-@pytest.mark.parametrize("change", [{"clip_low": 1.0}, {"clip_high": -0.1}, {"dual_clip": 1.0}, {"adv_N": torch.ones(1)}])
+@pytest.mark.parametrize(
+    "change", [{"clip_low": 1.0}, {"clip_high": -0.1}, {"dual_clip": 1.0}, {"adv_N": torch.ones(1)}]
+)
 def test_policy_loss_refuses(change):
     """Stops clips that train the wrong way in silence, and shapes that would broadcast."""
     new, old, adv = tokens(4)
@@ -118,14 +133,17 @@ def test_policy_loss_refuses(change):
 
 
 def test_value_loss_matches_a_loop():
-    """Stops min instead of max of the two errors, clipping around the return, explained variance with swapped roles."""
+    """Stops min instead of max of the two errors, clipping around the return, explained variance with swapped
+    roles."""
     gen = torch.Generator().manual_seed(3)
     value, old, target = (torch.randn(100, generator=gen) for _ in range(3))
     loss, explained = losses.value_loss(value, old, target, clip=0.2)
     for v, o, r, got in zip(value.tolist(), old.tolist(), target.tolist(), loss.tolist()):
         near = o + min(max(v - o, -0.2), 0.2)
         assert got == pytest.approx(0.5 * max((v - r) ** 2, (near - r) ** 2), abs=1e-5)
-    assert explained.item() == pytest.approx(1 - np.var((target - value).numpy()) / np.var(target.numpy()), abs=1e-5)
+    assert explained.item() == pytest.approx(
+        1 - np.var((target - value).numpy()) / np.var(target.numpy()), abs=1e-5
+    )
     assert torch.allclose(losses.value_loss(value, old, target, clip=None)[0], 0.5 * (value - target) ** 2)
     assert losses.explained_variance(torch.zeros(100), target).item() == pytest.approx(0, abs=1e-6)
     for n in (0, 3):
@@ -140,7 +158,9 @@ def test_micro_batches_never_change_the_gradient():
     for part in torch.arange(101).split([1, 50, 7, 43]):
         losses.aggregate(losses.policy_loss(new[part], old[part], adv[part])[0], 101).backward()
     assert torch.equal(new.grad, whole)
-    assert losses.aggregate(losses.sft_loss(new), 101).item() == pytest.approx(-sum(new.tolist()) / 101, rel=1e-5)
+    assert losses.aggregate(losses.sft_loss(new), 101).item() == pytest.approx(
+        -sum(new.tolist()) / 101, rel=1e-5
+    )
     with pytest.raises(ValueError, match="total is 0"):
         losses.aggregate(old, 0)
 

@@ -1,4 +1,5 @@
-"""Log-probs of samples, shared prefixes, adapters, references, the supervised step and two gloo ranks, on tiny random models."""
+"""Log-probs of samples, shared prefixes, adapters, references, the supervised step and two gloo ranks, on
+tiny random models."""
 
 import os
 import random
@@ -9,9 +10,22 @@ import torch
 import torch.multiprocessing as mp
 from transformers import AutoModelForCausalLM, CONFIG_MAPPING
 
-from dreamgym.model import (TrainSample, clip_grad_norm, even_micro_batches, load_model, load_weights, make_reference,
-                            micro_batches, prefix_packs, reference_logprobs, save_model, shard, token_logprobs,
-                            trainable_parameters, unsharded)
+from dreamgym.model import (
+    TrainSample,
+    clip_grad_norm,
+    even_micro_batches,
+    load_model,
+    load_weights,
+    make_reference,
+    micro_batches,
+    prefix_packs,
+    reference_logprobs,
+    save_model,
+    shard,
+    token_logprobs,
+    trainable_parameters,
+    unsharded,
+)
 from dreamgym.run import Dist
 from dreamgym.sft import sft_step
 from dreamgym.tiny import build_tokenizer, check_tokenizer, make_optimizers, set_rate
@@ -22,9 +36,21 @@ KINDS = ["llama", "qwen2", "qwen3", "mistral"]
 
 def tiny(kind="llama", vocab=50, **changes):
     torch.manual_seed(0)
-    size = dict(vocab_size=vocab, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-                intermediate_size=48, max_position_embeddings=256, initializer_range=0.3, head_dim=8,
-                tie_word_embeddings=kind == "llama", pad_token_id=None, bos_token_id=None, eos_token_id=None)
+    size = dict(
+        vocab_size=vocab,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=48,
+        max_position_embeddings=256,
+        initializer_range=0.3,
+        head_dim=8,
+        tie_word_embeddings=kind == "llama",
+        pad_token_id=None,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
     return AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**size | changes)).eval()
 
 
@@ -38,11 +64,14 @@ def unrelated(seed=0, n=7):
 
 
 def sharing(seed=0):
-    """A group with a common prompt, growing prefixes with branches, equal samples, one that is a prefix, a lone one."""
+    """A group with a common prompt, growing prefixes with branches, equal samples, one that is a prefix, a
+    lone one."""
     rng = random.Random(seed)
     draw = lambda n: [rng.randrange(50) for _ in range(n)]
     prompt, trunk = draw(20), draw(40)
-    ids = [prompt + draw(rng.randrange(3, 12)) for _ in range(4)] + [trunk[:t] + draw(7) for t in (17, 25, 33, 40)]
+    ids = [prompt + draw(rng.randrange(3, 12)) for _ in range(4)] + [
+        trunk[:t] + draw(7) for t in (17, 25, 33, 40)
+    ]
     ids += [list(ids[0]), ids[1][:-1], draw(9)]
     rng.shuffle(ids)
     return [TrainSample(x, [0] + [rng.randrange(2) for _ in x[1:]]) for x in ids]
@@ -74,11 +103,12 @@ def count(samples):
 
 # ---- log-probs -----------------------------------------------------------------------------------------------
 
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("make", [unrelated, sharing])
 def test_logprobs_against_a_slow_loop(kind, make):
-    """Stops off-by-one positions, a forgotten temperature, padding or another branch that leaks into a sample, and a
-    gradient lost through a shared prefix."""
+    """Stops off-by-one positions, a forgotten temperature, padding or another branch that leaks into a
+    sample, and a gradient lost through a shared prefix."""
     model, samples = tiny(kind), make()
     assert (len(prefix_packs(samples)) < len(samples)) == (make is sharing)
     logp_N, entropy_N, hidden_NH = token_logprobs(model, samples, temperature=0.7, with_hidden=True)
@@ -89,20 +119,29 @@ def test_logprobs_against_a_slow_loop(kind, make):
     own_N = (model.lm_head(hidden_NH) / 0.7).log_softmax(-1).gather(1, target_N[:, None])[:, 0]
     torch.testing.assert_close(own_N, logp_N)
     weight_N = torch.randn(len(logp_N), generator=torch.Generator().manual_seed(1))
-    torch.testing.assert_close(gradients(model, logp_N @ weight_N), gradients(model, slow_N @ weight_N.double()),
-                               atol=1e-3, rtol=1e-3)
+    torch.testing.assert_close(
+        gradients(model, logp_N @ weight_N),
+        gradients(model, slow_N @ weight_N.double()),
+        atol=1e-3,
+        rtol=1e-3,
+    )
 
 
 def test_the_example_of_the_docstring():
     """Stops the mask from being read one position off: the tiniest case, by hand."""
     model = tiny()
-    logp_N, entropy_N, hidden_NH = token_logprobs(model, [TrainSample([5, 6, 7], [0, 0, 1])], with_entropy=False)
-    torch.testing.assert_close(logp_N, model(input_ids=torch.tensor([[5, 6]])).logits[0, 1].log_softmax(-1)[7:8])
+    logp_N, entropy_N, hidden_NH = token_logprobs(
+        model, [TrainSample([5, 6, 7], [0, 0, 1])], with_entropy=False
+    )
+    torch.testing.assert_close(
+        logp_N, model(input_ids=torch.tensor([[5, 6]])).logits[0, 1].log_softmax(-1)[7:8]
+    )
     assert entropy_N is None and hidden_NH is None
 
 
 def test_chunks_change_nothing(monkeypatch):
-    """Stops chunk borders that drop or double a token, in values and gradients, with logits kept and recomputed."""
+    """Stops chunk borders that drop or double a token, in values and gradients, with logits kept and
+    recomputed."""
     model, samples, results = tiny("qwen3"), sharing(), []
     for chunk, kept in ((1000, 2**24), (3, 2**24), (3, 0)):
         monkeypatch.setattr("dreamgym.model.MAX_KEPT_LOGITS", kept)
@@ -115,16 +154,21 @@ def test_chunks_change_nothing(monkeypatch):
 def test_a_short_window_is_not_widened():
     """Stops a tree mask from silently widening the window of a model that attends locally."""
     samples = sharing()
-    for model in (tiny("mistral", sliding_window=6),
-                  tiny("qwen2", use_sliding_window=True, sliding_window=6, max_window_layers=1)):
+    for model in (
+        tiny("mistral", sliding_window=6),
+        tiny("qwen2", use_sliding_window=True, sliding_window=6, max_window_layers=1),
+    ):
         slow_N = slow_logprobs(model, samples, 1.0)[0]
         torch.testing.assert_close(token_logprobs(model, samples)[0].double(), slow_N, atol=2e-5, rtol=1e-5)
 
 
 def test_prefixes_are_shared_where_that_saves_work():
-    """Stops packs that share nothing, and packs whose longer attention costs more than the shared tokens save."""
-    group = lambda prompt, tail, n: [TrainSample(list(range(prompt)) + [1000 * r + t for t in range(tail)],
-                                                 [0] * (prompt + tail)) for r in range(1, n + 1)]
+    """Stops packs that share nothing, and packs whose longer attention costs more than the shared tokens
+    save."""
+    group = lambda prompt, tail, n: [
+        TrainSample(list(range(prompt)) + [1000 * r + t for t in range(tail)], [0] * (prompt + tail))
+        for r in range(1, n + 1)
+    ]
     assert prefix_packs(group(400, 60, 8)) == [(list(range(8)), 880)]
     assert len(prefix_packs(group(400, 60, 8), max_tok=600)) == 3
     assert len(prefix_packs(group(20, 150, 8))) == 8
@@ -132,7 +176,8 @@ def test_prefixes_are_shared_where_that_saves_work():
 
 
 def test_micro_batches_cover_and_keep_the_budget():
-    """Stops lost samples, order that varies, a batch larger in memory than the user allowed, and mostly padding."""
+    """Stops lost samples, order that varies, a batch larger in memory than the user allowed, and mostly
+    padding."""
     samples = [s for seed in range(8) for s in sharing(seed)]
     samples += [TrainSample(s.ids + [1], s.mask + [1]) for s in samples[::3]]
     for budget in (60, 100, 300, 5000):
@@ -147,7 +192,8 @@ def test_micro_batches_cover_and_keep_the_budget():
 
 
 def test_micro_batches_do_not_change_the_gradient():
-    """Stops the mean of means: the sum over micro-batches with one global divisor is the gradient of one batch."""
+    """Stops the mean of means: the sum over micro-batches with one global divisor is the gradient of one
+    batch."""
     model, samples = tiny("qwen2"), sharing() + unrelated(3)
     whole = gradients(model, -slow_logprobs(model, samples, 1.0)[0].sum() / count(samples))
     model.zero_grad()
@@ -157,8 +203,8 @@ def test_micro_batches_do_not_change_the_gradient():
 
 
 def test_samples_without_trained_tokens_and_malformed_ones():
-    """Stops a rank without trained tokens from leaving the others waiting in the backward, and a trained first token,
-    whose "position before" would be the end of the sample above."""
+    """Stops a rank without trained tokens from leaving the others waiting in the backward, and a trained
+    first token, whose "position before" would be the end of the sample above."""
     model = tiny()
     for samples in ([TrainSample([1, 2, 3], [0, 0, 0])], []):
         logp_N, entropy_N, _ = token_logprobs(model, samples)
@@ -184,8 +230,10 @@ def test_clip_grad_norm():
 
 # ---- the supervised step and optimizers ----------------------------------------------------------------------
 
+
 def test_sft_step_divides_by_the_sum_of_weights():
-    """Stops a loss divided by another count than what it sums, weights read one token off, and gradients left over."""
+    """Stops a loss divided by another count than what it sums, weights read one token off, and gradients left
+    over."""
     samples = sharing() + unrelated(3)
     rng = random.Random(1)
     weights = [[rng.choice([0.3, 1.0, 8.0]) for _ in s.mask] for s in samples]
@@ -202,20 +250,26 @@ def test_sft_step_divides_by_the_sum_of_weights():
     for ours, theirs in zip(model.parameters(), slow.parameters()):
         torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
         assert ours.grad is None
-    equal = [sft_step(tiny(), samples, [], 64, Dist(), w)["loss"] for w in (None, [[2.0] * len(s.mask) for s in samples])]
+    equal = [
+        sft_step(tiny(), samples, [], 64, Dist(), w)["loss"]
+        for w in (None, [[2.0] * len(s.mask) for s in samples])
+    ]
     assert equal[0] == pytest.approx(equal[1], rel=1e-5)
     with pytest.raises(ValueError, match="one weight for each mask entry"):
         sft_step(model, samples, [], 64, Dist(), weights[:-1])
 
 
 def test_optimizers_and_rate():
-    """Stops embeddings trained by Muon, a matrix trained twice or never, and a schedule that forgets the peak."""
+    """Stops embeddings trained by Muon, a matrix trained twice or never, and a schedule that forgets the
+    peak."""
     model = tiny()
     assert len(make_optimizers(model, 1e-3)) == 1
     adam, muon = make_optimizers(model, 1e-3, muon_lr=0.02, weight_decay=0.01)
     given = [p for o in (adam, muon) for g in o.param_groups for p in g["params"]]
     assert sorted(map(id, given)) == sorted(map(id, model.parameters()))
-    assert {id(p) for p in muon.param_groups[0]["params"]} == {id(p) for p in model.model.layers.parameters() if p.ndim == 2}
+    assert {id(p) for p in muon.param_groups[0]["params"]} == {
+        id(p) for p in model.model.layers.parameters() if p.ndim == 2
+    }
     assert (adam.param_groups[0]["weight_decay"], muon.param_groups[0]["weight_decay"]) == (0.0, 0.01)
     rates = []
     for step in (0, 9, 50, 100, 150):
@@ -226,6 +280,7 @@ def test_optimizers_and_rate():
 
 
 # ---- load, save, reference -----------------------------------------------------------------------------------
+
 
 def saved(folder, kind="llama"):
     tokenizer = build_tokenizer(["red blue"])
@@ -246,7 +301,8 @@ def logprobs(model):
 
 @pytest.mark.parametrize("lora_rank", [0, 4])
 def test_weights_survive_saving(tmp_path, lora_rank):
-    """Stops checkpoints that lose weights (tied ones first of all), and adapters that come back empty or frozen."""
+    """Stops checkpoints that lose weights (tied ones first of all), and adapters that come back empty or
+    frozen."""
     _, tokenizer = saved(tmp_path / "m")
     model, _ = load_model(str(tmp_path / "m"), dtype="float32", lora_rank=lora_rank)
     before = logprobs(model)
@@ -289,11 +345,14 @@ def test_a_head_that_is_not_plain_is_refused(tmp_path):
 
 
 def test_nf4_with_adapters_learns(tmp_path):
-    """Stops 4-bit loading that freezes everything, and wrong gradients after an eval forward (repacked weights)."""
+    """Stops 4-bit loading that freezes everything, and wrong gradients after an eval forward (repacked
+    weights)."""
     saved(tmp_path / "m")
     found = []
     for recompute, mode in ((False, True), (False, False), (True, True)):
-        model, _ = load_model(str(tmp_path / "m"), quantize="nf4", lora_rank=4, gradient_checkpointing=recompute)
+        model, _ = load_model(
+            str(tmp_path / "m"), quantize="nf4", lora_rank=4, gradient_checkpointing=recompute
+        )
         assert any("4bit" in type(module).__name__ for module in model.modules())
         model.train(mode)
         with torch.no_grad():
@@ -306,7 +365,8 @@ def test_nf4_with_adapters_learns(tmp_path):
 
 
 def test_gradient_checkpointing_and_16_bit(tmp_path):
-    """Stops recomputation that is silently off or changes the numbers, and a rate of 1e-6 rounding to nothing."""
+    """Stops recomputation that is silently off or changes the numbers, and a rate of 1e-6 rounding to
+    nothing."""
     saved(tmp_path / "m", "qwen2")
     results = []
     for flag in (False, True):
@@ -324,7 +384,8 @@ def test_gradient_checkpointing_and_16_bit(tmp_path):
 
 @pytest.mark.parametrize("lora_rank", [0, 4])
 def test_the_reference_stays_the_initial_model(tmp_path, lora_rank):
-    """Stops a reference that shares weights with the policy, and a LoRA reference that switches training off."""
+    """Stops a reference that shares weights with the policy, and a LoRA reference that switches training
+    off."""
     _, tokenizer = saved(tmp_path / "m")
     if lora_rank:  # adapters that are no longer zero: the base model alone would be the wrong reference
         start, _ = load_model(str(tmp_path / "m"), lora_rank=lora_rank)
@@ -341,6 +402,7 @@ def test_the_reference_stays_the_initial_model(tmp_path, lora_rank):
 
 
 # ---- two ranks -----------------------------------------------------------------------------------------------
+
 
 def weighted(samples):
     return [[1.0 + (i + t) % 3 for t in range(len(s.mask))] for i, s in enumerate(samples)]
@@ -372,8 +434,8 @@ def two_ranks(rank, port, folder):
 
 
 def test_two_ranks_equal_one_process(tmp_path):
-    """Stops wrong gradient averaging, a stale unsharded copy, ranks that wait for each other, and checkpoints that
-    hold one rank's shard."""
+    """Stops wrong gradient averaging, a stale unsharded copy, ranks that wait for each other, and checkpoints
+    that hold one rank's shard."""
     saved(tmp_path / "m")
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
@@ -389,6 +451,8 @@ def test_two_ranks_equal_one_process(tmp_path):
         assert theirs == pytest.approx(values, rel=1e-4)
         torch.testing.assert_close(logp_N, logprobs(model), atol=1e-4, rtol=1e-4)
         loaded, _ = load_model(str(tmp_path / f"two_{kind}"))
-        for (name, ours), (other, theirs) in zip(model.named_parameters(), loaded.named_parameters(), strict=True):
+        for (name, ours), (other, theirs) in zip(
+            model.named_parameters(), loaded.named_parameters(), strict=True
+        ):
             assert name == other
             torch.testing.assert_close(theirs, ours, atol=1e-5, rtol=1e-4, msg=name)

@@ -18,9 +18,21 @@ V, STOP = 61, 5
 def tiny(kind="llama", seed=0, **changes):
     """Random weights, large enough that logits are sharp and a wrong position or a leaked column shows."""
     torch.manual_seed(seed)
-    size = dict(vocab_size=V, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, head_dim=8,
-                num_key_value_heads=2, initializer_range=0.25, max_position_embeddings=512, tie_word_embeddings=True,
-                pad_token_id=None, bos_token_id=None, eos_token_id=None)
+    size = dict(
+        vocab_size=V,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        head_dim=8,
+        num_key_value_heads=2,
+        initializer_range=0.25,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        pad_token_id=None,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
     attention = changes.pop("attn_implementation", "sdpa")
     config = CONFIG_MAPPING[kind](**size | changes)
     return AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
@@ -44,7 +56,8 @@ def assert_full_forward(model, prompts, samples, temperature, atol=1e-4):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("slots", [3, 40])
 def test_turns_match_full_forward(kind, slots):
-    """Stops wrong positions, leaking pads and mixed-up slots: ragged prompts, turns in changing order, too few slots."""
+    """Stops wrong positions, leaking pads and mixed-up slots: ragged prompts, turns in changing order, too
+    few slots."""
     model, rng = tiny(kind).double(), np.random.default_rng(1)
     sampler = Sampler(model, slots, 300, [STOP], 0)
     keys, prompts = list("abcdef"), [text(rng, 1, 40) for _ in range(6)]
@@ -72,7 +85,13 @@ def test_only_new_tokens_are_computed():
     base = text(rng, 50)
     sampler.sample([base], ["k"], 10, 1.0)
     before = sampler.reused_tok
-    for prompt in (base[:30] + [3] + base[31:45], base[:20], base[:20], [4] + base[1:], base[:33] + text(rng, 60)):
+    for prompt in (
+        base[:30] + [3] + base[31:45],
+        base[:20],
+        base[:20],
+        [4] + base[1:],
+        base[:33] + text(rng, 60),
+    ):
         assert_full_forward(model, [prompt], sampler.sample([prompt], ["k"], 6, 0), 0)
     assert sampler.reused_tok - before == 30 + 19 + 19 + 0 + 0
 
@@ -94,7 +113,8 @@ def test_group_prompt_is_computed_once():
 
 
 def test_slots_change_no_result():
-    """Stops results that depend on batching: queueing, refills and compaction of slots must not change ids."""
+    """Stops results that depend on batching: queueing, refills and compaction of slots must not change
+    ids."""
     model, rng = tiny(), np.random.default_rng(5)
     first = [text(rng, 1, 50) for _ in range(36)]
     runs = []
@@ -107,7 +127,9 @@ def test_slots_change_no_result():
     assert len({len(s.ids) for s in runs[0]}) > 5  # rows really end at different times
     for run in runs[1:]:
         assert [(s.ids, s.stop) for s in run] == [(s.ids, s.stop) for s in runs[0]]
-        assert np.allclose([x for s in run for x in s.logps], [x for s in runs[0] for x in s.logps], atol=1e-4)
+        assert np.allclose(
+            [x for s in run for x in s.logps], [x for s in runs[0] for x in s.logps], atol=1e-4
+        )
 
 
 def test_least_recently_used_goes_first():
@@ -130,16 +152,26 @@ def test_context_stop():
     sampler = Sampler(model, 4, 64, [], 0)
     prompts = [text(rng, n) for n in (64, 90, 63, 60, 4)]
     out = sampler.sample(prompts, list(range(5)), 6, 0)
-    assert [(len(s.ids), s.stop) for s in out] == [(0, "context")] * 2 + [(1, "context"), (4, "context"), (6, "length")]
+    assert [(len(s.ids), s.stop) for s in out] == [(0, "context")] * 2 + [
+        (1, "context"),
+        (4, "context"),
+        (6, "length"),
+    ]
     assert_full_forward(model, prompts[2:], out[2:], 0)
-    turn = [prompts[3][:58] + [9] * 4, prompts[4] + out[4].ids + text(rng, 40)]  # pads of the first pass column 64
+    turn = [
+        prompts[3][:58] + [9] * 4,
+        prompts[4] + out[4].ids + text(rng, 40),
+    ]  # pads of the first pass column 64
     assert_full_forward(model, turn, sampler.sample(turn, [3, 4], 6, 0), 0)
-    assert sampler.sample([text(rng, 58)], ["x"], 6, 0)[0].stop == "length"  # both limits at once: nothing was cut
+    assert (
+        sampler.sample([text(rng, 58)], ["x"], 6, 0)[0].stop == "length"
+    )  # both limits at once: nothing was cut
     assert sampler.sample([], [], 6, 1.0) == []
 
 
 def test_frequencies_equal_softmax():
-    """Stops a biased draw, an id of probability 0, and uniforms that are re-used or correlated between rows."""
+    """Stops a biased draw, an id of probability 0, and uniforms that are re-used or correlated between
+    rows."""
     logits = torch.tensor([[1.0, float("-inf"), 0.3, -1.0, 2.0, 0.0, float("-inf")]])
     for temperature in (0.5, 1.0):
         u = torch.from_numpy(np.random.default_rng(0).random(200_000))
@@ -158,7 +190,9 @@ def test_frequencies_equal_softmax():
         q = model(torch.tensor([prompt + [i] for i in range(V)])).logits[:, -1].softmax(-1)
     for seen, exact in ((pairs[:, 0], p), (pairs[:, 1], p @ q)):
         exact = len(pairs) * exact.double().numpy()
-        assert ((np.bincount(seen, minlength=V) - exact) ** 2 / exact).sum() < 2 * V  # mean V - 1, deviation 11
+        assert (
+            (np.bincount(seen, minlength=V) - exact) ** 2 / exact
+        ).sum() < 2 * V  # mean V - 1, deviation 11
 
 
 def test_clear_caches_after_a_weight_change():
@@ -171,23 +205,30 @@ def test_clear_caches_after_a_weight_change():
     stale = sampler.sample(prompts, [0, 1, 2], 5, 0)
     sampler.clear_caches()
     fresh = Sampler(model, 4, 100, [], 0).sample(prompts, [0, 1, 2], 5, 0)
-    assert sampler.sample(prompts, [0, 1, 2], 5, 0) == fresh and abs(stale[0].logps[0] - fresh[0].logps[0]) > 1e-3
+    assert (
+        sampler.sample(prompts, [0, 1, 2], 5, 0) == fresh
+        and abs(stale[0].logps[0] - fresh[0].logps[0]) > 1e-3
+    )
 
 
 def test_state_resumes_the_draws():
-    """Stops resume from repeating or skipping draws (through JSON), and a checkpoint's own generation_config from acting."""
+    """Stops resume from repeating or skipping draws (through JSON), and a checkpoint's own generation_config
+    from acting."""
     model = tiny()
     a, b = Sampler(model, 4, 50, [], 1), Sampler(model, 4, 50, [], 2)
     a.sample([[7, 8]], [0], 9, 1.0)
     b.set_state(json.loads(json.dumps(a.get_state())))
     next_a = a.sample([[9, 8]], [1], 9, 1.0)
-    model.generation_config.update(do_sample=True, top_k=1, temperature=0.1, repetition_penalty=3.0, eos_token_id=9)
+    model.generation_config.update(
+        do_sample=True, top_k=1, temperature=0.1, repetition_penalty=3.0, eos_token_id=9
+    )
     assert next_a == b.sample([[9, 8]], [1], 9, 1.0)
     assert next_a != b.sample([[9, 8]], [1], 9, 1.0)
 
 
 def test_lora_in_training_mode():
-    """Stops skipped adapters, dropout while sampling, gradient checkpointing without cache, and a changed mode."""
+    """Stops skipped adapters, dropout while sampling, gradient checkpointing without cache, and a changed
+    mode."""
     config = LoraConfig(r=4, target_modules="all-linear", lora_dropout=0.5, init_lora_weights=False)
     model = get_peft_model(tiny("qwen3"), config)
     model.gradient_checkpointing_enable()
@@ -195,19 +236,27 @@ def test_lora_in_training_mode():
     sampler, prompts = Sampler(model, 4, 100, [], 0), [[7, 8, 9, 10], [11, 12]]
     samples = sampler.sample(prompts, [0, 1], 12, 0)
     assert model.training and sampler.decode_tok == 24
-    model(torch.tensor([prompts[0]])).logits.sum().backward()  # nothing of inference mode is left in the model
+    model(
+        torch.tensor([prompts[0]])
+    ).logits.sum().backward()  # nothing of inference mode is left in the model
     model.eval()
     assert_full_forward(model, prompts, samples, 0)
     with model.disable_adapter(), torch.no_grad():
-        assert model(torch.tensor([prompts[0] + samples[0].ids])).logits[0, 3:-1].argmax(-1).tolist() != samples[0].ids
+        assert (
+            model(torch.tensor([prompts[0] + samples[0].ids])).logits[0, 3:-1].argmax(-1).tolist()
+            != samples[0].ids
+        )
 
 
 def test_attention_and_dtype_variants():
-    """Stops a mask of the wrong form or dtype: eager attention, bfloat16, and a prompt longer than one forward."""
+    """Stops a mask of the wrong form or dtype: eager attention, bfloat16, and a prompt longer than one
+    forward."""
     rng = np.random.default_rng(9)
     prompts = [text(rng, 3, 40) for _ in range(5)]
     eager, half = tiny("qwen2", attn_implementation="eager"), tiny().bfloat16()
-    assert_full_forward(eager, prompts, Sampler(eager, 3, 100, [], 0).sample(prompts, list(range(5)), 9, 0), 0)
+    assert_full_forward(
+        eager, prompts, Sampler(eager, 3, 100, [], 0).sample(prompts, list(range(5)), 9, 0), 0
+    )
     out = Sampler(half, 3, 100, [], 0).sample(prompts, list(range(5)), 9, 1.0)
     assert_full_forward(half, prompts, out, 1.0, atol=0.3)
     model, long = tiny(), [text(rng, 2500), text(rng, 1100)]
@@ -230,7 +279,13 @@ def test_nan_logits_name_the_prompt():
 def test_bad_input_is_refused():
     """Stops silent nonsense at the boundary, and a window shorter than the context."""
     sampler = Sampler(tiny(), 2, 50, [], 0)
-    bad = ([[]], [0], 5, 1.0), ([[V]], [0], 5, 1.0), ([[7], [8]], [0, 0], 5, 1.0), ([[7]], [0], 0, 1.0), ([[7]], [0], 5, -1)
+    bad = (
+        ([[]], [0], 5, 1.0),
+        ([[V]], [0], 5, 1.0),
+        ([[7], [8]], [0, 0], 5, 1.0),
+        ([[7]], [0], 0, 1.0),
+        ([[7]], [0], 5, -1),
+    )
     for prompts, keys, n, temperature in bad:
         with pytest.raises(ValueError, match="expected|unique"):
             sampler.sample(prompts, keys, n, temperature)
@@ -241,17 +296,22 @@ def test_bad_input_is_refused():
 
 
 def test_prefill_chunks_and_share_tree():
-    """Stops prompts lost or padded without limit, copies from a prompt not computed yet, and long chains of copies."""
+    """Stops prompts lost or padded without limit, copies from a prompt not computed yet, and long chains of
+    copies."""
     rng = np.random.default_rng(10)
     length = rng.integers(1, 300, 128)
     chunks = prefill_chunks(length, 4096)
     assert sorted(np.concatenate(chunks)) == list(range(128))
     assert sum(length[c].max() * len(c) for c in chunks) <= 1.3 * length.sum()
     assert all(length[c].max() * len(c) <= 4096 and (np.diff(length[c]) <= 0).all() for c in chunks)
-    prompts = [[1] * rng.integers(10, 30) + rng.integers(1, 3, rng.integers(1, 20)).tolist() for _ in range(60)]
+    prompts = [
+        [1] * rng.integers(10, 30) + rng.integers(1, 3, rng.integers(1, 20)).tolist() for _ in range(60)
+    ]
     order, parent, shared = share_tree(prompts)
     for at, i in enumerate(order):
-        best = max((sum(np.cumprod([x == y for x, y in zip(prompts[i], prompts[j])])) for j in order[:at]), default=0)
+        best = max(
+            (sum(np.cumprod([x == y for x, y in zip(prompts[i], prompts[j])])) for j in order[:at]), default=0
+        )
         assert (parent[i] == -1 and best < 16) or (parent[i] in order[:at] and shared[i] == best)
         assert parent[i] == -1 or prompts[parent[i]][: shared[i]] == prompts[i][: shared[i]]
     order, parent, _ = share_tree([[1] * 40] * 8)
