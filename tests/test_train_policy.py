@@ -50,7 +50,7 @@ def test_grpo_feeds_the_curriculum_by_task():
     episodes.append(played(c, 0.0, 4, StopReason.MALFORMED))
     assert feed_curriculum(Args(), run_state, episodes) == 0.5
     stats = run_state.curriculum.stats
-    assert stats["a"].value == 0.25 and stats["b"].value == 0 and stats["c"].visits == 0
+    assert stats["a"].value == 0.25 and stats["b"].value == 0 and stats["c"].episodes == 0 and stats["c"].last == -1
 
 
 def test_ppo_feeds_the_curriculum_by_cluster():
