@@ -54,10 +54,11 @@ def aggregate(loss_N: Tensor, total: float) -> Tensor:
 
 def group_advantages(
     rewards_E: Sequence[float] | Tensor, groups_E: Sequence[Hashable], normalize_std: bool = True,
-    eps: float = 1e-6,
+    eps: float = 1e-6, spread_E: Sequence[float] | Tensor | None = None,
 ) -> Tensor:
     """GRPO advantage of each episode within its group: (r - mean) / (std + eps), float32 [E] (DreamGym, arXiv
-    2511.03773, Eq. 3).
+    2511.03773, Eq. 3). `spread_E`: values whose std divides in place of the rewards' own; a group in which
+    they do not vary is centred and not divided.
 
     `groups_E` holds one group key per episode, in any order. std is the population one, as in Eq. 7.
     `normalize_std=False` keeps r - mean (Dr. GRPO, arXiv 2503.20783). A group whose rewards are all equal
@@ -73,12 +74,14 @@ def group_advantages(
     for i, group in enumerate(groups_E):
         members.setdefault(group, []).append(i)
     adv_E = torch.zeros_like(reward_E)
+    spread_E = reward_E if spread_E is None else torch.as_tensor(spread_E, dtype=torch.float64)
     for index in members.values():
-        reward = reward_E[index]
+        reward, spread = reward_E[index], spread_E[index]
         if reward.max() == reward.min():
             continue
-        centred = reward - reward.mean()
-        adv_E[index] = centred / (reward.std(correction=0) + eps) if normalize_std else centred
+        adv_E[index] = reward - reward.mean()
+        if normalize_std and spread.max() > spread.min():
+            adv_E[index] /= spread.std(correction=0) + eps
     return adv_E.float()
 
 

@@ -52,12 +52,16 @@ def turns(segment: TokenSegment) -> list[tuple[int, int]]:
 
 
 def group_turn_advantages(episodes: list[Episode], args) -> dict[str, list[float]]:
-    """GRPO (Eq. 3): the score of a turn is its episode's return minus the penalty of an invalid action; it is
-    normalised over all turns of the group, the episodes of one task (verl-agent's choice: a long episode
-    counts with each of its turns)."""
+    """GRPO (Eq. 3): the score of a turn is its episode's return minus the penalty of an invalid action,
+    normalised over all turns of the group, the episodes of one task (as verl-agent).
+
+    The divisor is the standard deviation of the returns alone. With the penalty in it, a group that fails
+    throughout would blow its few penalties up to the size of a success.
+    """
+    returns = [e.reward for e in episodes for _ in e.steps]
     scores = [e.reward - args.invalid_penalty * (not s.valid) for e in episodes for s in e.steps]
     groups = [e.task.id for e in episodes for _ in e.steps]
-    flat = losses.group_advantages(scores, groups, args.normalize_std).tolist() if scores else []
+    flat = losses.group_advantages(scores, groups, args.normalize_std, spread_E=returns).tolist() if scores else []
     ends = np.cumsum([len(e.steps) for e in episodes]).tolist()
     return {e.id: flat[end - len(e.steps):end] for e, end in zip(episodes, ends)}
 

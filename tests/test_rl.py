@@ -94,7 +94,9 @@ def test_grpo_against_a_slow_loop(normalize_std):
         group = [x for o in episodes if o.task.id == e.task.id for x in score[o.id]]
         mean = sum(group) / len(group)
         deviation = math.sqrt(sum((x - mean) ** 2 for x in group) / len(group))
-        scale = deviation + 1e-6 if normalize_std else 1.0
+        returns = [o.reward for o in episodes if o.task.id == e.task.id for _ in o.steps]
+        spread = math.sqrt(sum((x - sum(returns) / len(returns)) ** 2 for x in returns) / len(returns))
+        scale = spread + 1e-6 if normalize_std and spread > 0 else 1.0
         wanted[e.id] = [(x - mean) / scale if deviation > 0 else 0.0 for x in score[e.id]]
     rows = slow_rows(episodes, wanted)
     assert [s.ids for s in batch.samples] == [ids for ids, _, _ in rows]

@@ -1,4 +1,5 @@
-"""WebArena as an environment: the contract, refusals, evaluation at stop, isolation, and the same through a real browser and as a user's sites."""
+"""WebArena as an environment: the contract, refusals, evaluation at stop, isolation, and the same through a
+real browser and as a user's sites."""
 import json
 import shutil
 import sys
@@ -14,7 +15,8 @@ from dreamgym.envs.webarena.page import STOPPED
 from dreamgym.envs.webarena.sites import SiteDatabase
 from dreamgym.episode import StopReason, Task
 
-CHROMIUM = pytest.mark.skipif(not shutil.which("chromium"), reason="needs Chromium (Debian: apt-get install chromium)")
+CHROMIUM = pytest.mark.skipif(
+    not shutil.which("chromium"), reason="needs Chromium (Debian: apt-get install chromium)")
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +39,10 @@ def number(state, line):
 
 
 def asking(env, prefix):
-    return next(task for task in env.tasks("train") if task.text.startswith(prefix) and task.goal["parameters"]["answer"] != "N/A")
+    return next(
+        task
+        for task in env.tasks("train")
+        if task.text.startswith(prefix) and task.goal["parameters"]["answer"] != "N/A")
 
 
 def test_tasks_start_where_the_environment_starts_them(env):
@@ -58,18 +63,26 @@ def test_the_same_class_for_every_name_and_option():
 
 
 def test_what_is_refused_changes_nothing(env):
-    """Stops an unknown element, a header line, or words that are no action, from raising, from changing the page, or from leaving a note that would make the step valid."""
+    """Stops an unknown element, a header line, or words that are no action, from raising, from changing the
+    page, or from leaving a note that would make the step valid."""
     task = env.tasks("train")[0]
     line = number(task.start, "link 'Cart'")
-    refused = ["click [444]", "click [1]", "click [2]", "I would like to shop", "scroll [down]", "tab_focus [7]", "goto [nowhere]"]
+    refused = [
+        "click [444]", "click [1]", "click [2]", "I would like to shop", "scroll [down]", "tab_focus [7]",
+        "goto [nowhere]"]
     *stayed, moved = play(env, task, [*refused, f"click [{line}]"])
     assert [(r.state, r.done, r.reward) for r in stayed] == [(task.start, False, 0.0)] * len(refused)
-    assert moved.state != task.start and env.ground(task.start, f"click [{line}]").startswith(f"click [{line}] link '")
+    assert moved.state != task.start
+    assert env.ground(task.start, f"click [{line}]").startswith(
+        f"click [{line}] link '")
 
 
 def test_a_line_number_means_the_line_that_is_shown(env):
     """Stops `click [5]` from clicking another element than the fifth line's."""
-    task = next(task for task in env.tasks("train") if task.start.startswith("page: ") and "link 'Account'" in task.start)
+    task = next(
+        task
+        for task in env.tasks("train")
+        if task.start.startswith("page: ") and "link 'Account'" in task.start)
     line = number(task.start, "link 'Account'")
     (result,) = play(env, task, [f"click [{line}]"])
     assert task.start.split("\n")[line - 1] == "link 'Account'" and "account" in result.state.split("\n")[1]
@@ -88,10 +101,14 @@ def test_stop_is_evaluated_and_ends_the_episode(env):
 
 
 def test_episodes_do_not_see_each_other(env):
-    """Stops a cart that one episode fills from being full in another, at the same time or later on the same sites."""
+    """Stops a cart that one episode fills from being full in another, at the same time or later on the same
+    sites."""
     task = next(task for task in env.tasks("train") if task.goal["config"]["sites"] == ["shopping"])
     one, two = env.reset([task, task])
-    product = next(row.split("'")[1] for row in one.state.split("heading 'Featured'")[1].split("\n") if row.startswith("link '"))
+    product = next(
+        row.split("'")[1]
+        for row in one.state.split("heading 'Featured'")[1].split("\n")
+        if row.startswith("link '"))
     env.step([one], [f"click [{number(one.state, f'link {product!r}')}]"])
     (added,) = env.step([one], [f"click [{number(one.state, 'button ' + repr('Add to Cart'))}]"])
     assert "You added" in added.state
@@ -103,14 +120,17 @@ def test_episodes_do_not_see_each_other(env):
 
 
 def test_episodes_cut_short_give_their_sites_back(env):
-    """Stops the leak of sites (and, live, of the only instance) by episodes that end without `stop`: at a step limit, or by the context."""
+    """Stops the leak of sites (and, live, of the only instance) by episodes that end without `stop`: at a
+    step limit, or by the context."""
     task, free = env.tasks("train")[0], len(env.sites.free)
     for _ in range(3):
         sessions = env.reset([task] * 2)
         env.step(sessions, ["go_back", "stop [done]"])         # one is cut short, one ends by itself
         env.end(sessions)
         env.end(sessions)                                      # giving back twice gives back once
-        assert len(env.sites.free) == max(2, free) and len({id(stage) for stage in env.sites.free}) == max(2, free)
+        assert len(env.sites.free) == max(2, free)
+        assert len({id(stage) for stage in env.sites.free}) == max(
+            2, free)
 
 
 def test_a_live_instance_is_given_back(monkeypatch):
@@ -120,7 +140,8 @@ def test_a_live_instance_is_given_back(monkeypatch):
     instance = SimpleNamespace(bases={"shopping": "http://h"}, reset_url="")
     logins = SimpleNamespace(state=lambda browser, names: {}, accounts={"shopping_admin": ("a", "b")})
     sites.free, sites.slots, sites.is_reset = [(instance, logins)], 1, True
-    sites.farm = SimpleNamespace(browsers=lambda places, contexts: [SimpleNamespace(close=lambda: closed.append(1))])
+    sites.farm = SimpleNamespace(
+        browsers=lambda places, contexts: [SimpleNamespace(close=lambda: closed.append(1))])
 
     class FakeBrowser:
         def __init__(self, hosts):
@@ -155,19 +176,26 @@ def test_unknown_splits_backends_and_generated_tasks_are_refused(env):
 
 
 def test_official_tasks(env, tmp_path, monkeypatch):
-    """Stops official tasks from being played on our own sites, a folder without tasks from being taken for one with, and Lite's tasks from being trained or chosen on."""
+    """Stops official tasks from being played on our own sites, a folder without tasks from being taken for
+    one with, and Lite's tasks from being trained or chosen on."""
     for name in ("WA_SHOPPING", "SHOPPING", "WA_INSTANCES"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ValueError, match="test.raw.json"):
         WebArena(str(tmp_path))
     records = [task.goal["config"] for split in ("train", "test") for task in env.tasks(split)]
     (tmp_path / "test.raw.json").write_text(json.dumps(records))
-    lite = [{**record, "old_task_id": record["task_id"], "task_id": i} for i, record in enumerate(records[::9])]
+    lite = [
+        {**record, "old_task_id": record["task_id"], "task_id": i} for i, record in enumerate(records[::9])]
     (tmp_path / "test_webarena_lite.raw.json").write_text(json.dumps(lite))
     tasks = official_tasks(tmp_path)
-    ids = {split: {task.goal["config"].get("old_task_id", task.goal["config"]["task_id"]) for task in rows} for split, rows in tasks.items()}
-    kinds = {split: {task.goal["config"]["intent_template_id"] for task in tasks[split]} for split in ("train", "valid")}
-    assert sum(map(len, ids.values())) == len(records) == len(set().union(*ids.values())) and min(map(len, ids.values())) > 5
+    ids = {
+        split: {task.goal["config"].get("old_task_id", task.goal["config"]["task_id"]) for task in rows}
+        for split, rows in tasks.items()}
+    kinds = {
+        split: {task.goal["config"]["intent_template_id"] for task in tasks[split]}
+        for split in ("train", "valid")}
+    assert sum(map(len, ids.values())) == len(records) == len(set().union(*ids.values()))
+    assert min(map(len, ids.values())) > 5
     assert not kinds["train"] & kinds["valid"]
     with pytest.raises(ValueError, match="WA_SHOPPING"):
         WebArena(str(tmp_path / "test.raw.json"))
@@ -175,7 +203,8 @@ def test_official_tasks(env, tmp_path, monkeypatch):
 
 @CHROMIUM
 def test_a_real_browser_plays_the_same_episode(env):
-    """Stops results that hold only without a browser: the oracle's way shows the same texts and gets the same reward."""
+    """Stops results that hold only without a browser: the oracle's way shows the same texts and gets the same
+    reward."""
     pytest.importorskip("playwright")
     real = WebArena(backend="chromium")
     try:
@@ -198,11 +227,14 @@ def test_a_real_browser_plays_the_same_episode(env):
 
 @CHROMIUM
 def test_own_sites_stand_in_for_a_users_webarena(env, tmp_path, monkeypatch):
-    """Stops the path of a user's WebArena from rotting: addresses, logins through the forms, Chromium, evaluation on the sites that answer there."""
+    """Stops the path of a user's WebArena from rotting: addresses, logins through the forms, Chromium,
+    evaluation on the sites that answer there."""
     pytest.importorskip("playwright")
     monkeypatch.setattr(module, "LOGINS", tmp_path / "logins")
     monkeypatch.setattr(module, "SETTLE_S", 0.0)
-    chosen = [task for task in env.tasks("test") if task.goal["config"]["sites"] in (["shopping"], ["gitlab"])][:2]
+    chosen = [
+        task for task in env.tasks("test") if task.goal["config"]["sites"] in (["shopping"], ["gitlab"])
+    ][:2]
     (tmp_path / "tasks.json").write_text(json.dumps([task.goal["config"] for task in chosen]))
     with SiteDatabase().serve() as served:
         for site, base in served.bases.items():

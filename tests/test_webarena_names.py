@@ -15,7 +15,8 @@ def episodes():
 
 
 def test_other_names_change_nothing_else(episodes):
-    """Stops renamed rows whose task, page, address and action name different things, whose line numbers changed, or that another reward fits."""
+    """Stops renamed rows whose task, page, address and action name different things, whose line numbers
+    changed, or that another reward fits."""
     rng, changed, judged = np.random.default_rng(0), 0, {True: 0, False: 0}
     for episode in episodes:
         change = other_names(rng)
@@ -23,7 +24,8 @@ def test_other_names_change_nothing_else(episodes):
             state, action = change(step.state), change(step.action)
             before, after = read_page(step.state), read_page(state)
             changed += state != step.state
-            assert [(i, n.role) for i, n in after.lines.items()] == [(i, n.role) for i, n in before.lines.items()]
+            assert [(i, n.role) for i, n in after.lines.items()] == [
+                (i, n.role) for i, n in before.lines.items()]
             assert len({n.name for n in after.lines.values()}) == len({n.name for n in before.lines.values()})
             assert ground(state, action) == change(step.grounded)
             assert action_type(state, action) == action_type(step.state, step.action)
@@ -39,7 +41,8 @@ def test_element_numbers_stay():
     change = other_names(np.random.default_rng(0))
     for action in ("click [12]", "type [12] [", "hover [12]", "tab_focus [12]"):
         assert change(action) == action
-    assert change("$12 in 2024-01-12, order 1012").startswith("$") and change("2024-01-12 %2F") == "2024-01-12 %2F"
+    assert change("$12 in 2024-01-12, order 1012").startswith("$")
+    assert change("2024-01-12 %2F") == "2024-01-12 %2F"
     assert change("$12") != "$12" and change("order 1012") != "order 1012"
 
 

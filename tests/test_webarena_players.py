@@ -1,4 +1,5 @@
-"""Players of the own sites: the oracle and the searcher win everything by WebArena's evaluators, the others do what they are for, and the rules agree."""
+"""Players of the own sites: the oracle and the searcher win everything by WebArena's evaluators, the others
+do what they are for, and the rules agree."""
 import numpy as np
 import pytest
 
@@ -41,7 +42,8 @@ def one_of_each(env):
 
 @pytest.mark.parametrize("kind", ["oracle", "searcher"])
 def test_experts_win_every_template(env, kind):
-    """Stops a template whose plan does not lead to its reward, or whose rule check differs from WebArena's evaluators."""
+    """Stops a template whose plan does not lead to its reward, or whose rule check differs from WebArena's
+    evaluators."""
     for task in one_of_each(env):
         steps = run(env, kind, task)
         assert steps[-1][2].reward == 1, (task.text, [step[1] for step in steps])
@@ -49,11 +51,13 @@ def test_experts_win_every_template(env, kind):
 
 
 def test_imperfect_errs_and_recovers_and_the_rules_agree(env):
-    """Stops demonstrations without mistakes (nothing to improve on), and rewards that the rule check does not foresee."""
+    """Stops demonstrations without mistakes (nothing to improve on), and rewards that the rule check does not
+    foresee."""
     played = [(task, run(env, "imperfect", task, seed)) for seed, task in enumerate(env.tasks("train")[::3])]
     won = [steps[-1][2].reward == 1 for _, steps in played]
     assert 0.5 < np.mean(won) < 0.95
-    assert any(action == "go_back" and steps[-1][2].reward == 1 for _, steps in played for _, action, _ in steps)
+    assert any(
+        action == "go_back" and steps[-1][2].reward == 1 for _, steps in played for _, action, _ in steps)
     assert np.mean([agrees(task, steps) for task, steps in played]) >= 0.99
 
 

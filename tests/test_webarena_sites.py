@@ -30,11 +30,14 @@ class Visitor:
 
     def get(self, address):
         parts = urlsplit(address)
-        return self._follow(self.world.handle(self.site, "GET", parts.path or "/", parts.query, None, self.cookies), address)
+        return self._follow(
+            self.world.handle(self.site, "GET", parts.path or "/", parts.query, None, self.cookies), address)
 
     def press(self, button, **values):
-        """Submits the form whose button says that, with the values its boxes hold; `values` replace them (None leaves one out, as an unticked box)."""
-        form = next(form for form in self.page.iter("form") if any(b.text == button for b in form.iter("button")))
+        """Submits the form whose button says that, with the values its boxes hold; `values` replace them
+        (None leaves one out, as an unticked box)."""
+        form = next(
+            form for form in self.page.iter("form") if any(b.text == button for b in form.iter("button")))
         filled = {**dict(form.form_values()), **values}
         filled = {name: value for name, value in filled.items() if value is not None}
         action = urljoin(self.address, form.get("action") or urlsplit(self.address).path)
@@ -58,11 +61,14 @@ def one(world, query, *arguments):
 
 
 def dump(world, tables):
-    return "\n".join(str(tuple(row)) for table in tables for row in world.db.execute(f"SELECT * FROM {table}"))
+    return "\n".join(
+        str(tuple(row)) for table in tables for row in world.db.execute(f"SELECT * FROM {table}"))
 
 
 def tables(world):
-    return [row[0] for row in world.db.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")]
+    return [
+        row[0]
+        for row in world.db.execute("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")]
 
 
 def crawl(world, site, most):
@@ -78,11 +84,12 @@ def crawl(world, site, most):
                 queue.append(target)
 
 
-# ---- pages ---------------------------------------------------------------------------------------------------------------------------------------
+# ---- pages -------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("site", SITES)
 def test_every_page_is_there_and_short_and_well_formed(world, site):
-    """Stops: dead links, pages a small model cannot read, controls without a name, forms without a button, scripts, ids that stand for two elements."""
+    """Stops: dead links, pages a small model cannot read, controls without a name, forms without a button,
+    scripts, ids that stand for two elements."""
     pages = 0
     for visitor in crawl(world, site, 600):
         pages += 1
@@ -90,14 +97,19 @@ def test_every_page_is_there_and_short_and_well_formed(world, site):
         assert visitor.status == 200, where
         assert page.findtext(".//title").strip(), where
         assert len(visitor.text.split()) < 220, f"{where}: {len(visitor.text.split())} words"
-        assert not page.xpath("//script | //@onclick | //@style[contains(., 'display') or contains(., 'visibility')]"), where
+        assert not page.xpath(
+            "//script | //@onclick | //@style[contains(., 'display') or contains(., 'visibility')]"
+        ), where
         ids = page.xpath("//@id")
         assert len(ids) == len(set(ids)), where
         labelled = set(page.xpath("//label/@for"))
         for control in page.xpath("//input[not(@type='hidden')] | //select | //textarea"):
-            assert control.get("aria-label") or control.get("id") in labelled, f"{where}: {html.tostring(control)}"
+            assert control.get("aria-label") or control.get("id") in labelled, (
+                f"{where}: {html.tostring(control)}")
         for form in page.iter("form"):
-            assert form.get("autocomplete") == "off" and any(button.text_content().strip() for button in form.iter("button")), where
+            assert form.get("autocomplete") == "off" and any(
+                button.text_content().strip() for button in form.iter("button")
+            ), where
         assert all(link.text_content().strip() for link in page.iter("a")), where
     assert pages >= (1 if site == "homepage" else 20)
 
@@ -109,8 +121,11 @@ def test_pages_that_are_not_there(world):
 
 
 def test_odd_queries_are_no_errors(world):
-    for site, path in (("shopping", "/search?q=%27%22%25%00&sort=x&page=-9"), ("shopping", "/category/audio?page=999999999999999999999999"),
-                       ("shopping_admin", "/products?name=%ff&status=1"), ("shopping_admin", "/reports?year=%25&month=0")):
+    for site, path in (
+        ("shopping", "/search?q=%27%22%25%00&sort=x&page=-9"),
+        ("shopping", "/category/audio?page=999999999999999999999999"),
+        ("shopping_admin", "/products?name=%ff&status=1"),
+        ("shopping_admin", "/reports?year=%25&month=0")):
         assert Visitor(world, site).get(path).status == 200
 
 
@@ -118,13 +133,15 @@ def test_the_homepage_leads_to_all_sites_and_shows_no_password(world):
     visitor = Visitor(world, "homepage").get("/")
     links = [link.get("href") for link in visitor.page.find(".//main").iter("a")]
     assert sorted(links) == sorted(f"{world.bases[site]}/" for site in SITES if site != "homepage")
-    assert all(user in visitor.text and password not in visitor.body for user, password in world.accounts.values())
+    assert all(
+        user in visitor.text and password not in visitor.body for user, password in world.accounts.values())
 
 
-# ---- the database --------------------------------------------------------------------------------------------------------------------------------
+# ---- the database ------------------------------------------------------------------------------------------
 
 def test_the_first_data_follow_from_the_seed(world):
-    """Stops: data that differ from machine to machine (the digest was made once), or that do not hang on the seed."""
+    """Stops: data that differ from machine to machine (the digest was made once), or that do not hang on the
+    seed."""
     everything = tables(world)
     assert dump(SiteDatabase(7), everything) == dump(world, everything)
     assert dump(SiteDatabase(8), everything) != dump(world, everything)
@@ -135,7 +152,10 @@ def test_the_first_data_follow_from_the_seed(world):
 
 
 def test_the_order_totals_are_their_items(world):
-    assert not world.db.execute("SELECT id FROM shop_orders WHERE total != (SELECT sum(price * quantity) FROM shop_order_items WHERE order_id = id)").fetchall()
+    assert not world.db.execute(
+        "SELECT id FROM shop_orders WHERE total != (SELECT sum(price * quantity) FROM shop_order_items WHERE "
+                                "order_id = id)"
+    ).fetchall()
 
 
 def test_reset_undoes_everything(world):
@@ -143,7 +163,8 @@ def test_reset_undoes_everything(world):
     cookies = world.login("shopping")
     visitor = Visitor(world, "shopping").get("/product/blue-hose")
     visitor.press("Add to Cart").get("/checkout").press("Place Order").get("/account").press("Sign Out")
-    Visitor(world, "shopping", False).get("/customer/account/login/").press("Sign In", user="emma.lopez@gmail.com", password="Password.123")
+    Visitor(world, "shopping", False).get("/customer/account/login/").press(
+        "Sign In", user="emma.lopez@gmail.com", password="Password.123")
     assert dump(world, tables(world)) != before
     world.reset()
     assert dump(world, tables(world)) == before
@@ -153,7 +174,8 @@ def test_reset_undoes_everything(world):
 
 
 def test_a_commit_is_refused(world):
-    """Stops: an evaluator's helper that writes and commits, after which no reset could restore the first data."""
+    """Stops: an evaluator's helper that writes and commits, after which no reset could restore the first
+    data."""
     world.db.execute("DELETE FROM shop_orders")
     with pytest.raises(Exception, match="not authorized"):
         world.db.commit()
@@ -164,14 +186,18 @@ def test_a_commit_is_refused(world):
 def test_worlds_are_independent(world):
     other = SiteDatabase()
     Visitor(world, "shopping").get("/product/blue-hose").press("Add to Cart")
-    assert "blue-hose" in Visitor(world, "shopping").get("/cart").body and "Your cart is empty." in Visitor(other, "shopping").get("/cart").text
+    assert "blue-hose" in Visitor(world, "shopping").get("/cart").body
+    assert "Your cart is empty." in Visitor(other, "shopping").get("/cart").text
 
 
-# ---- logins --------------------------------------------------------------------------------------------------------------------------------------
+# ---- logins ------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("site, path, user, button", [("shopping", "/customer/account/login/", "Email", "Sign In"), ("shopping_admin", "/", "Username", "Sign in"),
-                                                      ("reddit", "/login", "Username", "Log in"),
-                                                      ("gitlab", "/users/sign_in", "Username or email", "Sign in")])
+@pytest.mark.parametrize(
+    "site, path, user, button",
+    [
+        ("shopping", "/customer/account/login/", "Email", "Sign In"),
+        ("shopping_admin", "/", "Username", "Sign in"), ("reddit", "/login", "Username", "Log in"),
+        ("gitlab", "/users/sign_in", "Username or email", "Sign in")])
 def test_login_forms_are_those_of_webarena(world, site, path, user, button):
     name, password = world.accounts[site]
     visitor = Visitor(world, site, False).get(path)
@@ -179,7 +205,11 @@ def test_login_forms_are_those_of_webarena(world, site, path, user, button):
     assert "Wrong user name or password." in visitor.press(button, user=name, password="wrong").text
     assert f"sid_{site}" not in visitor.cookies
     visitor.press(button, user=name, password=password)
-    assert one(world, "SELECT name FROM sessions JOIN users ON users.id = user_id WHERE sid = ?", visitor.cookies[f"sid_{site}"]) == name
+    assert (
+        one(
+            world, "SELECT name FROM sessions JOIN users ON users.id = user_id WHERE sid = ?",
+            visitor.cookies[f"sid_{site}"])
+        == name)
     assert button not in [link.text for link in visitor.page.iter("a")]
 
 
@@ -189,16 +219,19 @@ def test_login_leads_back_but_nowhere_else(world):
     name, password = world.accounts["shopping"]
     assert visitor.press("Sign In", user=name, password=password).address == "/orders?page=2"
     for bad in ("//example.com/", "https://example.com/", "/\\example.com", "/a\nb"):
-        answer = world.handle("shopping", "POST", "/customer/account/login/", "", {"user": name, "password": password, "next": bad})
+        answer = world.handle(
+            "shopping", "POST", "/customer/account/login/", "",
+            {"user": name, "password": password, "next": bad})
         assert answer.headers["Location"] == "/"
 
 
 def test_a_session_belongs_to_its_site(world):
     sid = world.login("shopping")["sid_shopping"]
-    assert world.handle("shopping_admin", "GET", "/orders", "", None, {"sid_shopping_admin": sid}).status == 303
+    assert (
+        world.handle("shopping_admin", "GET", "/orders", "", None, {"sid_shopping_admin": sid}).status == 303)
 
 
-# ---- the shop ------------------------------------------------------------------------------------------------------------------------------------
+# ---- the shop ----------------------------------------------------------------------------------------------
 
 def test_search_sort_and_paging(world):
     visitor = Visitor(world, "shopping").get("/")
@@ -217,13 +250,17 @@ def test_cart_and_order(world):
     visitor = Visitor(world, "shopping").get("/product/blue-hose").press("Add to Cart", quantity="2")
     assert visitor.address == "/cart" and "You added Blue Hose to your cart." in visitor.text
     assert "You added Blue Hose" not in visitor.get("/cart").text
-    assert "You changed Blue Hose to 3." in visitor.press("Update", quantity="3").text and f"total ${3 * price / 100:,.2f}" in visitor.text
+    assert "You changed Blue Hose to 3." in visitor.press("Update", quantity="3").text
+    assert f"total ${3 * price / 100:,.2f}" in visitor.text
     assert f"at most {min(stock, 20)}" in visitor.press("Update", quantity="999").text
     assert "must be a number" in visitor.press("Update", quantity="-1").text
     visitor.get("/product/blue-kite").press("Add to Cart").press("Update", quantity="1")
     visitor.get("/checkout").press("Place Order", payment="Check")
-    assert visitor.address == "/orders/1151" and "Your order 1151 was placed." in visitor.text and "status Pending" in visitor.text
-    assert one(world, "SELECT total FROM shop_orders WHERE id = 1151") == price + one(world, "SELECT price FROM shop_products WHERE slug = 'blue-kite'")
+    assert visitor.address == "/orders/1151"
+    assert "Your order 1151 was placed." in visitor.text
+    assert "status Pending" in visitor.text
+    assert one(world, "SELECT total FROM shop_orders WHERE id = 1151") == price + one(
+        world, "SELECT price FROM shop_products WHERE slug = 'blue-kite'")
     assert one(world, "SELECT stock FROM shop_products WHERE slug = 'blue-hose'") == stock - 1
     assert "was canceled" in visitor.press("Cancel Order").text
     assert one(world, "SELECT stock FROM shop_products WHERE slug = 'blue-hose'") == stock
@@ -257,11 +294,13 @@ def test_wishlist_address_newsletter_and_contact(world):
     assert "All fields are needed." in visitor.press("Save Address", city=" ").text
     assert "You are subscribed." in visitor.get("/newsletter").press("Save", subscribed="1").text
     assert "You are not subscribed." in visitor.press("Save", subscribed=None).text
-    assert "Your message was sent." in visitor.get("/contact").press("Send", subject="Return", message="My kite is broken.").text
+    assert (
+        "Your message was sent."
+        in visitor.get("/contact").press("Send", subject="Return", message="My kite is broken.").text)
     assert one(world, "SELECT subject || ': ' || text FROM shop_messages") == "Return: My kite is broken."
 
 
-# ---- the back office -----------------------------------------------------------------------------------------------------------------------------
+# ---- the back office ---------------------------------------------------------------------------------------
 
 def test_a_review_waits_for_the_admin(world):
     shop, admin = Visitor(world, "shopping"), Visitor(world, "shopping_admin")
@@ -283,7 +322,8 @@ def test_the_admin_changes_products(world):
     for wrong in ({"price": "abc"}, {"price": "1.234"}, {"stock": "-1"}, {"price": ""}):
         assert "Price must be like 19.99" in admin.press("Save", **wrong).text
     admin.press("Save", enabled=None)
-    assert shop.get("/product/blue-hose").status == 404 and "No products found." in shop.get("/search?q=blue+hose").text
+    assert shop.get("/product/blue-hose").status == 404
+    assert "No products found." in shop.get("/search?q=blue+hose").text
     assert "disabled" in admin.get("/products?name=hose&status=Disabled").text
 
 
@@ -291,7 +331,9 @@ def test_the_admin_changes_orders(world):
     order = one(world, "SELECT max(id) FROM shop_orders WHERE status = 'Pending'")
     admin = Visitor(world, "shopping_admin").get("/orders").press("Filter", status="Pending")
     assert "Complete," not in admin.text
-    assert f"Order {order} is now Complete." in admin.get(f"/orders/{order}").press("Save", status="Complete").text
+    assert (
+        f"Order {order} is now Complete."
+        in admin.get(f"/orders/{order}").press("Save", status="Complete").text)
     assert "Cancel Order" not in admin.body
     admin.press("Save", status="Processing").press("Cancel Order")
     assert "status Canceled" in admin.text and not admin.page.xpath("//main//form")
@@ -302,10 +344,14 @@ def test_reports_are_sums_of_the_orders(world):
     admin = Visitor(world, "shopping_admin")
     orders = [row for row in world.db.execute("SELECT * FROM shop_orders WHERE status != 'Canceled'")]
     march = [row["total"] for row in orders if row["date"].startswith("2024-03")]
-    assert f"2024-03: orders {len(march)}, sales ${sum(march) / 100:,.2f}" in admin.get("/reports?report=Sales&year=2024").text
+    assert (
+        f"2024-03: orders {len(march)}, sales ${sum(march) / 100:,.2f}"
+        in admin.get("/reports?report=Sales&year=2024").text)
     sold = {}
-    for item in world.db.execute("SELECT name, quantity, date FROM shop_order_items JOIN shop_orders ON shop_orders.id = order_id AND status != 'Canceled' "
-                                 "JOIN shop_products ON shop_products.id = product_id"):
+    for item in world.db.execute(
+        "SELECT name, quantity, date FROM shop_order_items JOIN shop_orders ON shop_orders.id = order_id AND "
+                                 "status != 'Canceled' "
+        "JOIN shop_products ON shop_products.id = product_id"):
         if item["date"].startswith("2023-12"):
             sold[item["name"]] = sold.get(item["name"], 0) + item["quantity"]
     best = min(sold, key=lambda name: (-sold[name], name))
@@ -314,15 +360,22 @@ def test_reports_are_sums_of_the_orders(world):
     assert f"sales ${sum(row['total'] for row in orders) / 100:,.2f}" in admin.get("/").text
 
 
-# ---- over HTTP -----------------------------------------------------------------------------------------------------------------------------------
+# ---- over HTTP ---------------------------------------------------------------------------------------------
 
 def test_served_pages_are_the_pages_in_process(world):
     with world.serve() as served:
-        assert all(base.startswith("http://127.0.0.1:") for base in served.bases.values()) and len(set(served.bases.values())) == len(SITES)
-        request = urllib.request.Request(f"{served.bases['shopping']}/account", headers={"Cookie": f"sid_shopping={world.login('shopping')['sid_shopping']}"})
+        assert all(base.startswith("http://127.0.0.1:") for base in served.bases.values())
+        assert len(
+            set(served.bases.values())
+        ) == len(SITES)
+        request = urllib.request.Request(
+            f"{served.bases['shopping']}/account",
+            headers={"Cookie": f"sid_shopping={world.login('shopping')['sid_shopping']}"})
         with urllib.request.urlopen(request) as answer:
             assert answer.headers["Cache-Control"] == "no-store"
-            assert answer.read().decode() == world.handle("shopping", "GET", "/account", "", None, world.login("shopping")).body
+            assert (
+                answer.read().decode()
+                == world.handle("shopping", "GET", "/account", "", None, world.login("shopping")).body)
         with urllib.request.urlopen(f"{served.bases['shopping']}/static/style.css") as answer:
             assert b"--accent" in answer.read()
         assert f"{served.bases['shopping']}/" in world.handle("homepage", "GET", "/").body
