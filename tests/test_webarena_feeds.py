@@ -15,7 +15,8 @@ value="blue"><label>Sort by <select name="s"><option>Name</option>
 <option selected>Price</option></select></label><label><input type="checkbox"
 checked> Featured</label><button>Go</button></form>
 <h1>Results</h1><ul><li><h2><a href="/p/1">Blue Speaker</a></h2><p>price <b>$19.99</b></p></li></ul>
-<table><tr><th>Item</th><th>Stock</th></tr><tr><td>Wool Scarf</td><td>twelve left</td></tr></table></body></html>"""
+<table><tr><th>Item</th><th>Stock</th></tr><tr><td>Wool Scarf</td><td>twelve left</td></tr></table></body
+></html>"""
 
 STATE = """page: One Stop Mini
 url: shopping
@@ -286,14 +287,16 @@ name=r> A</label><label><input type=checkbox>I <b>ag</b>ree</label>
 <a href=/x>Blue <b>Speaker</b></a> <a href=/y><img alt=Logo src=x></a> <a>no href</a> <a href=/z></a> <a
 href=x><img alt=Logo src=x>Shop</a>
 
-<h2><a href=/x>Blue</a> rest</h2><h3>One<span>Two</span></h3><h3>One <span>Two</span></h3><h3><div>a</div><div>b</div></h3><h1></h1><h2><img alt=im src=x></h2>
+<h2><a href=/x>Blue</a> rest</h2><h3>One<span>Two</span></h3><h3>One <span>Two</span></h3><h3
+><div>a</div><div>b</div></h3><h1></h1><h2><img alt=im src=x></h2>
 
 <p>Price <b>$5</b> only<br>next line <em>em</em>, end</p><p>x<wbr>y</p><p>so&shy;ft</p><p>a
 b</p><pre>
 lead
  two</pre>
 
-<table><caption>Cap <b>x</b></caption><tr><th>Name</th><th>Qty</th></tr><tr><td>Chair</td><td>5</td></tr><tr><td><a href=x>Desk</a> big</td><td></td></tr></table>
+<table><caption>Cap <b>x</b></caption><tr><th>Name</th><th>Qty</th></tr><tr><td>Chair</td><td
+>5</td></tr><tr><td><a href=x>Desk</a> big</td><td></td></tr></table>
 
 <table><tr><td><input type=checkbox aria-label=c></td><td><form><input value=1
 aria-label=n><button>Go</button></form></td></tr></table>
@@ -314,7 +317,8 @@ type=button value=B><input type=image alt=Im src=x>
 <input type=image src=x><button>Bt <i>x</i></button><button aria-label=AL>zz</button><button
 title=TT></button><input type=hidden value=h></form>
 
-<div hidden>no</div><div aria-hidden=true>no2</div><template>t</template><noscript>ns</noscript><details><summary>Sum <a href=x>L</a></summary>inside</details>
+<div hidden>no</div><div aria-hidden=true>no2</div><template>t</template><noscript>ns</noscript><details
+><summary>Sum <a href=x>L</a></summary>inside</details>
 <details open><summary>Sum2</summary>inside2</details>
 
 <img src=x alt="Alt"><img src=x><img src=x alt=""><img title=Ti src=x><figure><img alt=f
@@ -333,7 +337,8 @@ disabled>c</optgroup></select><select aria-label=E>
 role=heading>H</div><nav aria-label=Main><a href=/>Home</a></nav>
 <div role=checkbox aria-checked=true aria-label=cc></div>
 
-<div>a<!-- c -->b</div><code>co</code>&nbsp;&nbsp;<span> </span>tail<kbd>k</kbd><small>s</small><s>st</s><mark>mk</mark><time>tm</time><sup>2</sup>
+<div>a<!-- c -->b</div><code>co</code>&nbsp;&nbsp;<span> </span>tail<kbd>k</kbd><small
+>s</small><s>st</s><mark>mk</mark><time>tm</time><sup>2</sup>
 
 <a href=/x title=TT>Name</a><a href=/x title=TT></a><a href=/x aria-label=AL>Name</a><input
 aria-labelledby=l1><span id=l1>By Label</span>

@@ -1,4 +1,5 @@
-"""Task templates of the own sites: every declaration holds together, plans win by WebArena's evaluators, and held-out tasks share nothing with training."""
+"""Task templates of the own sites: every declaration holds together, plans win by WebArena's evaluators, and
+held-out tasks share nothing with training."""
 from collections import Counter
 
 import pytest
@@ -6,7 +7,10 @@ import pytest
 from dreamgym.envs.webarena.direct import InProcessBrowser
 from dreamgym.envs.webarena.evaluators import as_task, evaluate, located
 from dreamgym.envs.webarena.sites import SiteDatabase
-from dreamgym.envs.webarena.tasks import COUNTS, ENTITIES, checks, drawn, fact, fields, filled, find, make_tasks, name_split, read_task, rule_success, task_record
+from dreamgym.envs.webarena.tasks import (
+    COUNTS, ENTITIES, checks, drawn, fact, fields, filled, find, make_tasks, name_split, read_task,
+    rule_success,
+    task_record)
 from dreamgym.envs.webarena.templates import TEMPLATES
 
 
@@ -29,12 +33,15 @@ def test_templates_are_many_and_cover_sites_and_evaluators(tasks):
     kinds = {kind for record in everything for kind in record["eval"]["eval_types"]}
     assert kinds == {"string_match", "url_match", "program_html"}
     assert any(" |AND| " in record["start_url"] for record in everything)
-    assert sum(task.goal["parameters"].get("answer") == "N/A" for split in tasks.values() for task in split) >= 8
+    assert (
+        sum(task.goal["parameters"].get("answer") == "N/A" for split in tasks.values() for task in split) >= 8
+    )
 
 
 @pytest.mark.parametrize("template", TEMPLATES, ids=lambda template: template.id)
 def test_a_template_says_all_that_players_and_rules_need(world, template):
-    """A parameter that only the database knows must not leak into plan, page or shown lines; each paraphrase asks the same."""
+    """A parameter that only the database knows must not leak into plan, page or shown lines; each paraphrase
+    asks the same."""
     named = fields(template.intents[0])
     public = [*template.plan, template.page, *template.shows, template.answer, *template.missing]
     assert {name for text in public for name in fields(text)} <= {*named, "answer"}
@@ -49,7 +56,8 @@ def test_a_template_says_all_that_players_and_rules_need(world, template):
 
 
 def test_counts_splits_and_determinism(world, tasks):
-    """Stops splits of other sizes, a sentence in two splits, and tasks that differ between runs of one seed."""
+    """Stops splits of other sizes, a sentence in two splits, and tasks that differ between runs of one
+    seed."""
     assert {split: len(rows) for split, rows in tasks.items()} == COUNTS
     everything = [task for rows in tasks.values() for task in rows]
     assert len({task.text for task in everything}) == len({task.id for task in everything}) == len(everything)
@@ -59,9 +67,11 @@ def test_counts_splits_and_determinism(world, tasks):
 
 
 def test_held_out_by_template_and_by_name(tasks):
-    """Stops valid and test tasks that name nothing new, names of one split in another, and new kinds of tasks outside test."""
+    """Stops valid and test tasks that name nothing new, names of one split in another, and new kinds of tasks
+    outside test."""
     def names(task):
-        return {value for name, value in task.goal["config"]["instantiation_dict"].items() if name in ENTITIES}
+        return {
+            value for name, value in task.goal["config"]["instantiation_dict"].items() if name in ENTITIES}
 
     assert {name_split(name, 7) for task in tasks["train"] for name in names(task)} == {"train"}
     templates = {split: {task.groups[1] for task in rows} for split, rows in tasks.items()}
@@ -76,7 +86,8 @@ def test_held_out_by_template_and_by_name(tasks):
 
 
 def test_doing_nothing_earns_nothing(world, tasks):
-    """The null agent: impossible tasks must not be won by saying N/A at once, nor any other by a start page that already shows what is wanted."""
+    """The null agent: impossible tasks must not be won by saying N/A at once, nor any other by a start page
+    that already shows what is wanted."""
     browser, cookies = InProcessBrowser(world), {site: world.login(site) for site in world.bases}
     for task in [task for side in tasks.values() for task in side]:
         record = located(as_task(task.goal["config"]), world.bases)
@@ -88,11 +99,20 @@ def test_doing_nothing_earns_nothing(world, tasks):
 
 def test_records_are_webarenas_format(world):
     template = next(template for template in TEMPLATES if template.id == 101)
-    record = task_record(template, {"product": "Blue Lamp", "answer": "$25.00"}, "What is the price of Blue Lamp?", 3)
-    assert record["start_url"] == "__SHOPPING__" and record["intent_template"] == "What is the price of {{product}}?"
-    assert record["eval"]["reference_answers"] == {"exact_match": "$25.00"} and record["eval"]["eval_types"] == ["string_match"]
-    absent = task_record(template, {"product": "Odd Lamp", "answer": "N/A"}, "What is the price of Odd Lamp?", 4)
-    assert absent["eval"]["reference_answers"] == {"fuzzy_match": "N/A"} and absent["eval"]["eval_types"] == ["string_match", "url_match"]
+    record = task_record(
+        template, {"product": "Blue Lamp", "answer": "$25.00"}, "What is the price of Blue Lamp?", 3)
+    assert record["start_url"] == "__SHOPPING__"
+    assert record["intent_template"] == "What is the price of {{product}}?"
+    assert record["eval"]["reference_answers"] == {"exact_match": "$25.00"}
+    assert record["eval"][
+        "eval_types"
+    ] == ["string_match"]
+    absent = task_record(
+        template, {"product": "Odd Lamp", "answer": "N/A"}, "What is the price of Odd Lamp?", 4)
+    assert absent["eval"]["reference_answers"] == {"fuzzy_match": "N/A"}
+    assert absent["eval"]["eval_types"] == [
+        "string_match",
+        "url_match"]
     assert absent["eval"]["reference_url"].startswith("__SHOPPING__/search?q=Odd+Lamp |OR| ")
     assert as_task(record).needs_judge is False
 
@@ -106,7 +126,8 @@ text 'stock 3'"""
 
 
 def test_patterns_and_checks_on_a_page():
-    """Stops patterns that match half a line or a line too far, and a check that is met by another thing's page."""
+    """Stops patterns that match half a line or a line too far, and a check that is met by another thing's
+    page."""
     blue, red = read_task("What is the price of Blue Lamp?"), read_task("What is the price of Red Lamp?")
     met = lambda wanted, action: [check.row.met for check in checks(wanted, STATE, action)]
     assert find("text 'price {answer}'", STATE) == {"answer": "$25.00"}
@@ -114,8 +135,12 @@ def test_patterns_and_checks_on_a_page():
     assert find("searchbox 'Search'", STATE) == {} and find("text 'stock'", STATE) is None
     assert fact(blue, STATE) == "$25.00" and met(blue, "stop [$25.00]") == [True, True, True]
     assert met(blue, "stop [$25.00] text 'price $25.00'") == [True, True, True]          # grounded
-    assert met(blue, "stop [$2.00]") == [True, True, False] and met(red, "stop [$25.00]") == [False, False, True]
-    missing = "page: Results\nurl: shopping/search?q=Red+Lamp\nheading 'Results for Red Lamp'\ntext 'No products found.'"
+    assert met(blue, "stop [$2.00]") == [True, True, False]
+    assert met(red, "stop [$25.00]") == [
+        False, False,
+        True]
+    missing = "page: Results\nurl: shopping/search?q=Red+Lamp\nheading 'Results for Red Lamp'\n" \
+              "text 'No products found.'"
     assert fact(red, missing) == "N/A" and fact(blue, missing) == ""
     for text in ("Win the lottery.", "What is the price of " + "a" * 500 + "?"):
         with pytest.raises(ValueError, match="of none of the"):
@@ -123,25 +148,43 @@ def test_patterns_and_checks_on_a_page():
 
 
 def test_what_stands_before_what_is_found():
-    """Stops a constraint that is compared with something else than what the page shows there, and one met where nothing is shown."""
+    """Stops a constraint that is compared with something else than what the page shows there, and one met
+    where nothing is shown."""
     def before(task, state, action="stop [done]"):
         return [check for check in checks(read_task(task), state, action) if check.kind != "page"][-1]
 
-    assert before("What is the price of Blue Lamp?", STATE, "stop [$2.00]") == ("answer", "price", ("$2.00", "$25.00", False))
+    assert before("What is the price of Blue Lamp?", STATE, "stop [$2.00]") == (
+        "answer", "price",
+        ("$2.00", "$25.00", False))
     review = STATE + "\nlink 'Write Review'\ntext 'Ann Lee, stars 4'"
-    assert before("Who wrote the last review of Blue Lamp?", review, "stop [Ann Lee]") == ("answer", "Write Review", ("Ann Lee", "Ann Lee", True))
+    assert before("Who wrote the last review of Blue Lamp?", review, "stop [Ann Lee]") == (
+        "answer", "Write Review",
+        ("Ann Lee", "Ann Lee", True))
     order = "page: Order 7\nurl: shopping_admin/orders/7\nheading 'Order 7'\ntext 'status Pending'"
     assert before("Cancel order 7.", order) == ("done", "status", ("Canceled", "Pending", False))
-    assert before("Cancel order 7.", order.replace("Pending", "Canceled")) == ("done", "status", ("Canceled", "Canceled", True))
-    assert before("Cancel order 7.", order.replace("status", "state")) == ("done", "status", ("Canceled", "none", False))
+    assert before("Cancel order 7.", order.replace("Pending", "Canceled")) == (
+        "done", "status",
+        ("Canceled", "Canceled", True))
+    assert before("Cancel order 7.", order.replace("status", "state")) == (
+        "done", "status",
+        ("Canceled", "none", False))
     stock = STATE.replace("shopping/", "shopping_admin/products/")
     assert before("Set the stock of Blue Lamp to 3.", stock) == ("done", "stock", ("3", "3", True))
     assert before("Set the stock of Blue Lamp to 5.", stock) == ("done", "stock", ("5", "3", False))
     forum = "page: tech\nurl: reddit/f/tech\nheading 'tech'\nbutton 'Subscribe'"
-    assert before("Subscribe to the forum tech.", forum) == ("done", "button", ("Unsubscribe", "Subscribe", False))
-    place = "page: Address\nurl: shopping/address\nheading 'Address'\ntext 'city Boston'\ntext 'phone 555-1234'"
+    assert before("Subscribe to the forum tech.", forum) == (
+        "done", "button",
+        ("Unsubscribe", "Subscribe", False))
+    place = (
+        "page: Address\nurl: shopping/address\nheading 'Address'\ntext 'city Boston'\ntext 'phone 555-1234'")
     assert before("Change my phone to 555-4000.", place) == ("done", "phone", ("555-4000", "555-1234", False))
     assert before("Change my city to Boston.", place) == ("done", "city", ("Boston", "Boston", True))
-    post = "page: A rake\nurl: reddit/f/garden/3\nheading 'A rake'\ntext 'ann, score 4'\ntext 'No way'\ntext '{}, score 1'\ntext 'So true'"
-    assert before('Comment "No way" on the post A rake.', post.format("ben"))[1:] == ("MarvelsGrantMan136, score", ("No way", "none", False))    # another's comment
-    assert before('Comment "So true" on the post A rake.', post.format("MarvelsGrantMan136"))[2] == ("So true", "So true", True)
+    post = "page: A rake\nurl: reddit/f/garden/3\nheading 'A rake'\ntext 'ann, score 4'\ntext 'No way'\n" \
+           "text '{}, score 1'\ntext 'So true'"
+    # another's comment
+    assert before('Comment "No way" on the post A rake.', post.format("ben"))[1:] == (
+        "MarvelsGrantMan136, score",
+        ("No way", "none", False))
+    assert before('Comment "So true" on the post A rake.', post.format("MarvelsGrantMan136"))[2] == (
+        "So true", "So true",
+        True)

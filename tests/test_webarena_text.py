@@ -1,4 +1,5 @@
-"""What states mean together with actions: grounding, kinds of actions, and the audit that only reports use."""
+"""What states mean together with actions: grounding, kinds of actions, and the audit that only reports
+use."""
 import pytest
 
 from dreamgym.envs.webarena.audit import WebArenaAudit
@@ -32,7 +33,8 @@ AUDIT = WebArenaAudit()
     ("I would\nlike to shop", "I would like to shop"),
 ])
 def test_grounding(action, grounded):
-    """Stops a grounded action that names another line, that spans lines, or that grows when it is grounded again."""
+    """Stops a grounded action that names another line, that spans lines, or that grows when it is grounded
+    again."""
     assert ground(PAGE, action) == grounded == ground(PAGE, grounded)
     assert ground("no page", action) == bare(grounded)
 
@@ -54,12 +56,16 @@ def test_an_imitated_policy_thinks_the_element():
     assert policy_answer("go_back", ground(PAGE, "go_back"), "lines") == "go_back"
 
 
-@pytest.mark.parametrize("action, kind", [
-    ("click [3]", "link"), ("click [6]", "refused"), ("click [9]", "refused"), ("click [1]", "refused"), ("click [2]", "refused"),
-    ("type [4] [3] [0]", "fill"), ("type [4] [3] [1]", "search"), ("type [5] [Stars] [0]", "choose"),
-    ("type [5] [Price] [1]", "refused"), ("type [3] [x] [1]", "refused"), ("scroll [down]", "refused"),
-    ("close_tab", "refused"), ("new_tab", "tab"), ("tab_focus [0]", "tab"), ("tab_focus [1]", "refused"),
-    ("go_back", "back"), ("goto [map]", "goto"), ("stop [done]", "stop"), ("buy it", "refused")])
+@pytest.mark.parametrize(
+    "action, kind",
+    [
+        ("click [3]", "link"), ("click [6]", "refused"), ("click [9]", "refused"), ("click [1]", "refused"),
+        ("click [2]", "refused"), ("type [4] [3] [0]", "fill"), ("type [4] [3] [1]", "search"),
+        ("type [5] [Stars] [0]", "choose"), ("type [5] [Price] [1]", "refused"),
+        ("type [3] [x] [1]", "refused"), ("scroll [down]", "refused"), ("close_tab", "refused"),
+        ("new_tab", "tab"), ("tab_focus [0]", "tab"), ("tab_focus [1]", "refused"), ("go_back", "back"),
+        ("goto [map]", "goto"), ("stop [done]", "stop"),
+        ("buy it", "refused")])
 def test_action_types(action, kind):
     """Stops tables from counting the raw and the grounded form of an action as different kinds."""
     assert AUDIT.action_type(PAGE, action) == kind == action_type(PAGE, ground(PAGE, action))
@@ -72,7 +78,9 @@ def test_the_audit_judges_stop_alone():
     forum = "page: music\nurl: reddit/f/music\nheading 'music'\nbutton '{}'"
     assert AUDIT.success(task, forum.format("Unsubscribe"), "stop [done]", "stopped") is True
     assert AUDIT.success(task, forum.format("Subscribe"), "stop [done]", "stopped") is False
-    for audit, t, action in ((AUDIT, task, "click [3]"), (AUDIT, other, "stop [done]"), (WebArenaAudit(False), task, "stop [done]")):
+    for audit, t, action in (
+        (AUDIT, task, "click [3]"), (AUDIT, other, "stop [done]"),
+        (WebArenaAudit(False), task, "stop [done]")):
         assert audit.success(t, forum.format("Unsubscribe"), action, "stopped") is None
 
 
@@ -83,7 +91,8 @@ def test_inconsistencies():
 
     home = PAGE.replace("empty", "full").replace("shopping/cart", "shopping")
     changed = PAGE.replace("empty", "full")
-    assert count((home, "click [3]", PAGE), (PAGE, "click [3]", home), (home, "click [3]", changed))[1] == 0   # a message
+    # a message
+    assert count((home, "click [3]", PAGE), (PAGE, "click [3]", home), (home, "click [3]", changed))[1] == 0
     one, two, home = (PAGE.replace("Cart is empty.", words) for words in ("total $1", "total $2", "Hello"))
     home = home.replace("shopping/cart", "shopping")
     assert count((home, "click [3]", one), (one, "click [3]", home), (home, "click [3]", two)) == (1, 1)

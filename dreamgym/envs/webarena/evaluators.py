@@ -235,7 +235,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Verdict:
-    score: float | None                          # 0 when a part is 0, else None when one is not judged, else 1
+    score: float | None                     # 0 when a part is 0; else None when one is not judged; or 1
     parts: list[Part] = field(default_factory=list)  # up to the first 0
 
     @property
