@@ -347,7 +347,7 @@ def test_unknown_elements_fail_at_once(served, browser):
     chromium.open(["shopping"])
     start = time.monotonic()
     play(chromium, "click [99]", "type [99] [x] [1]", "hover [99]")
-    assert time.monotonic() - start < 1
+    assert time.monotonic() - start < 15                                     # a search for them waits 20
     chromium.close()
 
 
@@ -458,7 +458,7 @@ def family(pid: int) -> list[int]:
     return found[1:]
 
 
-def gone(pids: list[int], seconds: float = 10) -> bool:
+def gone(pids: list[int], seconds: float = 120) -> bool:
     """Whether all of them end soon; a zombie has ended."""
     end = time.monotonic() + seconds
     while time.monotonic() < end:

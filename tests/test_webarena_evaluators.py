@@ -327,8 +327,8 @@ PRODUCT = """<html><body><h1 class="name">Blue &amp; Red</h1><p class="price">no
 name="qty" value="7"><textarea id="t">
 a b</textarea><select name="s"><option value="1">One<option value="2" selected>Two</select>
 <div id="laid-out"> a  <i>b</i>
- c<p>p</p><ul><li>1</li> <li>2 </li></ul><script>x</script><table><tr><td>l</td><td>r</td></tr></table>end<br>.</div></body
-></html>"""
+ c<p>p</p><ul><li>1</li> <li>2 </li></ul><script>x</script><table><tr><td>l</td><td>r</td></tr></table
+>end<br>.</div></body></html>"""
 
 
 def html_task(tmp_path, url="last", locator="", contents=None, **more):
@@ -586,8 +586,8 @@ def test_queries_give_what_a_browser_gives():
     with Browser() as browser:
         page = browser.chromium.new_page()
         page.set_content(PRODUCT)
-        js = "(js) => { try { const v = eval(js); return v == null ? null : String(v) } catch { return null } }"
-        found = [page.evaluate(js, query) for query, _ in QUERIES]
+        ask = "js => { try { const v = eval(js); return v == null ? null : String(v) } catch { return null } }"
+        found = [page.evaluate(ask, js) for js, _ in QUERIES]
     assert found == [expected for _, expected in QUERIES]
 
 

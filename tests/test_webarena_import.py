@@ -377,7 +377,8 @@ def test_collect_reads_traces_through_the_environment(tmp_path):
     folder = render(render(tmp_path / "gpt", 21, STEPS), 22, STEPS)
     (folder / "merge_log.txt").write_text("(PASS) 21.json (FAIL) 22.json")
     lite = {"task_id": 0, "old_task_id": 22, "sites": ["shopping"], "intent": "x", "intent_template_id": 1,
-            "start_url": "__SHOPPING__", "eval": {"eval_types": ["url_match"], "reference_url": "__SHOPPING__"}}
+            "start_url": "__SHOPPING__",
+            "eval": {"eval_types": ["url_match"], "reference_url": "__SHOPPING__"}}
     (tmp_path / "lite.json").write_text(json.dumps([lite]))
     env = make_env("webarena", options=[f"drop={tmp_path / 'lite.json'}"])
     logs = offline.read_logs(env, str(folder), "render")
