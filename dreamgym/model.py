@@ -111,8 +111,13 @@ def _from_pretrained(base: str, dtype: str, quantize: str, device: str) -> PreTr
                                  bnb_4bit_compute_dtype=compute)
         placed = {"quantization_config": nf4, "device_map": {"": device}}
     dtype = dtype if dtype == "auto" else getattr(torch, dtype)
-    model = AutoModelForCausalLM.from_pretrained(base, config=config, dtype=dtype, attn_implementation="sdpa",
-                                                 **placed)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(base, config=config, dtype=dtype,
+                                                     attn_implementation="sdpa", **placed)
+    except ValueError as error:
+        if "attention implementation" not in str(error):
+            raise
+        raise ValueError(f"{config.architectures[0]} is not supported: it has no scaled-dot-product attention") from None
     return model if placed else model.to(device)
 
 

@@ -263,7 +263,7 @@ def test_progress_without_a_terminal(monkeypatch):
     with pytest.raises(RuntimeError), run.progress(4, "rollout") as bar:
         bar.update(2)
         raise RuntimeError
-    assert "rollout:  50%" in sys.stderr.getvalue() and bar not in bar._instances
+    assert "rollout: 2 of 4" in sys.stderr.getvalue() and bar not in bar._instances
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setattr(sys, "stderr", io.StringIO())
     assert list(run.progress(range(4), "rollout")) == [0, 1, 2, 3] and sys.stderr.getvalue() == ""
