@@ -192,7 +192,8 @@ class ExperienceModel:
             temperature = RESAMPLE_TEMPERATURE if attempt else 0.0
             for i, sample in zip(unread, self.sampler.sample([prompts[i] + forced for i in unread], keys,
                                                              limit, temperature)):
-                text = start + self.tokenizer.decode([t for t in sample.ids if t not in self.chat.end_ids])
+                ids = forced + [t for t in sample.ids if t not in self.chat.end_ids]
+                text = self.tokenizer.decode(ids)  # together: the blank after "reward:" belongs to a token
                 answers[i] = parsers[i](text) if sample.stop == "end" else None, text
         return answers
 
