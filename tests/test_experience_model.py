@@ -42,7 +42,7 @@ class Shop(Environment):
 
 
 class FakeSampler:
-    """Answers from a list of texts, and keeps the prompts and temperatures it was given."""
+    """Answers from a list of texts or ids, and keeps the prompts and temperatures it was given."""
 
     def __init__(self, tokenizer, answers, stop="end"):
         self.tokenizer, self.answers, self.stop, self.prompts, self.temperatures = (
@@ -53,10 +53,9 @@ class FakeSampler:
         self.prompts += prompts
         self.temperatures.append(temperature)
         end = [self.tokenizer.eos_token_id] if self.stop == "end" else []
-        return [
-            Sample(encode_untrusted(self.tokenizer, self.answers.pop(0)) + end, [], self.stop)
-            for _ in prompts
-        ]
+        answers = [self.answers.pop(0) for _ in prompts]
+        ids = [encode_untrusted(self.tokenizer, a) if isinstance(a, str) else a for a in answers]
+        return [Sample(row + end, [], self.stop) for row in ids]
 
 
 def episode(name: str, text: str = "find me a red jacket", **more) -> Episode:
@@ -194,15 +193,14 @@ def test_acting_feeds_the_prompts_of_training(parts, settings):
         prompts = [s.ids[: s.mask.index(1)] for s in pair]
         answers = [dream.tokenizer.decode(s.ids[len(p) : -1]) for s, p in zip(pair, prompts)]
         starts = ["", ""] if dream.settings.reasoning else ["next:\n", "reward:"]
-        dream.sampler = FakeSampler(
-            dream.tokenizer, [a.removeprefix(start) for a, start in zip(answers, starts)]
-        )
         assert all(
             a.startswith(start) and sum(s.mask) == len(s.ids) - len(p)
             for a, start, s, p in zip(answers, starts, pair, prompts)
         )
-        (result,) = dream.step([session], [step.action])
         starts = [encode_untrusted(dream.tokenizer, start) if start else [] for start in starts]
+        rest = [s.ids[len(p) + len(start) : -1] for s, p, start in zip(pair, prompts, starts)]
+        dream.sampler = FakeSampler(dream.tokenizer, rest)
+        (result,) = dream.step([session], [step.action])
         assert dream.sampler.prompts == [p + start for p, start in zip(prompts, starts)]
         assert all(s.ids[len(p) : len(p) + len(start)] == start for s, p, start in zip(pair, prompts, starts))
         assert (result.state, result.reward, result.done) == (step.next_state, step.reward, step.done)
