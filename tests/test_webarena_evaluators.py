@@ -586,7 +586,7 @@ def test_queries_give_what_a_browser_gives():
     with Browser() as browser:
         page = browser.chromium.new_page()
         page.set_content(PRODUCT)
-        ask = "js => { try { const v = eval(js); return v == null ? null : `${v}` } catch { return null } }"
+        ask = "js => { try { const v = eval(js); return v == null ? null : String(v) } catch { return null } }"
         found = [page.evaluate(ask, js) for js, _ in QUERIES]
     assert found == [expected for _, expected in QUERIES]
 

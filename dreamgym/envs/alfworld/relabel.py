@@ -166,12 +166,8 @@ def _at(place: str, t: Transition) -> Row:
 
 
 def _look_for(thing: str, t: Transition) -> Row:
-    """The things of the page one by one, up to the wanted one: a small model compares what it has just
-    written, and hardly finds a name in a list at once."""
-    names = list(map(name_of, t.before.things))
-    here = thing in names
-    seen = names[:names.index(thing) + 1] if here else names
-    return f"look for {thing}", " no ".join(seen) or "none", here
+    here = thing in map(name_of, t.before.things)
+    return f"look for {thing}", thing if here else "none", here
 
 
 def _until_no(rows: list[Row], changed: bool, last: str) -> list[str]:
