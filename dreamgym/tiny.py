@@ -139,8 +139,10 @@ def make_optimizers(model: torch.nn.Module, lr: float, muon_lr: float = 0.0, wei
     trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     matrices = [p for name, p in trained if muon_lr and p.ndim == 2 and ".layers." in name]
     others = [p for name, p in trained if not (muon_lr and p.ndim == 2 and ".layers." in name)]
-    optimizers: list[torch.optim.Optimizer] = [
-        torch.optim.AdamW(others, lr=lr, betas=(0.9, 0.95), weight_decay=0.0 if muon_lr else weight_decay)]
+    optimizers: list[torch.optim.Optimizer] = []
+    if others:                                   # none with LoRA, whose adapters are all matrices of layers
+        decay = 0.0 if muon_lr else weight_decay
+        optimizers.append(torch.optim.AdamW(others, lr=lr, betas=(0.9, 0.95), weight_decay=decay))
     if matrices:
         optimizers.append(torch.optim.Muon(matrices, lr=muon_lr, momentum=0.95, weight_decay=weight_decay))
     for optimizer in optimizers:
