@@ -379,7 +379,7 @@ def test_workers_play_many_in_order_and_leave_nothing_running():
         direct = InProcessBrowser(SiteDatabase())
         assert [screen.text for screen in screens] == [
             direct.open([site]).text for site in ("shopping", "reddit", "homepage")]
-        moved = workers.act(browsers, [parse("click [2]"), parse("go_back"), parse("goto [shopping]")])
+        moved = workers.act(browsers, [parse("click [4]"), parse("go_back"), parse("goto [shopping]")])
         assert moved[1].note == "no page to go back to"
         assert moved[2].text == screens[0].text
         assert moved[0].text != screens[0].text

@@ -179,12 +179,12 @@ def test_a_recorded_page_gives_one_text_from_all_four_feeders():
 def test_every_shown_line_leads_to_its_element():
     title, nodes = from_html(HTML)
     screen = abstract(title, "shopping", nodes)
-    assert screen.refs[3].ref.get("name") == "q"
-    assert screen.refs[8].ref.get("href") == "/p/1"
-    assert screen.refs[10].ref.tag == "b"
-    assert abstract("", "", from_cdp(cdp_nodes(RECORDED))[1]).refs[4].ref == 131
-    assert abstract("", "", from_text(webarena_text(cdp_nodes(RECORDED)))[1]).refs[4].ref == "31"
-    assert abstract("", "", from_text(browsergym_text(cdp_nodes(RECORDED)))[1]).refs[4].ref == "a31"
+    assert screen.refs[5].ref.get("name") == "q"
+    assert screen.refs[10].ref.get("href") == "/p/1"
+    assert screen.refs[12].ref.tag == "b"
+    assert abstract("", "", from_cdp(cdp_nodes(RECORDED))[1]).refs[6].ref == 131
+    assert abstract("", "", from_text(webarena_text(cdp_nodes(RECORDED)))[1]).refs[6].ref == "31"
+    assert abstract("", "", from_text(browsergym_text(cdp_nodes(RECORDED)))[1]).refs[6].ref == "a31"
 
 
 # ---- text observations -------------------------------------------------------------------------------------
