@@ -8,7 +8,7 @@ anything that only one environment knows (that is in `Task.goal`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 
 import msgspec
@@ -17,7 +17,7 @@ from msgspec.structs import replace
 SCHEMA = 2
 
 
-class StopReason(str, Enum):
+class StopReason(StrEnum):
     """Why an episode ended."""
     RUNNING = ""
     SUCCESS = "success"

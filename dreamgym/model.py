@@ -117,7 +117,8 @@ def _from_pretrained(base: str, dtype: str, quantize: str, device: str) -> PreTr
     except ValueError as error:
         if "attention implementation" not in str(error):
             raise
-        raise ValueError(f"{config.architectures[0]} is not supported: it has no scaled-dot-product attention") from None
+        name = config.architectures[0]
+        raise ValueError(f"{name} is not supported: it has no scaled-dot-product attention") from None
     return model if placed else model.to(device)
 
 

@@ -61,7 +61,7 @@ def group_turn_advantages(episodes: list[Episode], args) -> dict[str, list[float
     returns = [e.reward for e in episodes for _ in e.steps]
     scores = [e.reward - args.invalid_penalty * (not s.valid) for e in episodes for s in e.steps]
     groups = [e.task.id for e in episodes for _ in e.steps]
-    flat = losses.group_advantages(scores, groups, args.normalize_std, spread_E=returns).tolist() if scores else []
+    flat = losses.group_advantages(scores, groups, args.normalize_std, spread_E=returns).tolist()
     ends = np.cumsum([len(e.steps) for e in episodes]).tolist()
     return {e.id: flat[end - len(e.steps):end] for e, end in zip(episodes, ends)}
 

@@ -263,8 +263,9 @@ def read_task(text: str) -> Wanted | None:
 # engine treats them alike.
 CLASSES = tuple(line.split() for line in (
     "alarmclock baseballbat basketball book box candle cd cellphone creditcard glassbottle handtowel "
-    "keychain laptop newspaper papertowelroll pen pencil peppershaker pillow plunger remotecontrol saltshaker "
-    "soapbottle spraybottle statue teddybear tennisracket tissuebox toiletpaper towel vase watch wateringcan",
+    "keychain laptop newspaper papertowelroll pen pencil peppershaker pillow plunger remotecontrol "
+    "saltshaker soapbottle spraybottle statue teddybear tennisracket tissuebox toiletpaper towel vase watch "
+    "wateringcan",
     "cloth dishsponge fork kettle ladle soapbar spatula spoon",
     "apple egg potato tomato",
     "bowl pan pot",

@@ -266,11 +266,11 @@ ASSIGN = """function(text) {
   this.focus();
   this.value = text;
   if (this.value !== text) { this.value = before; return false; }
-  %s
+  CHANGED
   return true;
-}""" % CHANGED
+}""".replace("CHANGED", CHANGED)
 LABELS = "function() { return [...this.options].map(o => o.label); }"
-CHOOSE = "function(i) { this.focus(); this.selectedIndex = i; %s }" % CHANGED
+CHOOSE = "function(i) { this.focus(); this.selectedIndex = i; CHANGED }".replace("CHANGED", CHANGED)
 ACTIVE = """(() => {
   let el = document.activeElement;
   while (el && el.contentDocument) el = el.contentDocument.activeElement;
