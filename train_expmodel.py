@@ -235,6 +235,116 @@ def show(log, report: dict) -> None:
     log.say("probes passed" if not failed else "PROBES NOT PASSED: " + "; ".join(failed))
 
 
+@dataclass
+class Training:
+    """All that a checkpoint holds, and what it was made with. `meta` identifies it."""
+    experience: ExperienceModel
+    optimizers: list
+    rows: Rows
+    meta: dict
+    step: int = 0
+
+    def save(self, out: Path, dist, finished: bool = False) -> None:
+        """Writes the checkpoint OUT/model; every rank calls it."""
+        model, args = self.experience, self.rows.args
+
+        def write(path: Path) -> None:
+            save_model(model.model, model.tokenizer, path)
+            state = {"optimizers": [o.state_dict() for o in self.optimizers], "step": self.step,
+                     "random": run.get_random_state()}
+            torch.save(state, path / f"training-{dist.rank}.pt")
+            if dist.is_main:
+                model.buffer.save(path / "replay")
+                save_settings(path, model.settings, args.encoder, model.encoder)
+        run.save_checkpoint(out, "model", write, {**self.meta, "finished": finished, "step": self.step}, dist)
+
+    def load(self, folder: Path, dist) -> None:
+        """Puts optimizers, random state and step back. Raises ValueError for another number of ranks."""
+        saved = len(list(folder.glob("training-*.pt")))
+        if saved != dist.world_size:
+            raise ValueError(f"{folder}: found the state of {saved} ranks, expected {dist.world_size}; "
+                             "continue with as many, or use --fresh")
+        state = torch.load(folder / f"training-{dist.rank}.pt", weights_only=True)
+        for optimizer, saved_state in zip(self.optimizers, state["optimizers"]):
+            optimizer.load_state_dict(saved_state)
+        run.set_random_state(state["random"])
+        self.step = state["step"]
+
+
+def find_checkpoint(args: Args, out: Path, meta: dict, dist) -> Path | None:
+    """The checkpoint to go on from. Raises ValueError where it was made with other settings or data."""
+    resume = run.latest_checkpoint(out, "model", dist)
+    if resume and args.fresh:                    # nothing of an earlier model may be taken for this one's
+        if dist.is_main:
+            shutil.rmtree(resume)
+        dist.barrier()
+        return None
+    if resume:
+        run.check_meta(run.load_meta(resume).get("settings", {}), meta["settings"], resume)
+        run.check_meta(run.load_meta(resume), {k: v for k, v in meta.items() if k != "settings"}, resume)
+    return resume
+
+
+def make_training(args: Args, env, data: Path, meta: dict, resume: Path | None, dist) -> Training:
+    """Model, replay buffer, optimizers and rows, at the start or where `resume` left them."""
+    episodes, tasks = read_episodes(data / "train.jsonl"), read_tasks(data / "tasks_train.jsonl")
+    model, tokenizer = make_model(args, env, episodes, tasks, resume, dist.device)
+    settings = ExperienceSettings(**{f.name: getattr(args, f.name) for f in fields(ExperienceSettings)})
+    offline = [e for e in episodes if e.source != "counterfactual"]
+    encoder = load_encoder(args.encoder, device=str(dist.device))
+    if isinstance(encoder, WordEncoder):
+        encoder.fit(text for e in offline for s in e.steps for text in (s.state, s.grounded or s.action))
+    buffer = ReplayBuffer(encoder.dim, seed=args.seed)
+    fill_buffer(buffer, encoder, offline)
+    experience = ExperienceModel(shard(model), tokenizer, env, settings, (buffer, encoder))
+    optimizers = tiny.make_optimizers(experience.model, args.lr, args.muon_lr, args.weight_decay)
+    training = Training(experience, optimizers, Rows(args, experience, episodes, tasks), meta)
+    if resume:
+        training.load(resume, dist)
+    return training
+
+
+def train(args: Args, training: Training, valid: list[Episode], out: Path, log, dist) -> None:
+    """The loop: until the probes pass on validation data, or --max-steps. Ctrl-C saves and ends."""
+    refused = [e for e in valid if e.source != "counterfactual" and any(not s.valid for s in e.steps)]
+    judged = [e for e in valid if e.source == "counterfactual"]
+    probe = judged[:args.probe_rows] + refused[:args.probe_rows // 6]
+    with run.graceful(log) as stop, run.progress(args.max_steps, "experience model") as bar:
+        bar.update(training.step)
+        while training.step < args.max_steps:
+            if training.step >= args.steps and (training.step - args.steps) % args.probe_every == 0:
+                failed = failed_probes(report_on(training.experience, probe))
+                found = "not passed: " + "; ".join(failed) if failed else "passed"
+                log.say(f"step {training.step}: probes {found}")
+                if not failed:
+                    break
+            values = train_step(args, training, dist)
+            training.step += 1
+            bar.update(1)
+            if training.step % 50 == 0:
+                log.step("expmodel", training.step, values, ["loss", "lr"])
+            asked = stop.agreed(dist)
+            if asked or training.step % args.save_every == 0:
+                training.save(out, dist)
+            if asked:
+                raise SystemExit(130)
+
+
+def final_report(args: Args, training: Training, valid: list[Episode]) -> dict:
+    """Everything that is measured on validation data. Raises ValueError for a model that answers nothing."""
+    experience, env = training.experience, training.experience.env
+    report = {"data": env.describe(), "label": env.label, "steps": training.step, "split": "valid",
+              "full": report_on(experience, valid, True)}
+    if report["full"]["malformed"]["share"] == 1.0:
+        raise ValueError(f"every answer of this experience model is malformed after {training.step} steps: "
+                         "it is not finished; train it longer (--steps, --max-steps) or with another --lr")
+    report["failed_probes"] = failed_probes(report["full"])
+    changes = {"history": {"history": 0}, "retrieval": {"k": 0}, "reasoning": {"reasoning": False}}
+    for name, change in changes.items() if args.report_variants else []:
+        report[f"without {name}"] = report_on(experience, valid, True, **change)
+    return report
+
+
 def main() -> None:
     args = run.parse(Args)
     check(args)
@@ -247,130 +357,58 @@ def main() -> None:
                    file=collected["import_file"])
     run.check_meta(data_meta["environment"], env.describe(), data / "meta.json",
                    "collect again, or use the environment of the data")
-    run_config = {k: v for k, v in asdict(args).items() if k not in FREE}
-    made_from = {"environment": data_meta["environment"], "data": collected}
-    resume = run.latest_checkpoint(out, "model", dist)
-    if resume and args.fresh:                    # nothing of an earlier model may be taken for this one's
+    meta = {"settings": {k: v for k, v in asdict(args).items() if k not in FREE},
+            "environment": data_meta["environment"], "data": collected}
+    resume = find_checkpoint(args, out, meta, dist)
+    if resume and run.load_meta(resume)["finished"]:
         if dist.is_main:
-            shutil.rmtree(resume)
-        dist.barrier()
-        resume = None
-    if resume:
-        meta = run.load_meta(resume)
-        run.check_meta(meta.get("settings", {}), run_config, resume)
-        run.check_meta(meta, made_from, resume)
-        if meta["finished"]:
-            if dist.is_main:
-                print(f"{out}: finished and fits these flags, kept (--fresh starts over)")
-            return dist.close()
-    episodes, valid = read_episodes(data / "train.jsonl"), read_episodes(data / "valid.jsonl")
-    tasks = read_tasks(data / "tasks_train.jsonl")
-    model, tokenizer = make_model(args, env, episodes, tasks, resume, dist.device)
-    settings = ExperienceSettings(**{f.name: getattr(args, f.name) for f in fields(ExperienceSettings)})
-    offline = [e for e in episodes if e.source != "counterfactual"]
-    encoder = load_encoder(args.encoder, device=str(dist.device))
-    if isinstance(encoder, WordEncoder):
-        encoder.fit(text for e in offline for s in e.steps for text in (s.state, s.grounded or s.action))
-    buffer = ReplayBuffer(encoder.dim, seed=args.seed)
-    fill_buffer(buffer, encoder, offline)
-    experience = ExperienceModel(shard(model), tokenizer, env, settings, (buffer, encoder))
-    model = experience.model
-    optimizers = tiny.make_optimizers(model, args.lr, args.muon_lr, args.weight_decay)
-    step = load_training(resume, optimizers, dist) if resume else 0
-    log = run.Log(out, dist, resume_step=step if resume else -1)
-    rows = Rows(args, experience, episodes, tasks)
-    first = rows.draw(args.reward_first_steps)
-    if rows.too_long > rows.drawn / 2:
-        raise ValueError(f"{rows.too_long} of {rows.drawn} rows are longer than --context {args.context}, "
-                         f"--max-next-tok {args.max_next_tok} "
-                         f"or --max-reward-tok {args.max_reward_tok} allow; raise them, or use --page-format "
-                         "diff")
-    log.say(f"experience model {args.model}: {sum(p.numel() for p in model.parameters()):,} parameters, "
-            f"vocabulary {len(tokenizer)}; "
-            f"{len(rows.steps)} transitions, {len(rows.counterfactual)} counterfactual steps; {args.rows} "
-            "rows of "
-            f"{np.mean([len(s.ids) for s in first]):.0f} tokens a step over {dist.world_size} rank(s)")
-
-    def save(finished: bool, report: dict | None = None) -> None:
-        def write(path: Path) -> None:
-            save_model(model, tokenizer, path)
-            torch.save({"optimizers": [o.state_dict() for o in optimizers], "step": step,
-                        "random": run.get_random_state()},
-                       path / f"training-{dist.rank}.pt")
-            if dist.is_main:
-                buffer.save(path / "replay")
-                save_settings(path, settings, args.encoder, encoder)
-        if report and dist.is_main:
-            run.write_json(out / "report.json", report)
-        run.save_checkpoint(out, "model", write,
-                            {"settings": run_config, **made_from, "finished": finished, "step": step}, dist)
-
-    refused = [e for e in valid if e.source != "counterfactual" and any(not s.valid for s in e.steps)]
-    probe = [e for e in valid
-             if e.source == "counterfactual"][:args.probe_rows] + refused[:args.probe_rows // 6]
+            print(f"{out}: finished and fits these flags, kept (--fresh starts over)")
+        return dist.close()
+    training = make_training(args, env, data, meta, resume, dist)
+    log = run.Log(out, dist, resume_step=training.step if resume else -1)
+    introduce(args, training, log, dist)
     if not resume:
-        save(False)                              # a save that cannot work fails in the first minute
-    with run.graceful(log) as stop, run.progress(args.max_steps, "experience model") as bar:
-        bar.update(step)
-        while step < args.max_steps:
-            if step >= args.steps and (step - args.steps) % args.probe_every == 0:
-                failed = failed_probes(report_on(experience, probe))
-                log.say(f"step {step}: probes "
-                        f"{'passed' if not failed else 'not passed: ' + '; '.join(failed)}")
-                if not failed:
-                    break
-            values = train_step(args, model, optimizers, rows, step, dist)
-            step += 1
-            bar.update(1)
-            if step % 50 == 0:
-                log.step("expmodel", step, {**values, "too_long": rows.too_long / rows.drawn}, ["loss", "lr"])
-            if stop.agreed(dist):
-                save(False)
-                raise SystemExit(130)
-            if step % args.save_every == 0:
-                save(False)
-        save(False)                              # the report takes a while
-    report = {"data": data_meta["environment"], "label": env.label, "steps": step, "split": "valid",
-              "full": report_on(experience, valid, True)}
-    report["failed_probes"] = failed_probes(report["full"])
-    changes = {"history": {"history": 0}, "retrieval": {"k": 0}, "reasoning": {"reasoning": False}}
-    for name, change in changes.items() if args.report_variants else []:
-        report[f"without {name}"] = report_on(experience, valid, True, **change)
-    if report["full"]["malformed"]["share"] == 1.0:
-        raise ValueError(f"every answer of this experience model is malformed after {step} steps: it is not "
-                         "finished; train it longer "
-                         "(--steps, --max-steps) or with another --lr")
-    save(True, report)
+        training.save(out, dist)                 # a save that cannot work fails in the first minute
+    valid = read_episodes(data / "valid.jsonl")
+    train(args, training, valid, out, log, dist)
+    training.save(out, dist)                     # the report takes a while
+    report = final_report(args, training, valid)
+    if dist.is_main:
+        run.write_json(out / "report.json", report)
+    training.save(out, dist, finished=True)
     show(log, report)
     log.close()
     dist.close()
 
 
-def train_step(args: Args, model, optimizers, rows: Rows, step: int, dist) -> dict:
+def introduce(args: Args, training: Training, log, dist) -> None:
+    """What is trained on what. Raises ValueError where most rows are longer than may be generated."""
+    rows, model = training.rows, training.experience
+    first = rows.draw(args.reward_first_steps)
+    if rows.too_long > rows.drawn / 2:
+        raise ValueError(f"{rows.too_long} of {rows.drawn} rows are longer than --context {args.context}, "
+                         f"--max-next-tok {args.max_next_tok} or --max-reward-tok {args.max_reward_tok} "
+                         "allow; raise them, or use --page-format diff")
+    length = np.mean([len(s.ids) for s in first])
+    parameters = sum(p.numel() for p in model.model.parameters())
+    log.say(f"experience model {args.model}: {parameters:,} parameters, vocabulary {len(model.tokenizer)}; "
+            f"{len(rows.steps)} transitions, {len(rows.counterfactual)} counterfactual steps; "
+            f"{args.rows} rows of {length:.0f} tokens a step over {dist.world_size} rank(s)")
+
+
+def train_step(args: Args, training: Training, dist) -> dict:
     """One optimizer step on the rows of this step; every rank takes its share of them. A prompt token is
     predicted, too, with probability --prompt-loss: the expected gradient of that weight on all of them, at
     less cost."""
+    rows, step, optimizers = training.rows, training.step, training.optimizers
     samples, rng = rows.draw(step), run.rng(args.seed, "prompt loss", step)
     masks = [rng.random(len(s.ids) - 1) < args.prompt_loss for s in samples]
     samples = [TrainSample(s.ids, [0, *(np.array(s.mask[1:], bool) | mask).astype(int).tolist()])
                for s, mask in zip(samples, masks)]
     tiny.set_rate(optimizers, step, args.steps, args.warmup, args.lr_floor)
-    values = sft_step(model, samples[dist.rank::dist.world_size], optimizers, args.micro_batch_tok, dist)
-    return {**values, "lr": optimizers[0].param_groups[0]["lr"]}
-
-
-def load_training(folder: Path, optimizers, dist) -> int:
-    """Puts optimizers and random state back; returns the step. Raises ValueError for another number of
-    ranks."""
-    saved = len(list(folder.glob("training-*.pt")))
-    if saved != dist.world_size:
-        raise ValueError(f"{folder}: found the state of {saved} ranks, expected {dist.world_size}; continue "
-                         "with as many, or use --fresh")
-    state = torch.load(folder / f"training-{dist.rank}.pt", weights_only=True)
-    for optimizer, saved_state in zip(optimizers, state["optimizers"]):
-        optimizer.load_state_dict(saved_state)
-    run.set_random_state(state["random"])
-    return state["step"]
+    mine = samples[dist.rank::dist.world_size]
+    values = sft_step(training.experience.model, mine, optimizers, args.micro_batch_tok, dist)
+    return {**values, "lr": optimizers[0].param_groups[0]["lr"], "too_long": rows.too_long / rows.drawn}
 
 
 if __name__ == "__main__":

@@ -344,6 +344,6 @@ def test_two_ranks_are_one_process(tmp_path):
     mp.spawn(rank_update, args=(port, str(tmp_path)), nprocs=2)
     vector, stats = one_update(ALONE)
     for rank in range(2):
-        found, seen = torch.load(tmp_path / f"{rank}.pt")
+        found, seen = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
         torch.testing.assert_close(found, vector, atol=1e-5, rtol=1e-4)
         assert seen == pytest.approx(stats, abs=1e-4)

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-import train_expmodel
+
 from dreamgym import tiny
 from dreamgym.episode import Episode, Step, Task
 from dreamgym.prompts import Question, Demo, next_prompt
-from train_expmodel import Args, Rows, check, corpus, rename_question
+from train_expmodel import Args, Rows, Training, check, corpus, rename_question
 
 
 class Model:
@@ -117,4 +117,4 @@ def test_a_saved_state_of_other_ranks_is_refused(tmp_path):
     for rank in range(2):
         (tmp_path / f"training-{rank}.pt").touch()
     with pytest.raises(ValueError, match="found the state of 2 ranks, expected 1"):
-        train_expmodel.load_training(tmp_path, [], SimpleNamespace(rank=0, world_size=1))
+        Training(None, [], None, {}).load(tmp_path, SimpleNamespace(rank=0, world_size=1))
