@@ -94,7 +94,7 @@ def init_dist(seed: int, threads: int = 1) -> Dist:
     Global seeds are equal on all ranks, so that weights made from scratch agree. Draws that must differ take
     `rng(seed, ..., rank)`. One thread: OpenMP threads that spin on contended cores are slower.
     """
-    torch.set_num_threads(threads)
+    torch.set_num_threads(min(threads, os.cpu_count() or 1))
     random.seed(derive_seed(seed, "python"))
     torch.manual_seed(derive_seed(seed, "torch"))
     torch.set_float32_matmul_precision("high")   # TF32 on a GPU; changes nothing on a CPU
