@@ -34,7 +34,6 @@ from transformers import (AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsA
                           PreTrainedModel, PreTrainedTokenizerBase)
 from transformers.utils import logging as transformers_logging
 
-from dreamgym.chat import ChatFormat, chat_format, encode, encode_untrusted  # noqa: F401  for callers
 
 MAX_KEPT_LOGITS = 2**24  # numbers (64 MiB); a larger chunk of logits is computed again in the backward
 ATTENTION_TOK = 512      # attending to so many tokens costs as much as the rest of a token (in theory 6 H)
