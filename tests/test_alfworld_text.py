@@ -616,7 +616,7 @@ def test_success_by_rule_is_the_engines(moments):
             assert verdict == bool(step.reward) or command.thing in odd or held in odd, (m.task.text, step)
         elif step.reward:
             assert m.home.neighbour(step) or command.thing in odd, (m.task.text, step)
-    assert verdicts[True] > 12 and verdicts[False] > 20, verdicts
+    assert verdicts[True] > 3 and verdicts[False] > 5, verdicts      # fewer without the official games
 
 
 def test_the_real_environment_does_not_contradict_itself(walks):
