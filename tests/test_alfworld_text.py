@@ -551,7 +551,7 @@ def test_states_tell_the_truth(moments):
         for thing in [*view.things, *filter(None, [view.holding])]:
             assert set(text.tags_of(thing)) == m.memory.tags.get(text.name_of(thing), set())
             checked["tagged"] += bool(text.tags_of(thing))
-    assert checked["contents"] > 3000 and checked["tagged"] > 50, checked
+    assert checked["contents"] > 1000 and checked["tagged"] > 50, checked
 
 
 def test_states_are_read_back_and_differ_little(moments):
@@ -635,7 +635,7 @@ def test_the_real_environment_does_not_contradict_itself(walks):
             elsewhere = page(f"at shelf 99: | {last.things[0]} | holding: nothing")
             moved = Step(state=steps[-1].next_state, action="go to shelf 99", next_state=elsewhere)
             assert AUDIT.inconsistencies([*steps, moved])[1] > broken
-    assert told["plain"] == 0 and told["pages"] > 500, told
+    assert told["plain"] == 0 and told["pages"] > 200, told
 
 
 # ---- fuzz --------------------------------------------------------------------------------------------------
