@@ -411,7 +411,7 @@ def test_workers_end_with_their_parent(envs, end):
     )
     children = [int(pid) for pid in parent.stdout.readline().split()]
     parent.send_signal(end)
-    parent.wait(20)
+    parent.wait(120)
     deadline = time.monotonic() + 20
     while (left := [pid for pid in children if running(pid)]) and time.monotonic() < deadline:
         time.sleep(0.05)

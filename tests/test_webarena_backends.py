@@ -22,12 +22,18 @@ pytest.importorskip("flask", reason="the own sites need flask (requirements.txt)
 
 from benchmarks.webarena_speed import parity, walk                                     # noqa: E402
 from dreamgym.envs.webarena.actions import parse                                       # noqa: E402
-from dreamgym.envs.webarena.chromium import Browser, Chromium, Workers, find_chromium  # noqa: E402
 from dreamgym.envs.webarena.direct import InProcessBrowser, canonical                            # noqa: E402
 from dreamgym.envs.webarena.page import Addresses                                      # noqa: E402
 from dreamgym.envs.webarena.sites import SITES, SiteDatabase                                  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
+
+
+try:
+    from dreamgym.envs.webarena.chromium import Browser, Chromium, Workers, find_chromium
+except ImportError:                               # without Playwright the tests of the real browser skip
+    def find_chromium():
+        raise ImportError("Playwright is not installed")
 
 
 def _why_not() -> str:
@@ -420,6 +426,7 @@ def test_a_killed_process_takes_its_browsers_with_it(what):
     assert gone(children)
 
 
+@pytest.mark.skipif("Workers" not in globals(), reason="Playwright is not installed")
 def test_a_missing_browser_is_a_value_error(monkeypatch):
     with pytest.raises(ValueError, match="/no/such: no such browser; install Chromium"):
         Workers(1, "/no/such")
