@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from dreamgym import offline, run, teacher
-from dreamgym.envs.base import Environment, Player, make_env
+from dreamgym.envs.base import Environment, Player, make_env, out_folder
 from dreamgym.episode import Episode, successes, to_json
 from dreamgym.offline import SPLITS
 
@@ -146,8 +146,7 @@ def gather(env: Environment, args: Args, out: Path, settings: dict) -> None:
 
 def main() -> None:
     args = run.parse(Args)
-    name = Path(args.env).stem if args.env.endswith(".py") else args.env
-    out, settings = Path(args.out or f"out/{name}/data"), settings_of(args)
+    out, settings = Path(args.out or out_folder(args.env) / "data"), settings_of(args)
     whole = all((out / name).exists() for name in FILES)
     if whole and not args.fresh and run.read_json(out / "meta.json").get("settings") == settings:
         print(f"{out}: fits these flags, kept (--fresh collects again)")

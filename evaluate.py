@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from dreamgym import run, teacher
-from dreamgym.envs.base import Environment, make_env
+from dreamgym.envs.base import Environment, env_of_data, out_folder
 from dreamgym.episode import Episode, Task, read_episodes, read_tasks, to_json
 from dreamgym.evaluation import experience_report, failed_probes, pass_at_k, policy_report, theorem_1
 from dreamgym.experience_model import load_experience_model
@@ -51,7 +51,7 @@ class Args:
 
 def folders(args: Args) -> tuple[Path | None, Path, Path]:
     """(policy or None, experience model, data): what is not given lies beside the other."""
-    base = Path("out") / (Path(args.env).stem if args.env.endswith(".py") else args.env)
+    base = out_folder(args.env)
     policy = None if args.expmodel and not args.policy else Path(args.policy or base / "policy")
     base = policy.parent if policy else Path(args.expmodel).parent
     base = base.parent if base.name == "imitation" else base         # OUT/imitation/model
@@ -62,10 +62,10 @@ def make_environment(args: Args, data: Path, dist) -> tuple[Environment, list[Ta
     """The data's environment with what the flags change, and its tasks, in the same order in every run."""
     meta = run.data_meta(data)
     own = meta["settings"]
-    env = make_env(args.env, args.data_dir or own["data_dir"], own["env_seed"],
-                   args.env_options or own["env_options"], file=own["import_file"],
-                   workers=run.spare_cores(dist), judge=args.judge, judge_model=args.judge_model,
-                   judge_key_env=args.judge_key_env)
+    changed = {"data_dir": args.data_dir or own["data_dir"],
+               "env_options": args.env_options or own["env_options"]}
+    env = env_of_data(args.env, own | changed, workers=run.spare_cores(dist), judge=args.judge,
+                      judge_model=args.judge_model, judge_key_env=args.judge_key_env)
     is_same = env.describe() == meta["environment"]
     if not is_same:
         print(f"trained in {meta['environment']}, evaluated in {env.describe()}")

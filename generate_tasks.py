@@ -14,7 +14,7 @@ from pathlib import Path
 
 from dreamgym import run
 from dreamgym.curriculum import task_value
-from dreamgym.envs.base import make_env
+from dreamgym.envs.base import env_of_data
 from dreamgym.episode import Task, read_episodes, read_tasks, to_json
 from dreamgym.experience_model import load_experience_model
 from dreamgym.task_generation import known_words, problem, write_tasks
@@ -51,8 +51,7 @@ def main() -> None:
     folder = Path(args.expmodel)
     data, dist = Path(args.data or folder.parent / "data"), run.init_dist(args.seed)
     settings = run.data_meta(data)["settings"]
-    env = make_env(settings["env"], settings["data_dir"], settings["env_seed"], settings["env_options"],
-                   file=settings["import_file"])
+    env = env_of_data(settings["env"], settings)
     tasks = {split: read_tasks(data / f"tasks_{split}.jsonl") for split in ("train", "valid", "test")}
     order = run.rng(args.seed, "seeds").permutation(len(tasks["train"]))[:args.count]
     seeds = valuable_tasks(args.episodes, args.count) if args.episodes else [tasks["train"][i] for i in order]

@@ -22,7 +22,7 @@ import torch
 
 from dreamgym import run, tiny
 from dreamgym.encoder import WordEncoder, load_encoder
-from dreamgym.envs.base import make_env
+from dreamgym.envs.base import env_of_data, out_folder
 from dreamgym.episode import Episode, read_episodes, read_tasks, rename_step
 from dreamgym.evaluation import experience_report, failed_probes, replayed_inconsistencies
 from dreamgym.experience_model import ExperienceModel, ExperienceSettings, fill_buffer, save_settings
@@ -349,12 +349,11 @@ def main() -> None:
     args = run.parse(Args)
     check(args)
     dist = run.init_dist(args.seed, args.threads)
-    name = Path(args.env).stem if args.env.endswith(".py") else args.env
-    data, out = Path(args.data or f"out/{name}/data"), Path(args.out or f"out/{name}/expmodel")
+    base = out_folder(args.env)
+    data, out = Path(args.data or base / "data"), Path(args.out or base / "expmodel")
     data_meta = run.data_meta(data)
     collected = data_meta["settings"]
-    env = make_env(args.env, collected["data_dir"], collected["env_seed"], collected["env_options"],
-                   file=collected["import_file"])
+    env = env_of_data(args.env, collected)
     run.check_meta(data_meta["environment"], env.describe(), data / "meta.json",
                    "collect again, or use the environment of the data")
     meta = {"settings": {k: v for k, v in asdict(args).items() if k not in FREE},

@@ -27,9 +27,9 @@ import torch
 
 from dreamgym import plots, rl, run, tiny
 from dreamgym.curriculum import Curriculum, cluster
-from dreamgym.envs.base import Environment, make_env
-from dreamgym.episode import (Episode, Task, from_json, read_episodes, read_tasks, rename_episode, successes,
-                              to_json)
+from dreamgym.envs.base import Environment, env_of_data, out_folder
+from dreamgym.episode import (Episode, StopReason, Task, from_json, read_episodes, read_tasks, rename_episode,
+                              successes, to_json)
 from dreamgym.evaluation import failed_probes, gap_alarm, policy_report
 from dreamgym.experience_model import ExperienceModel, fill_buffer, load_experience_model
 from dreamgym.model import (TrainSample, load_model, load_weights, make_reference, save_model, shard,
@@ -384,7 +384,7 @@ def gather(episodes: list[Episode], dist) -> list[Episode]:
 def feed_curriculum(args: Args, state: Run, episodes: list[Episode]) -> float:
     """Eq. 7 per group: GRPO's own groups, or for PPO clusters of tasks by phi of their texts. Returns the
     share of groups without variance."""
-    episodes = [e for e in episodes if not (args.drop_malformed and e.stop == "malformed")]
+    episodes = [e for e in episodes if not (args.drop_malformed and e.stop == StopReason.MALFORMED)]
     labels = None
     if args.algo == "ppo" and episodes:
         tasks = {e.task.id: e.task.text for e in episodes}
@@ -559,16 +559,14 @@ def main() -> None:
     args = run.parse(Args)
     check(args)
     dist = run.init_dist(args.seed, args.threads)
-    out = Path(args.out or f"out/{Path(args.env).stem if args.env.endswith('.py') else args.env}")
+    out = Path(args.out or out_folder(args.env))
     if args.fresh and dist.is_main:              # what an earlier run left must not be taken for this one's
         for folder in [out / "policy", *([] if args.imitation else [out / "imitation"])]:
             shutil.rmtree(folder, ignore_errors=True)
     dist.barrier()
     data, expmodel = prepare(args, out, dist)
     data_meta = run.data_meta(data)
-    collected = data_meta["settings"]
-    env = make_env(args.env, collected["data_dir"], collected["env_seed"], collected["env_options"],
-                   file=collected["import_file"], workers=run.spare_cores(dist))
+    env = env_of_data(args.env, data_meta["settings"], workers=run.spare_cores(dist))
     run.check_meta(data_meta["environment"], env.describe(), data / "meta.json",
                    "collect again, or use the environment of the data")
     run.check_meta(run.load_meta(expmodel / "model"), {"environment": env.describe(), "finished": True},

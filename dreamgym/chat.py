@@ -104,3 +104,16 @@ def _end_ids(tokenizer: PreTrainedTokenizerBase, end: str | None) -> list[int]:
         raise ValueError(f"tokenizer {tokenizer.name_or_path!r} has no eos token, and no special token ends "
                          "a turn of its template: set eos_token")
     return list(dict.fromkeys(ids))
+
+
+def prompt_ids(tokenizer: PreTrainedTokenizerBase, chat: ChatFormat, text: str,
+               is_first: bool = True) -> list[int]:
+    """The ids of a user turn that asks for an answer: `text` from outside, in the chat's own frame; the first
+    turn of a conversation, or one behind an answer."""
+    before = encode(tokenizer, chat.open if is_first else chat.close)
+    return before + encode_untrusted(tokenizer, text) + encode(tokenizer, chat.ask)
+
+
+def answer_text(tokenizer: PreTrainedTokenizerBase, chat: ChatFormat, ids: list[int]) -> str:
+    """The text of a sampled answer, without its end token."""
+    return tokenizer.decode([i for i in ids if i not in chat.end_ids])

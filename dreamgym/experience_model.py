@@ -23,7 +23,7 @@ from dreamgym import run
 from dreamgym.encoder import load_encoder
 from dreamgym.envs.base import Environment, Session, StepResult
 from dreamgym.episode import Episode, Step, StopReason, Task
-from dreamgym.chat import chat_format, encode, encode_untrusted
+from dreamgym.chat import answer_text, chat_format, encode_untrusted, prompt_ids
 from dreamgym.model import TrainSample, load_model
 from dreamgym.prompts import (Demo, Question, experience_system, history_turns, next_answer, next_prompt,
                               parse_next, parse_reward,
@@ -95,6 +95,8 @@ class ExperienceModel:
         self.slots, self.seed = slots, seed
         self.chat = chat_format(tokenizer, experience_system(env.prompts, settings.page_format)
                                 if settings.system_prompts else "")
+        self.variation_chat = chat_format(tokenizer, variation_system(env.prompts)
+                                          if settings.system_prompts else "")
         self.sampler = Sampler(model, slots, settings.context, self.chat.end_ids, seed)
         self.counts = {"steps": 0, "resampled": 0, "malformed": 0}
         self.started = 0
@@ -134,24 +136,20 @@ class ExperienceModel:
         return [Demo(past[i].state, past[i].grounded or past[i].action, past[i].next_state, past[i].reward)
                 for i in order if similarity[i] >= self.settings.min_similarity]
 
-    def _prompt_ids(self, text: str) -> list[int]:
-        return encode(self.tokenizer,
-                      self.chat.open) + encode_untrusted(self.tokenizer,
-                                                         text) + encode(self.tokenizer, self.chat.ask)
-
     def next_prompt_ids(self, question: Question) -> tuple[list[int], Question]:
         """The prompt's ids, and the question as it was shown: where it would pass the context, the oldest
         parts are cut off."""
         room = self.settings.context - self.settings.max_next_tok
         while True:
-            ids = self._prompt_ids(next_prompt(question, self.settings.page_format))
+            ids = prompt_ids(self.tokenizer, self.chat, next_prompt(question, self.settings.page_format))
             if len(ids) <= room or not (question.recent or question.earlier or question.demos):
                 return ids, question
             longest = max(("recent", "earlier", "demos"), key=lambda name: len(getattr(question, name)))
             question = replace(question, **{longest: getattr(question, longest)[1:]})
 
     def reward_prompt_ids(self, task: str, state: str, action: str, next_state: str) -> list[int]:
-        return self._prompt_ids(reward_prompt(task, state, action, next_state, self.settings.page_format))
+        text = reward_prompt(task, state, action, next_state, self.settings.page_format)
+        return prompt_ids(self.tokenizer, self.chat, text)
 
     # ---- training samples ----------------------------------------------------------------------------------
 
@@ -192,8 +190,8 @@ class ExperienceModel:
             temperature = RESAMPLE_TEMPERATURE if attempt else 0.0
             for i, sample in zip(unread, self.sampler.sample([prompts[i] + forced for i in unread], keys,
                                                              limit, temperature)):
-                ids = forced + [t for t in sample.ids if t not in self.chat.end_ids]
-                text = self.tokenizer.decode(ids)  # together: the blank after "reward:" belongs to a token
+                # together: the blank after "reward:" belongs to a token
+                text = answer_text(self.tokenizer, self.chat, forced + sample.ids)
                 answers[i] = parsers[i](text) if sample.stop == "end" else None, text
         return answers
 
@@ -265,30 +263,19 @@ class ExperienceModel:
 
     # ---- task variation (Eq. 6) ----------------------------------------------------------------------------
 
-    def variation_chat(self):
-        return chat_format(self.tokenizer,
-                           variation_system(self.env.prompts) if self.settings.system_prompts else "")
-
     def variation_sample(self, seed_task: str, target: str) -> TrainSample | None:
         """A training row of task variation: M_task shares the experience model's weights (the paper's section
         on tasks)."""
-        chat = self.variation_chat()
-        prompt = (encode(self.tokenizer, chat.open)
-                  + encode_untrusted(self.tokenizer, variation_prompt(seed_task))
-                  + encode(self.tokenizer, chat.ask))
+        prompt = prompt_ids(self.tokenizer, self.variation_chat, variation_prompt(seed_task))
         return self._sample(prompt, target, self.settings.max_reward_tok)
 
     def write_variations(self, texts: list[str], count: int, temperature: float) -> list[list[str | None]]:
         """`count` variations of each task text, sampled; None where an answer is no single line of text."""
-        chat = self.variation_chat()
-        prompts = [encode(self.tokenizer, chat.open)
-                   + encode_untrusted(self.tokenizer, variation_prompt(text))
-                   + encode(self.tokenizer, chat.ask)
+        prompts = [prompt_ids(self.tokenizer, self.variation_chat, variation_prompt(text))
                    for text in texts for _ in range(count)]
         samples = self.sampler.sample(prompts, [next(self.calls) for _ in prompts],
                                       self.settings.max_reward_tok, temperature)
-        decoded = [self.tokenizer.decode([t for t in s.ids if t not in self.chat.end_ids]) if s.stop == "end"
-                   else "" for s in samples]
+        decoded = [answer_text(self.tokenizer, self.chat, s.ids) if s.stop == "end" else "" for s in samples]
         return [[parse_task(text) for text in decoded[i * count:(i + 1) * count]] for i in range(len(texts))]
 
     # ---- state ---------------------------------------------------------------------------------------------

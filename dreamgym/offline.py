@@ -24,9 +24,11 @@ def explained(env: Environment, episode: Episode) -> Episode:
     steps: list[Step] = []
     for i, step in enumerate(episode.steps):
         step = replace(step, grounded=step.grounded or env.ground(step.state, step.action))
-        why, verdict = env.explain(episode.task, episode.steps[:i], step)
-        steps.append(replace(step, reasoning=step.reasoning or why,
-                             reward_reasoning=step.reward_reasoning or verdict))
+        if not (step.reasoning and step.reward_reasoning):
+            why, verdict = env.explain(episode.task, episode.steps[:i], step)
+            step = replace(step, reasoning=step.reasoning or why,
+                           reward_reasoning=step.reward_reasoning or verdict)
+        steps.append(step)
     return replace(episode, steps=steps)
 
 
@@ -89,7 +91,7 @@ def local_teacher(name: str) -> teacher.Ask:
     """A local model as teacher: greedy, one episode at a time, on the GPU where there is one."""
     import torch
 
-    from dreamgym.chat import chat_format, encode, encode_untrusted
+    from dreamgym.chat import answer_text, chat_format, prompt_ids
     from dreamgym.model import load_model
     from dreamgym.sampler import Sampler
     model, tokenizer = load_model(name)
@@ -99,9 +101,9 @@ def local_teacher(name: str) -> teacher.Ask:
 
     def ask(messages: list[dict]) -> str:
         text = "\n\n".join(message["content"] for message in messages)
-        ids = encode(tokenizer, chat.open) + encode_untrusted(tokenizer, text) + encode(tokenizer, chat.ask)
+        ids = prompt_ids(tokenizer, chat, text)
         sample = sampler.sample([ids], ["teacher"], TEACHER_ANSWER_TOK, 0.0)[0]
-        return tokenizer.decode([i for i in sample.ids if i not in chat.end_ids])
+        return answer_text(tokenizer, chat, sample.ids)
     return ask
 
 

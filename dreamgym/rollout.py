@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from dreamgym.chat import chat_format, encode, encode_untrusted
+from dreamgym.chat import answer_text, chat_format, encode_untrusted, prompt_ids
 from dreamgym.envs.base import Environment, Session, StepResult
 from dreamgym.episode import Episode, Step, StopReason, Task, TokenSegment
 from dreamgym.prompts import parse_action, policy_answer, policy_first, policy_next, policy_system
@@ -48,15 +48,11 @@ class Policy:
 
     def first_ids(self, task: str, state: str, turns: Sequence[tuple[str, str]] = ()) -> list[int]:
         text = policy_first(task, state, turns, self.env.numbered_lines)
-        return encode(self.tokenizer,
-                      self.chat.open) + encode_untrusted(self.tokenizer,
-                                                         text) + encode(self.tokenizer, self.chat.ask)
+        return prompt_ids(self.tokenizer, self.chat, text)
 
     def next_ids(self, state: str) -> list[int]:
         text = policy_next(state, self.env.numbered_lines)
-        return encode(self.tokenizer,
-                      self.chat.close) + encode_untrusted(self.tokenizer,
-                                                          text) + encode(self.tokenizer, self.chat.ask)
+        return prompt_ids(self.tokenizer, self.chat, text, is_first=False)
 
 
 @dataclass
@@ -165,8 +161,7 @@ def _turn(policy: Policy, world, running: dict[int, _Running], order: list[int],
     for i, sample in zip(order, samples):
         policy.counts["turns"] += 1
         policy.counts["unfinished_actions"] += sample.stop != "end"
-        actions.append(parse_action(policy.tokenizer.decode([t for t in sample.ids
-                                                             if t not in policy.chat.end_ids])))
+        actions.append(parse_action(answer_text(policy.tokenizer, policy.chat, sample.ids)))
         extend(running[i].episode.segments[-1], running[i].prompt, sample.ids, sample.logps,
                policy.chat.end_ids)
     grounded = [policy.env.ground(running[i].state, action) for i, action in zip(order, actions)]

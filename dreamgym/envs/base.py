@@ -206,3 +206,14 @@ def make_env(name: str, data_dir: str = "", seed: int = 7, options: list[str] | 
     env = cls(**given)
     env.name = env.name or name
     return env
+
+
+def env_of_data(name: str, settings: dict, **more: Any) -> Environment:
+    """The environment of collected data, by the `settings` in its meta.json; `more` as for make_env."""
+    return make_env(name, settings["data_dir"], settings["env_seed"], settings["env_options"],
+                    file=settings["import_file"], **more)
+
+
+def out_folder(name: str) -> Path:
+    """Where the scripts write for an `--env` that names nothing else: out/webshop, out/files for a path."""
+    return Path("out") / (Path(name).stem if name.endswith(".py") else name)
