@@ -92,14 +92,13 @@ class ExperienceModel:
                  slots: int = 128, seed: int = 0):
         self.model, self.tokenizer, self.env, self.settings = model, tokenizer, env, settings
         self.buffer, self.encoder = memory
-        self.slots, self.seed = slots, seed
+        self.slots = slots
         self.chat = chat_format(tokenizer, experience_system(env.prompts, settings.page_format)
                                 if settings.system_prompts else "")
         self.variation_chat = chat_format(tokenizer, variation_system(env.prompts)
                                           if settings.system_prompts else "")
         self.sampler = Sampler(model, slots, settings.context, self.chat.end_ids, seed)
         self.counts = {"steps": 0, "resampled": 0, "malformed": 0}
-        self.started = 0
         self.calls = itertools.count()
 
     def clear_caches(self) -> None:
@@ -230,9 +229,7 @@ class ExperienceModel:
             if not task.start:
                 raise ValueError(f"task {task.id}: field `start` is empty; a dream begins with the task's "
                                  "first state")
-        self.started += len(tasks)
-        return [Session(f"dream-{self.started - len(tasks) + i}", task, task.start, inner=[])
-                for i, task in enumerate(tasks)]
+        return [Session(task.id, task, task.start, inner=[]) for task in tasks]
 
     def step(self, sessions: list[Session], actions: list[str]) -> list[StepResult]:
         """One imagined step for each session. A malformed answer ends the episode with reward 0 and
@@ -282,11 +279,11 @@ class ExperienceModel:
 
     def get_state(self) -> dict:
         """What a resumed run needs besides weights and buffer; JSON values."""
-        return {"sampler": self.sampler.get_state(), "counts": dict(self.counts), "started": self.started}
+        return {"sampler": self.sampler.get_state(), "counts": dict(self.counts)}
 
     def set_state(self, state: dict) -> None:
         self.sampler.set_state(state["sampler"])
-        self.counts, self.started = dict(state["counts"]), state["started"]
+        self.counts = dict(state["counts"])
 
 
 def save_settings(folder: Path, settings: ExperienceSettings, encoder_name: str, encoder) -> None:
