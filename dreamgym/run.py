@@ -2,13 +2,12 @@
 
     args = run.parse(Args)                             # defaults < preset of configs/ < command line
     dist = run.init_dist(args.seed)                    # one process, or the ranks that torchrun started
-    log = run.Log(args.out, dist, resume_step=step)    # metrics.jsonl, TensorBoard, console
+    log = run.Log(args.out, dist, step)                # metrics.jsonl, TensorBoard, console
     with run.graceful(log) as stop: ...                # first Ctrl-C: stop.agreed(dist) at the end of a step
-
-Left out on purpose: several checkpoints kept side by side, loggers other than files and TensorBoard.
 """
 from __future__ import annotations
 
+import argparse
 import ast
 import contextlib
 import dataclasses
@@ -17,14 +16,13 @@ import difflib
 import hashlib
 import io
 import json
-import math
 import os
 import random
 import shutil
 import signal
 import sys
 import time
-import typing
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -34,19 +32,20 @@ import torch
 import tyro
 from tqdm import tqdm
 
+from dreamgym.episode import read_jsonl
+
 SCHEMA = 1
 ROOT = Path(__file__).resolve().parents[1]   # the scripts and configs/ are here
-PROGRESS_EVERY_S = 15.0                      # between redraws of a progress bar that goes into a file
+PROGRESS_EVERY_S = 15.0                      # between the lines of a progress bar that goes into a file
 
 
 # ---- ranks and seeds -----------------------------------------------------------------------------
 
 @dataclasses.dataclass(frozen=True)
 class Dist:
-    """This process among its peers. With world_size 1 every method is the identity."""
+    """This process among its peers. Numbers and plain values only; tensors of a model go through FSDP2."""
     rank: int = 0
     world_size: int = 1
-    local_rank: int = 0
     device: torch.device = torch.device("cpu")
 
     @property
@@ -54,68 +53,51 @@ class Dist:
         """True on the one rank that writes files and talks to the console."""
         return self.rank == 0
 
-    def all_reduce_sum(self, values: float | list[float]) -> float | list[float]:
-        """Sum over ranks, in float64. A list is summed entry by entry in one call."""
-        if self.world_size == 1:
-            return values
-        total = torch.tensor(values, dtype=torch.float64, device=self.device)
-        torch.distributed.all_reduce(total)
-        return total.tolist()
-
     def gather(self, items: list) -> list:
-        """The ranks' lists joined in rank order, on every rank. Items are plain values."""
-        if self.world_size == 1:
-            return items
-        lists = [None] * self.world_size
-        torch.distributed.all_gather_object(lists, items)
+        """The ranks' lists joined in rank order, on every rank."""
+        lists = [items] * self.world_size
+        if self.world_size > 1:
+            torch.distributed.all_gather_object(lists, items)
         return [item for part in lists for item in part]
 
-    def broadcast(self, obj):
-        """Rank 0's object (plain values), on every rank. What the other ranks pass in is ignored."""
-        if self.world_size == 1:
-            return obj
-        box = [obj]
-        torch.distributed.broadcast_object_list(box, src=0, device=self.device)
-        return box[0]
+    def all_reduce_sum(self, values: float | list[float]) -> float | list[float]:
+        """Sum over ranks; of a list entry by entry."""
+        if isinstance(values, list):
+            return [sum(column) for column in zip(*self.gather([values]))]
+        return sum(self.gather([values]))
+
+    def broadcast(self, value):
+        """Rank 0's value, on every rank."""
+        return self.gather([value])[0]
 
     def barrier(self) -> None:
-        """Waits for every rank."""
-        self.all_reduce_sum(0.0)
+        self.gather([])
 
     def close(self) -> None:
-        """Leaves the process group, if there is one."""
         if torch.distributed.is_initialized():
             torch.distributed.destroy_process_group()
 
 
 def init_dist(seed: int, threads: int = 1) -> Dist:
-    """Sets threads and global seeds, and joins the ranks that torchrun started, if it did.
-
-    Global seeds are equal on all ranks, so that weights made from scratch agree. Draws that must differ take
-    `rng(seed, ..., rank)`. One thread: OpenMP threads that spin on contended cores are slower.
-    """
+    """Sets threads and global seeds (equal on all ranks, so that weights made from scratch agree), and joins
+    the ranks that torchrun started, if it did. OpenMP threads that spin on contended cores are slow."""
     torch.set_num_threads(min(threads, os.cpu_count() or 1))
     random.seed(derive_seed(seed, "python"))
     torch.manual_seed(derive_seed(seed, "torch"))
     torch.set_float32_matmul_precision("high")   # TF32 on a GPU; changes nothing on a CPU
-    cuda = torch.cuda.is_available()
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    cuda, local_rank = torch.cuda.is_available(), int(os.environ.get("LOCAL_RANK", "0"))
     device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
-    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+    if "RANK" not in os.environ:
         return Dist(device=device)
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if int(os.environ.get("LOCAL_WORLD_SIZE", world_size)) == world_size:   # all ranks on this machine
-        loopback = "lo0" if sys.platform == "darwin" else "lo"
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
-        os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)
+        for backend in ("GLOO", "NCCL"):
+            os.environ.setdefault(f"{backend}_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     if cuda:
-        if local_rank >= torch.cuda.device_count():
-            raise ValueError(f"found local rank {local_rank} and {torch.cuda.device_count()} GPUs; "
-                             "expected a GPU for each rank: lower --nproc-per-node")
         torch.cuda.set_device(local_rank)
     # hours: the other ranks wait while rank 0 makes what is missing (data, experience model)
     torch.distributed.init_process_group("nccl" if cuda else "gloo", timeout=datetime.timedelta(hours=24))
-    return Dist(rank, world_size, local_rank, device)
+    return Dist(rank, world_size, device)
 
 
 def spare_cores(dist: Dist) -> int:
@@ -135,14 +117,12 @@ def rng(seed: int, *names: str | int) -> np.random.Generator:
 
 
 def get_random_state() -> dict:
-    """The global generators of torch and Python, in types that `torch.load(weights_only=True)` takes."""
-    version, numbers, gauss = random.getstate()
-    state = {"torch": torch.get_rng_state(), "python": [version, list(numbers), gauss]}
+    """The global generators, in types that `torch.load(weights_only=True)` takes."""
+    state = {"torch": torch.get_rng_state(), "python": random.getstate()}
     return state | {"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else state
 
 
 def set_random_state(state: dict) -> None:
-    """Puts back what `get_random_state` returned; a GPU's part is left out where there is no GPU."""
     version, numbers, gauss = state["python"]
     random.setstate((version, tuple(numbers), gauss))
     torch.set_rng_state(state["torch"].cpu())
@@ -153,7 +133,7 @@ def set_random_state(state: dict) -> None:
 # ---- files ---------------------------------------------------------------------------------------
 
 def read_json(path: str | Path):
-    """The object in a JSON file. Raises ValueError naming the file where it is not JSON."""
+    """The value in a JSON file. Raises ValueError naming the file where it is not JSON."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
@@ -161,57 +141,38 @@ def read_json(path: str | Path):
 
 
 def write_json(path: str | Path, obj) -> None:
-    """Writes through a temporary name: the path holds the old text or the new, never half. Refuses NaN."""
+    """Replaces the file at once: it holds the old text or the new, never half. Refuses NaN."""
     _replace(Path(path), [json.dumps(obj, indent=1, allow_nan=False) + "\n"])
 
 
 def write_jsonl(path: str | Path, records: Iterable[dict], append: bool) -> None:
-    """One JSON object a line. append=False replaces the file at once; append=True first mends its end."""
+    """One JSON object a line. append=False replaces the file at once."""
     lines = (json.dumps(record, allow_nan=False) + "\n" for record in records)
-    path = Path(path)
     if not append:
-        return _replace(path, lines)
-    mend_jsonl(path)
-    with path.open("a") as file:
+        return _replace(Path(path), lines)
+    with open(path, "a") as file:
         file.writelines(lines)
-
-
-def cut_jsonl(path: str | Path, last_step: float) -> dict | None:
-    """Drops the records with step > last_step, which a resumed run makes again. Returns the last one kept."""
-    path, kept, found = Path(path), [], 0
-    if not path.exists():
-        return None
-    mend_jsonl(path)
-    with path.open() as file:
-        for found, line in enumerate(file, 1):
-            try:
-                step = json.loads(line)["step"]
-            except (json.JSONDecodeError, KeyError, TypeError) as error:
-                raise ValueError(f"{path} line {found}: expected a JSON object with a step, "
-                                 f"found {line[:80]!r}; move the file away") from error
-            if step <= last_step:
-                kept.append(line)
-    if len(kept) < found:
-        _replace(path, kept)
-    return json.loads(kept[-1]) if kept else None
 
 
 def mend_jsonl(path: str | Path) -> None:
     """Ends the file on a whole line: a record without its newline gets one, half a record is cut."""
-    if not Path(path).exists():
-        return
-    with Path(path).open("r+b") as file:
-        file.seek(max(file.seek(0, os.SEEK_END) - 1, 0))
-        if file.read(1) in (b"", b"\n"):
-            return
-        file.seek(0)
-        data = file.read()
-        tail_start = data.rfind(b"\n") + 1
-        try:
-            json.loads(data[tail_start:])
-            file.write(b"\n")
-        except ValueError:  # half a record, or half a UTF-8 character
-            file.truncate(tail_start)
+    if Path(path).exists():
+        with open(path, "r+b") as file:
+            data = file.read()
+            last_line = data.rfind(b"\n") + 1
+            try:
+                json.loads(data[last_line:])
+                file.write(b"\n")
+            except ValueError:      # nothing, half a record, or half a UTF-8 character
+                file.truncate(last_line)
+
+
+def cut_jsonl(path: Path, last_step: int) -> dict | None:
+    """Drops the records with step > last_step, which a resumed run makes again. Returns the last one kept."""
+    mend_jsonl(path)
+    kept = [r for _, r in read_jsonl(path) if r["step"] <= last_step] if path.exists() else []
+    write_jsonl(path, kept, append=False)
+    return kept[-1] if kept else None
 
 
 def _replace(path: Path, lines: Iterable[str]) -> None:
@@ -229,75 +190,54 @@ def fingerprint(obj) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def data_meta(folder: Path) -> dict:
-    """meta.json of a folder of collect.py. Raises ValueError when there is none."""
-    path = folder / "meta.json"
-    if not path.exists():
-        raise ValueError(f"--data {folder}: found no meta.json; expected a folder that collect.py wrote")
-    return read_json(path)
-
-
 # ---- log -----------------------------------------------------------------------------------------
 
 class Log:
-    """metrics.jsonl (the truth), TensorBoard (its mirror) and one console line a step; only on rank 0.
+    """metrics.jsonl (the truth), TensorBoard (its mirror) and one console line a step; only on rank 0. Lines
+    with step > resume_step (-1: all) are dropped: a resumed run makes them again. time_s and cpu_s go on."""
 
-    resume_step: None appends; k drops the lines with step > k, which a resumed run makes again; -1 starts a
-    new curve. The steps of all names in one folder count together. time_s and cpu_s go on after a resume.
-    """
-
-    def __init__(self, folder: str | Path, dist: Dist, tensorboard: bool = True,
-                 resume_step: int | None = None):
-        self.is_main, self.file, self.board = dist.is_main, None, None
+    def __init__(self, folder: str | Path, dist: Dist, resume_step: int):
+        self.is_main = dist.is_main
         if not self.is_main:
             return
+        from torch.utils.tensorboard import SummaryWriter  # slow to import, and only rank 0 needs it
+
+        Path(folder).mkdir(parents=True, exist_ok=True)
         path = Path(folder) / "metrics.jsonl"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        last = cut_jsonl(path, math.inf if resume_step is None else resume_step) or {"time_s": 0, "cpu_s": 0}
+        last = cut_jsonl(path, resume_step) or {"time_s": 0, "cpu_s": 0}
         self.wall_zero = time.perf_counter() - last["time_s"]
         self.cpu_zero = time.process_time() - last["cpu_s"]
         self.file = path.open("a")
-        if tensorboard:
-            from torch.utils.tensorboard import SummaryWriter  # slow to import, and only rank 0 needs it
+        self.board = SummaryWriter(f"{folder}/tensorboard", purge_step=resume_step + 1)
 
-            purge_step = None if resume_step is None else resume_step + 1
-            self.board = SummaryWriter(str(path.parent / "tensorboard"), purge_step=purge_step)
-
-    def step(self, name: str, step: int, values: dict, show: Iterable[str] | None = None) -> None:
-        """Records one step's values (numbers, tensors, strings, lists). `show` names those for the console
-        (None: all). NaN and inf are written as null, with a warning: JSON has neither."""
+    def step(self, name: str, step: int, values: dict, show: Iterable[str]) -> None:
+        """Records one step's values; `show` names those for the console. NaN and inf become null."""
         if not self.is_main:
             return
         time_s, cpu_s = time.perf_counter() - self.wall_zero, time.process_time() - self.cpu_zero
         record = {"schema": SCHEMA, "name": name, "step": step,
                   "time_s": round(time_s, 3), "cpu_s": round(cpu_s, 3)}
-        assert not record.keys() & values.keys(), f"values may not be called {record.keys() & values.keys()}"
-        clean = {}
         for key, value in values.items():
             lost = []  # takes each NaN and inf; append returns None, which is the null we want in their place
             text = json.dumps(value, default=lambda array: array.tolist())
-            clean[key] = json.loads(text, parse_constant=lost.append)
+            record[key] = json.loads(text, parse_constant=lost.append)
             if lost:
                 self.say(f"warning: {name} step {step}: {key} has {', '.join(lost)}, written as null")
-            if self.board and isinstance(clean[key], (int, float)):
-                self.board.add_scalar(f"{name}/{key}", clean[key], step)
-        self.file.write(json.dumps(record | clean) + "\n")
+            if isinstance(record[key], (int, float)):
+                self.board.add_scalar(f"{name}/{key}", record[key], step)
+        self.file.write(json.dumps(record) + "\n")
         self.file.flush()
-        shown = [f"{key} {_short(clean[key])}" for key in (clean if show is None else show) if key in clean]
-        if shown:
+        if shown := [f"{key} {_short(record[key])}" for key in show if key in record]:
             self.say("  ".join([f"{name} {step}", *shown, f"[{time_s:.0f} s]"]))
 
     def say(self, text: str) -> None:
-        """One line on the console, above any progress bar."""
         if self.is_main:
             tqdm.write(text)
             sys.stdout.flush()  # a pipe is block-buffered, and people watch it
 
     def close(self) -> None:
-        """Flushes and closes the files."""
-        if self.file:
+        if self.is_main:
             self.file.close()
-        if self.board:
             self.board.close()
 
 
@@ -318,25 +258,22 @@ def summary_table(rows: list[dict]) -> str:
 
 
 class Timer:
-    """Seconds by phase: `with timer("rollout"): ...`, then `timer.take()` once a step."""
+    """`with timer("rollout"): ...`, then `timer.take()`: {"rollout_s": seconds, "rollout_cpu_s": ...}."""
 
     def __init__(self):
-        self.seconds: dict[str, float] = {}
+        self.seconds = Counter()
 
     @contextlib.contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
         wall, cpu = time.perf_counter(), time.process_time()
-        try:
-            yield
-        finally:
-            if torch.cuda.is_initialized():
-                torch.cuda.synchronize()  # kernels still under way belong to this phase
-            spent = {f"{phase}_s": time.perf_counter() - wall, f"{phase}_cpu_s": time.process_time() - cpu}
-            self.seconds |= {key: self.seconds.get(key, 0.0) + value for key, value in spent.items()}
+        yield
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # kernels still under way belong to this phase
+        self.seconds[f"{phase}_s"] += time.perf_counter() - wall
+        self.seconds[f"{phase}_cpu_s"] += time.process_time() - cpu
 
     def take(self) -> dict[str, float]:
-        """{"rollout_s": wall seconds, "rollout_cpu_s": CPU seconds, ...} since the last take."""
-        seconds, self.seconds = self.seconds, {}
+        seconds, self.seconds = dict(self.seconds), Counter()
         return seconds
 
 
@@ -348,19 +285,14 @@ class _Lines(tqdm):
             print(str(self), file=self.fp, flush=True)
 
 
-def progress(iterable_or_total: Iterable | int, label: str) -> tqdm:
-    """A progress bar on rank 0, over an iterable or by hand: `with progress(n, label) as bar: bar.update(1)`.
-
-    Where stderr is no terminal, or in CI, it is a plain line every PROGRESS_EVERY_S seconds.
-    """
-    source = {"total" if isinstance(iterable_or_total, int) else "iterable": iterable_or_total}
-    source |= {"desc": label, "leave": False, "disable": not _is_main()}
+def progress(total: int, label: str) -> tqdm:
+    """A progress bar on rank 0; where stderr is no terminal, or in CI, a line every PROGRESS_EVERY_S."""
+    bar = {"total": total, "desc": label, "leave": False, "disable": not _is_main()}
     if sys.stderr.isatty() and not os.environ.get("CI"):
-        return tqdm(**source, dynamic_ncols=True)
+        return tqdm(**bar, dynamic_ncols=True)
     # miniters=1: the clock is looked at on every update, else tqdm guesses from early speed and may be silent
-    return _Lines(**source, mininterval=PROGRESS_EVERY_S, maxinterval=PROGRESS_EVERY_S, miniters=1,
-                  delay=PROGRESS_EVERY_S,
-                  bar_format="{desc}: {n_fmt} of {total_fmt}, {elapsed} so far, {remaining} left")
+    return _Lines(**bar, mininterval=PROGRESS_EVERY_S, maxinterval=PROGRESS_EVERY_S, delay=PROGRESS_EVERY_S,
+                  miniters=1, bar_format="{desc}: {n_fmt} of {total_fmt}, {elapsed} so far, {remaining} left")
 
 
 def _is_main() -> bool:
@@ -372,15 +304,9 @@ def _is_main() -> bool:
 def save_checkpoint(folder: str | Path, name: str, writer: Callable[[Path], None], meta: dict,
                     dist: Dist) -> Path:
     """Writes the checkpoint folder/name; a kill at any point leaves one whole checkpoint, the old or the new.
-
-    Every rank runs writer(path) on the same empty folder; rank 0 adds meta.json last and renames.
-    Raises ValueError if folder/name exists and is no checkpoint.
-    """
-    whole, new, old = _places(folder, name)
-    if dist.is_main:
-        _put_right(folder, name)
-        new.mkdir(parents=True)
-    dist.barrier()
+    Every rank runs writer(path) on the same empty folder."""
+    whole, new, old = _repaired(folder, name, dist)
+    new.mkdir(parents=True, exist_ok=True)
     writer(new)
     dist.barrier()
     if dist.is_main:
@@ -399,23 +325,45 @@ def save_checkpoint(folder: str | Path, name: str, writer: Callable[[Path], None
 
 
 def latest_checkpoint(folder: str | Path, name: str, dist: Dist) -> Path | None:
-    """The whole checkpoint folder/name, or None; first puts right what a kill during a save left behind.
-
-    For the run that writes the folder, on every rank. Who only reads opens folder/name itself.
-    """
-    whole, _, _ = _places(folder, name)
-    if dist.is_main:
-        _put_right(folder, name)
-    dist.barrier()
+    """The checkpoint folder/name of the run that calls this on every rank, or None."""
+    whole = _repaired(folder, name, dist)[0]
     return whole if whole.exists() else None
 
 
-def load_meta(checkpoint: str | Path) -> dict:
-    """meta.json of a checkpoint folder. Raises ValueError if there is none."""
-    path = Path(checkpoint) / "meta.json"
+def _repaired(folder: str | Path, name: str, dist: Dist) -> tuple[Path, Path, Path]:
+    """(whole, new, old): paths of a checkpoint. The newest whole one left by a kill gets its name, the rest
+    goes. Raises ValueError if folder/name exists and is no checkpoint."""
+    folder = Path(folder)
+    whole, new, old = folder / name, folder / f".{name}.new", folder / f".{name}.old"
+    if dist.is_main:
+        if whole.exists() and not (whole / "meta.json").exists():
+            raise ValueError(f"found {whole} without meta.json; expected a checkpoint or nothing there: "
+                             "use --out another folder")
+        for rest in (new, old):
+            if not whole.exists() and (rest / "meta.json").exists():
+                os.rename(rest, whole)
+        for rest in (new, old):
+            if rest.exists():
+                shutil.rmtree(rest)
+    dist.barrier()
+    return whole, new, old
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    os.fsync(handle)
+    os.close(handle)
+
+
+def load_meta(folder: str | Path) -> dict:
+    """meta.json of a finished folder. Raises ValueError if there is none."""
+    path = Path(folder) / "meta.json"
     if not path.exists():
-        raise ValueError(f"found no {path}; expected a checkpoint folder that a training script wrote")
+        raise ValueError(f"found no {path}; expected a folder that a script of ours has finished")
     return read_json(path)
+
+
+data_meta = load_meta
 
 
 def check_meta(meta: dict, expected: dict, where: str | Path,
@@ -429,150 +377,94 @@ def check_meta(meta: dict, expected: dict, where: str | Path,
         raise ValueError(f"{where} does not fit this run: {'; '.join(wrong)}; {advice}")
 
 
-def _places(folder: str | Path, name: str) -> tuple[Path, Path, Path]:
-    folder = Path(folder)
-    return folder / name, folder / f".{name}.new", folder / f".{name}.old"
-
-
-def _put_right(folder: str | Path, name: str) -> None:
-    """Gives the newest whole checkpoint its name, then clears what is left of an unfinished save."""
-    whole, new, old = _places(folder, name)
-    if whole.exists() and not (whole / "meta.json").exists():
-        raise ValueError(f"found {whole} without meta.json; expected a checkpoint or nothing there: "
-                         "use --out another folder")
-    for candidate in (new, old):
-        if not whole.exists() and (candidate / "meta.json").exists():
-            os.rename(candidate, whole)
-    for rest in (new, old):
-        if rest.exists():
-            shutil.rmtree(rest)
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    os.fsync(handle)
-    os.close(handle)
-
-
 # ---- Ctrl-C --------------------------------------------------------------------------------------
 
-class Stop:
-    """What `graceful` yields: the first SIGINT or SIGTERM sets `requested`."""
+class graceful:
+    """`with graceful(log) as stop`: the first SIGINT or SIGTERM sets `stop.requested`, a second SIGINT raises
+    KeyboardInterrupt at once. Under torchrun the workers have 30 s to the end of their step."""
 
-    def __init__(self):
-        self.requested = False
+    def __init__(self, log: Log):
+        self.log, self.requested = log, False
 
     def agreed(self, dist: Dist) -> bool:
         """True on every rank once any rank was asked to stop. Every rank calls this at the same point."""
         self.requested = dist.all_reduce_sum(float(self.requested)) > 0
         return self.requested
 
+    def __enter__(self):
+        self.before = {number: signal.signal(number, self._handle)
+                       for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
 
-@contextlib.contextmanager
-def graceful(log: Log) -> Iterator[Stop]:
-    """The first SIGINT or SIGTERM sets `stop.requested`, a second SIGINT raises KeyboardInterrupt at once.
+    def __exit__(self, *_):
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
 
-    Main thread only. Under torchrun the workers have 30 s to the end of their step (--shutdown-timeout).
-    """
-    stop = Stop()
-
-    def handle(signum, frame):
-        if stop.requested and signum == signal.SIGINT:
+    def _handle(self, number, frame):
+        if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
-        if log.is_main and not stop.requested:
-            # not print(), which a handler may not enter twice
+        if self.log.is_main and not self.requested:    # not print(), which a handler may not enter twice
             os.write(2, b"\nstopping after this step; run the same command to continue\n")
-        stop.requested = True
-
-    before = {signum: signal.signal(signum, handle) for signum in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
+        self.requested = True
 
 
 # ---- flags and presets ---------------------------------------------------------------------------
 
 def parse(args_class: type, argv: list[str] | None = None):
     """An `args_class` (a dataclass, one field a flag, its `# comment` the help): defaults < preset < flags.
-
-    The preset is --config FILE. Without it, a from-scratch model takes configs/tiny/ENV.json or default.json.
-    The field `config` gets the preset's path. Refused values end the program with exit code 2.
-    """
-    argv = sys.argv[1:] if argv is None else argv
-    module, is_main = sys.modules[args_class.__module__], _is_main()
+    Refused values end the program with exit code 2."""
+    module = sys.modules[args_class.__module__]
     script = Path(getattr(module, "__file__", "") or "").stem
-    try:
-        # tyro's own console_outputs=False still prints bad values
-        with contextlib.nullcontext() if is_main else contextlib.redirect_stderr(io.StringIO()):
-            chosen, argv = _pick(argv, config="")
-            path = chosen.config or _tiny_preset(args_class, argv)
-            values = _read_preset(path, script, args_class) if path else {}
-            if "config" in args_class.__dataclass_fields__:
-                values["config"] = path
-            args = tyro.cli(args_class, args=argv, default=args_class(**values), console_outputs=is_main,
+    silent = None if _is_main() else io.StringIO()       # else each rank says the same
+    with contextlib.redirect_stdout(silent or sys.stdout), contextlib.redirect_stderr(silent or sys.stderr):
+        try:
+            path, argv = _find_preset(args_class, sys.argv[1:] if argv is None else argv)
+            default = _read_preset(path, script, args_class) if path else args_class()
+            if hasattr(default, "config"):
+                default.config = path
+            return tyro.cli(args_class, args=argv, default=default,
                             description=(module.__doc__ or "").split("\n")[0])
-    except ValueError as error:  # a preset, or a check in the class's __post_init__
-        if is_main:
+        except ValueError as error:      # a preset, or a check in the class's __post_init__
             print(f"{script}: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
-    if path and not chosen.config and is_main:
-        print(f"preset {Path(path).relative_to(ROOT)}", flush=True)
-    return args
+            raise SystemExit(2) from None
 
 
-def _pick(argv: list[str], **defaults: str):
-    """(these flags alone, the rest of the command line)."""
-    flags = dataclasses.make_dataclass("Flags", [(name, str, default) for name, default in defaults.items()])
-    return tyro.cli(flags, args=argv, return_unknown_args=True, add_help=False)
+def _find_preset(args_class: type, argv: list[str]) -> tuple[str, list[str]]:
+    """(--config FILE, the other flags). Without it, a from-scratch model takes configs/tiny/ENV.json, or
+    default.json for an environment that has none."""
+    flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    flags.add_argument("--config", default="")
+    given, argv = flags.parse_known_args(argv)
+    for name in ("env", "model"):
+        flags.add_argument(f"--{name}", default=getattr(args_class, name, ""))
+    chosen, _ = flags.parse_known_args(argv)
+    if given.config or not chosen.model.startswith("scratch:"):
+        return given.config, argv
+    own = ROOT / "configs/tiny" / f"{Path(chosen.env).name}.json"
+    path = own if own.is_file() else own.parent / "default.json"
+    print(f"preset {path.relative_to(ROOT)}", flush=True)
+    return str(path), argv
 
 
-def _tiny_preset(args_class: type, argv: list[str]) -> str:
-    """The preset of a from-scratch model, by --env; "" with any other --model."""
-    flags, _ = _pick(argv, env=getattr(args_class, "env", ""), model=getattr(args_class, "model", ""))
-    if flags.model != "tiny" and not flags.model.startswith("scratch"):
-        return ""
-    folder = ROOT / "configs" / "tiny"
-    own = folder / f"{flags.env}.json"
-    return str(own if flags.env.isidentifier() and own.is_file() else folder / "default.json")
-
-
-def _read_preset(path: str, script: str, args_class: type) -> dict:
-    """A preset's values for this script: "flag" is for every script that has it, "script.flag" for one only.
-    Raises ValueError naming file and key for a key that no script knows and for a value of the wrong type."""
-    if not Path(path).is_file():
-        raise ValueError(f"--config: found no file {path}; expected JSON of flags and values, as in configs/")
-    preset, types = read_json(path), typing.get_type_hints(args_class)
-    if type(preset) is not dict:
-        raise ValueError(f"{path}: found a JSON {type(preset).__name__}; expected one object")
-    flags = _flags_of_scripts() | {script: set(types) - {"config"}}
-    general, own = {}, {}
-    for key, value in preset.items():
-        owner, _, name = key.replace("-", "_").rpartition(".")
-        known = flags.get(owner, set()) if owner else set().union(*flags.values())
-        if name not in known:
-            if not known:
-                raise ValueError(f"{path}: {key!r}: no script {owner}.py, only {', '.join(sorted(flags))}")
-            nearest, = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.0)
-            raise ValueError(f"{path}: {key!r} is no flag of {owner or 'any script'}; nearest: {nearest!r}")
-        if owner in ("", script) and name in types:
-            try:
-                (own if owner else general)[name] = msgspec.convert(value, types[name])
-            except msgspec.ValidationError as error:
-                raise ValueError(f"{path}: {key!r} is {json.dumps(value)}: {error}") from None
+def _read_preset(path: str, script: str, args_class: type):
+    """An `args_class` with a preset's values: "flag" is for every script that has it, "script.flag" for one.
+    Raises ValueError naming file and key for a flag of no script and for a value of the wrong type."""
+    flags = [(file.stem, line.target.id) for file in ROOT.glob("*.py")   # of each `class Args`, not imported
+             for part in ast.parse(file.read_text(encoding="utf-8")).body
+             if getattr(part, "name", "") == "Args"
+             for line in part.body if isinstance(line, ast.AnnAssign) and line.target.id != "config"]
+    known = sorted({name for owner, flag in flags for name in (flag, f"{owner}.{flag}")})
     try:
-        args_class(**general | own)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-    return general | own
-
-
-def _flags_of_scripts() -> dict[str, set[str]]:
-    """The flags of every script at the project's root, read from its `class Args` without importing it."""
-    return {path.stem: {line.target.id for line in node.body if isinstance(line, ast.AnnAssign)} - {"config"}
-            for path in ROOT.glob("*.py") for node in ast.parse(path.read_text(encoding="utf-8")).body
-            if isinstance(node, ast.ClassDef) and node.name == "Args"}
+        preset = msgspec.json.decode(Path(path).read_bytes(), type=dict)
+        preset = {key.replace("-", "_"): value for key, value in preset.items()}
+        for key in preset.keys() - set(known):
+            nearest, = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
+            raise ValueError(f"{key!r} is no flag of any script; nearest: {nearest!r}")
+        own = {key.removeprefix(f"{script}."): value for key, value in preset.items()
+               if key.startswith(f"{script}.")}
+        return msgspec.convert(preset | own, args_class)
+    except (OSError, ValueError, msgspec.DecodeError) as error:
+        raise ValueError(f"--config {path}: {error}") from None
 
 
 def main(script: Callable[[], None]) -> None:

@@ -1,6 +1,5 @@
 """Flags: defaults < preset < command line, with two scripts that share a preset and a project root of their
 own."""
-
 import dataclasses
 import importlib.util
 import json
@@ -20,7 +19,7 @@ from typing import Literal
 @dataclass
 class Args:
     env: str = "webshop"   # which environment
-    model: str = "tiny"    # which model
+    model: str = "scratch:8x1"    # which model
     lr: float = 0.1        # step size
     fresh: bool = False    # start over
     config: str = ""       # JSON preset of flags
@@ -30,23 +29,21 @@ class Args:
         if self.lr < 0:
             raise ValueError(f"--lr: found {self.lr}, expected 0 or more")
 '''
-OWN = {
-    "train": """layers: list[int] = field(default_factory=list)   # which layers
+OWN = {"train": """layers: list[int] = field(default_factory=list)   # which layers
     kind: Literal["a", "b"] = "a"   # which kind""",
-    "learn": "depth: int = 1   # how deep",
-}
+       "learn": "depth: int = 1   # how deep"}
 
 
 @pytest.fixture
-def root(tmp_path, monkeypatch):
-    """A project of two scripts and three presets; `root.parse(script, *argv)` returns the flags as a dict."""
+def parse(tmp_path, monkeypatch):
+    """A project in tmp_path, of two scripts and three presets; `parse(script, *argv)` gives flags as a dict."""
     monkeypatch.setattr(run, "ROOT", tmp_path)
     monkeypatch.delenv("RANK", raising=False)
     (tmp_path / "configs/tiny").mkdir(parents=True)
     (tmp_path / "helper.py").write_text("raise RuntimeError('imported')")
-    write(tmp_path / "configs/tiny/webshop.json", {"lr": 3, "train.kind": "b", "learn.lr": 4, "depth": 7})
-    write(tmp_path / "configs/tiny/alfworld.json", {"lr": 5, "learn.depth": 9})
-    write(tmp_path / "configs/tiny/default.json", {"lr": 6})
+    for name, values in {"webshop": {"lr": 3, "train.kind": "b", "learn.lr": 4, "depth": 7},
+                         "alfworld": {"lr": 5, "learn.depth": 9}, "default": {"lr": 6}}.items():
+        write(tmp_path / f"configs/tiny/{name}.json", values)
     classes = {}
     for name, flags in OWN.items():
         (tmp_path / f"{name}.py").write_text(SCRIPT.replace("FLAGS", flags))
@@ -55,11 +52,7 @@ def root(tmp_path, monkeypatch):
         monkeypatch.setitem(sys.modules, f"fake_{name}", module)
         spec.loader.exec_module(module)
         classes[name] = module.Args
-
-    def parse(script, *argv):
-        return dataclasses.asdict(run.parse(classes[script], list(map(str, argv))))
-
-    return type("Root", (), {"path": tmp_path, "parse": staticmethod(parse)})
+    return lambda script, *argv: dataclasses.asdict(run.parse(classes[script], list(map(str, argv))))
 
 
 def write(path, values):
@@ -67,149 +60,92 @@ def write(path, values):
     return path
 
 
-def refused(root, capfd, *argv):
+def refused(parse, capfd, *argv):
     with pytest.raises(SystemExit) as stopped:
-        root.parse("train", *argv)
+        parse("train", *argv)
     assert stopped.value.code == 2
     return "".join(capfd.readouterr()).replace("\n", "")
 
 
-def test_three_layers(root, capfd):
-    """Stops a preset that overrides the command line, JSON types that leak into the settings, and a lost
-    path."""
-    preset = write(
-        root.path / "x.json", {"lr": 1, "fresh": True, "layers": [3, 4], "env": "alfworld", "depth": 2}
-    )
-    args = root.parse("train", "--config", preset, "--no-fresh", "--kind", "b")
-    assert args == {
-        "env": "alfworld",
-        "model": "tiny",
-        "lr": 1.0,
-        "fresh": False,
-        "config": str(preset),
-        "layers": [3, 4],
-        "kind": "b",
-    }
+def test_three_layers(parse, tmp_path, capfd):
+    """Stops a preset that overrides the command line, JSON types that leak into the settings, a lost path,
+    and one environment's preset in another's run."""
+    preset = write(tmp_path / "x.json", {"lr": 1, "fresh": True, "layers": [3, 4], "env": "alfworld",
+                                         "depth": 2})
+    args = parse("train", "--config", preset, "--no-fresh", "--kind", "b")
+    assert args == {"env": "alfworld", "model": "scratch:8x1", "lr": 1.0, "fresh": False,
+                    "config": str(preset), "layers": [3, 4], "kind": "b"}
     assert isinstance(args["lr"], float) and capfd.readouterr().out == ""
-    assert root.parse("train", f"--config={preset}", "--layers", 5)["layers"] == [5]
+    args = parse("train", f"--config={preset}", "--layers", 5, "--env", "webshop")
+    assert (args["layers"], args["env"], args["kind"]) == ([5], "webshop", "a")
 
 
-@pytest.mark.parametrize(
-    ("argv", "name", "lr"),
-    [
-        ((), "webshop", 3),
-        (("--env", "alfworld"), "alfworld", 5),
-        (("--env=logs",), "default", 6),
-        (("--env", "my/world.py"), "default", 6),
-        (("--env", "webshop", "--lr", 8), "webshop", 8),
-        (("--model", "scratch-2m", "--env", "alfworld"), "alfworld", 5),
-        (("--model", "Qwen/Qwen3"), "", 0.1),
-    ],
-)
-def test_a_from_scratch_model_takes_the_preset_of_its_environment(root, capfd, argv, name, lr):
+@pytest.mark.parametrize("argv, name, lr", [
+    ((), "webshop", 3), (("--env", "alfworld"), "alfworld", 5), (("--env=logs",), "default", 6),
+    (("--env", "my/world.py"), "default", 6), (("--env", "webshop", "--lr", 8), "webshop", 8),
+    (("--model", "scratch:9x9", "--env", "alfworld"), "alfworld", 5), (("--model", "Qwen/Qwen3"), "", 0.1)])
+def test_a_from_scratch_model_takes_the_preset_of_its_environment(parse, tmp_path, capfd, argv, name, lr):
     """Stops numbers of a tiny model in a run of a real one, another environment's numbers (B1), and a silent
     choice."""
-    args = root.parse("train", *argv)
-    assert args["lr"] == lr and args["config"] == (
-        str(root.path / f"configs/tiny/{name}.json") if name else ""
-    )
-    assert capfd.readouterr().out == (f"preset configs/tiny/{name}.json\n" if name else "")
+    args, path = parse("train", *argv), f"configs/tiny/{name}.json"
+    assert args["lr"] == lr and args["config"] == (str(tmp_path / path) if name else "")
+    assert capfd.readouterr().out == (f"preset {path}\n" if name else "")
 
 
-def test_the_environment_of_the_command_line_holds_everywhere(root):
-    """Stops one environment's defaults frozen into another's run (B1): no layer may resolve anything
-    early."""
-    preset = write(root.path / "p.json", {"env": "webshop", "lr": 2})
-    assert root.parse("train", "--config", preset, "--env", "alfworld") | {"config": ""} == {
-        "env": "alfworld",
-        "model": "tiny",
-        "lr": 2,
-        "fresh": False,
-        "config": "",
-        "layers": [],
-        "kind": "a",
-    }
-
-
-def test_keys_for_one_script(root):
+def test_keys_for_one_script(parse, tmp_path):
     """Stops a number for one script that reaches another one, in whatever order the keys stand."""
-    assert [root.parse("train")[flag] for flag in ("lr", "kind")] == [3, "b"]
-    assert [root.parse("learn")[flag] for flag in ("lr", "depth")] == [4, 7]
-    preset = write(root.path / "x.json", {"learn.lr": 4, "lr": 3})
-    assert root.parse("learn", "--config", preset)["lr"] == 4
+    assert [parse("train")[flag] for flag in ("lr", "kind")] == [3, "b"]
+    assert [parse("learn")[flag] for flag in ("lr", "depth")] == [4, 7]
+    preset = write(tmp_path / "x.json", {"learn.lr": 4, "lr": 3})
+    assert parse("learn", "--config", preset)["lr"] == 4
 
 
-@pytest.mark.parametrize(
-    ("preset", "expected"),
-    [
-        ({"kinds": "a"}, "'kinds' is no flag of any script; nearest: 'kind'"),
-        ({"learn.layer": 1}, "'learn.layer' is no flag of learn; nearest:"),
-        ({"config": "y.json"}, "'config' is no flag"),
-        ({"trian.lr": 1}, "no script trian.py, only learn, train"),
-        ({"lr": "fast"}, "'lr' is \"fast\": Expected `float`"),
-        ({"lr": True}, "Expected `float`, got `bool`"),
-        ({"fresh": "yes"}, "Expected `bool`"),
-        ({"kind": "c"}, "Invalid enum"),
-        ({"train.layers": [1, "x"]}, "Expected `int`"),
-        ({"env": {"name": "webshop"}}, "'env'"),
-        ({"lr": -1}, "--lr: found -1"),
-        ([1], "found a JSON list"),
-        ("{lr: 1}", "is not JSON"),
-    ],
-)
-def test_bad_presets(root, capfd, preset, expected):
+@pytest.mark.parametrize("preset, expected", [
+    ({"kinds": "a"}, "'kinds' is no flag of any script; nearest: 'kind'"),
+    ({"learn.layer": 1}, "'learn.layer' is no flag of any script; nearest: 'learn."),
+    ({"trian.lr": 1}, "nearest: 'train.lr'"), ({"config": "y.json"}, "'config' is no flag"),
+    ({"lr": "fast"}, "Expected `float`, got `str` - at `$.lr`"), ({"lr": True}, "Expected `float`, got `bool`"),
+    ({"fresh": "yes"}, "Expected `bool`"), ({"kind": "c"}, "Invalid enum"),
+    ({"train.layers": [1, "x"]}, "Expected `int`"), ({"env": {"name": "webshop"}}, "$.env"),
+    ({"lr": -1}, "--lr: found -1"), ([1], "Expected `object`, got `array`"), ("{lr: 1}", "JSON is malformed")])
+def test_bad_presets(parse, tmp_path, capfd, preset, expected):
     """Stops a preset key that is silently ignored, and a value of the wrong type that is found hours
     later."""
-    text = refused(root, capfd, "--config", write(root.path / "x.json", preset))
+    text = refused(parse, capfd, "--config", write(tmp_path / "x.json", preset))
     assert expected in text and "x.json" in text
 
 
-@pytest.mark.parametrize(
-    ("flag", "expected"),
-    [
-        ("--lr=x", "--lr"),
-        ("--kind=c", "--kind"),
-        ("--lrr=3", "--lrr"),
-        ("--config=no.json", "no.json"),
-        ("--lr=-1", "--lr: found -1"),
-        ("--config", "--config"),
-    ],
-)
-def test_bad_flags(root, capfd, monkeypatch, flag, expected):
+@pytest.mark.parametrize("flag, expected", [
+    ("--lr=x", "--lr"), ("--kind=c", "--kind"), ("--lrr=3", "--lrr"), ("--config=no.json", "no.json"),
+    ("--lr=-1", "--lr: found -1"), ("--config", "--config")])
+def test_bad_flags(parse, capfd, monkeypatch, flag, expected):
     """Stops a traceback for a typing mistake, an exit code that scripts cannot see, and one copy from each
     rank."""
-    text = refused(root, capfd, flag)
+    text = refused(parse, capfd, flag)
     assert expected in text and "Traceback" not in text
     monkeypatch.setenv("RANK", "1")
-    assert refused(root, capfd, flag) == ""
+    assert refused(parse, capfd, flag) == ""
 
 
-def test_help_has_one_line_per_flag(root, capfd):
+def test_help_has_one_line_per_flag(parse, capfd):
     """Stops a flag without help, and help that shows other defaults than the preset's."""
     with pytest.raises(SystemExit) as stopped:
-        root.parse("train", "--help")
+        parse("train", "--help")
     lines = capfd.readouterr().out.splitlines()
     assert stopped.value.code == 0 and any(line.strip() == "Trains something." for line in lines)
-    for flag, words in {
-        "--lr": "step size (default: 3.0)",
-        "--fresh, --no-fresh": "start over",
-        "--kind": "default: b",
-    }.items():
+    for flag, words in {"--lr": "step size (default: 3.0)", "--fresh, --no-fresh": "start over",
+                        "--kind": "default: b"}.items():
         assert sum(flag in line and words in line for line in lines) == 1, lines
 
 
 def test_main_ends_with_one_line(monkeypatch, capfd):
     """Stops a traceback for what a script refuses, and a lost traceback where one is asked for."""
-
     def script():
         raise ValueError("found 1, expected 2")
-
     with pytest.raises(SystemExit) as stopped:
         run.main(script)
-    assert (
-        stopped.value.code == 1
-        and "found 1, expected 2 (DREAMGYM_DEBUG=1 shows where)" in capfd.readouterr().err
-    )
+    assert stopped.value.code == 1
+    assert "found 1, expected 2 (DREAMGYM_DEBUG=1 shows where)" in capfd.readouterr().err
     monkeypatch.setenv("DREAMGYM_DEBUG", "1")
     with pytest.raises(ValueError):
         run.main(script)
