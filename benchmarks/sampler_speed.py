@@ -57,9 +57,10 @@ def sample_with(sampler, prompts, length_B):
     begin = sampler._begin
 
     def forced(*args):
-        call = begin(*args)
-        call.limit_P = length_B.astype(np.int64)
-        return call
+        jobs = begin(*args)
+        for job, length in zip(jobs, length_B):
+            job.limit = int(length)
+        return jobs
 
     sampler._begin = forced
     out = sampler.sample(prompts, list(range(len(prompts))), int(length_B.max()), 1.0)
