@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from dataclasses import asdict, dataclass, field
@@ -129,26 +130,28 @@ def prepare(args: Args, out: Path, dist) -> tuple[Path, Path]:
     expmodel = Path(args.expmodel or out / ("expmodel-naive" if args.naive_reward else "expmodel"))
     common = ["--env", args.env, "--seed", args.seed, *(["--config", args.config] if args.config else []),
               *(["--fresh"] if args.fresh else [])]
-    if dist.is_main:
-        if is_file or not args.data:
-            launch("collect.py", [*common, "--out", data, *(["--import-file", args.data] if is_file else [])])
-        if not args.expmodel:
-            own = ["--model", args.model, "--quantize", args.quantize, "--lora-rank", args.lora_rank,
-                   "--no-report-variants"]
-            naive = ["--counterfactual-share", 0] if args.naive_reward else []
-            launch("train_expmodel.py",
-                   [*common, "--data", data, "--out", expmodel, *own, *naive, "--threads", args.threads])
-    dist.barrier()
+    if is_file or not args.data:
+        logs = ["--import-file", args.data] if is_file else []
+        if dist.is_main:
+            launch("collect.py", [*common, "--out", data, *logs])
+        dist.barrier()
+    if not args.expmodel:
+        own = ["--model", args.model, "--quantize", args.quantize, "--lora-rank", args.lora_rank,
+               "--no-report-variants", "--threads", args.threads]
+        naive = ["--counterfactual-share", 0] if args.naive_reward else []
+        launch("train_expmodel.py", [*common, "--data", data, "--out", expmodel, *own, *naive], dist)
+        dist.barrier()
     return data, expmodel
 
 
-def launch(script: str, flags: list) -> None:
-    """Another script in its own process, outside this torchrun. Its failure or Ctrl-C ends this one too,
-    after it has saved."""
-    environment = {k: v
-                   for k, v in os.environ.items()
-                   if k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR",
-                                "MASTER_PORT")}
+def launch(script: str, flags: list, dist=None) -> None:
+    """Another script in its own process; its failure or Ctrl-C ends this one too, after it has saved. With
+    `dist` every rank calls it, and the children are ranks like their parents; else the child is alone."""
+    environment = {k: v for k, v in os.environ.items() if dist or k not in ("RANK", "WORLD_SIZE")}
+    if dist and dist.world_size > 1:
+        with socket.create_server(("", 0)) as server:      # a port of rank 0's machine that is free now
+            port = dist.broadcast(server.getsockname()[1])
+        environment |= {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "False"}
     command = [sys.executable, str(Path(__file__).parent / script), *map(str, flags)]
     child = subprocess.Popen(command, env=environment,
                              start_new_session=True)      # else a terminal's Ctrl-C would reach it twice
@@ -337,14 +340,12 @@ def iterate(args: Args, state: Run, env: Environment, check_task, timer, dist) -
     mine = [task for task in tasks[dist.rank * share:(dist.rank + 1) * share] for _ in range(size)]
     budget = share_of(args.real_transitions - state.real_transitions, dist) if world == "real" else None
     before = state.policy.counts["turns"]
-    state.policy.model.eval()
     with timer("rollout"), unsharded(state.policy.model):
         name = f"{world}-{state.step}-r{dist.rank}"
         played = env if world == "real" else model
         episodes = rollout(state.policy, played, mine, 1.0, name, max_transitions=budget)
     mark(episodes, state.step)
     with timer("update"):
-        state.policy.model.train()
         known = rl.informative(episodes, args.drop_malformed)
         batch = rl.make_batch(known, state.policy, state.value_head, args, dist)
         metrics = rl.update(state, batch, args, dist)

@@ -54,16 +54,15 @@ def aggregate(loss_N: Tensor, total: float) -> Tensor:
 
 def group_advantages(
     rewards_E: Sequence[float] | Tensor, groups_E: Sequence[Hashable], normalize_std: bool = True,
-    eps: float = 1e-6, spread_E: Sequence[float] | Tensor | None = None,
-) -> Tensor:
-    """GRPO advantage of each episode within its group: (r - mean) / (std + eps), float32 [E] (DreamGym, arXiv
-    2511.03773, Eq. 3). `spread_E`: values whose std divides in place of the rewards' own; a group in which
-    they do not vary is centred and not divided.
+    eps: float = 1e-6,
+) -> tuple[Tensor, Tensor]:
+    """GRPO advantage of each episode within its group, (r - mean) / std, and what it was divided by: two
+    float32 [E] (DreamGym, arXiv 2511.03773, Eq. 3).
 
     `groups_E` holds one group key per episode, in any order. std is the population one, as in Eq. 7.
     `normalize_std=False` keeps r - mean (Dr. GRPO, arXiv 2503.20783). A group whose rewards are all equal
-    gets exactly 0, never rounding noise divided by rounding noise. Example: rewards [1, 0, 0, 0] of one group
-    -> [1.73, -0.58, -0.58, -0.58]; without std [0.75, -0.25, -0.25, -0.25].
+    gets exactly 0, and divisor 1, never rounding noise divided by rounding noise. Example: rewards
+    [1, 0, 0, 0] of one group -> [1.73, -0.58, -0.58, -0.58]; without std [0.75, -0.25, -0.25, -0.25].
     """
     reward_E = torch.as_tensor(rewards_E, dtype=torch.float64).detach().cpu()
     if reward_E.ndim != 1 or len(reward_E) != len(groups_E):
@@ -73,16 +72,13 @@ def group_advantages(
     members: dict[Hashable, list[int]] = {}
     for i, group in enumerate(groups_E):
         members.setdefault(group, []).append(i)
-    adv_E = torch.zeros_like(reward_E)
-    spread_E = reward_E if spread_E is None else torch.as_tensor(spread_E, dtype=torch.float64)
+    adv_E, divisor_E = torch.zeros_like(reward_E), torch.ones_like(reward_E)
     for index in members.values():
-        reward, spread = reward_E[index], spread_E[index]
-        if reward.max() == reward.min():
-            continue
-        adv_E[index] = reward - reward.mean()
-        if normalize_std and spread.max() > spread.min():
-            adv_E[index] /= spread.std(correction=0) + eps
-    return adv_E.float()
+        reward = reward_E[index]
+        if reward.max() > reward.min():
+            divisor_E[index] = reward.std(correction=0) + eps if normalize_std else 1.0
+            adv_E[index] = (reward - reward.mean()) / divisor_E[index]
+    return adv_E.float(), divisor_E.float()
 
 
 def gae(

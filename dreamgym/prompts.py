@@ -67,17 +67,14 @@ def policy_system(prompts: Prompts, policy_format: str) -> str:
     return f"{prompts.policy}\n{POLICY_FORMS[policy_format]}"
 
 
-def policy_first(task_text: str, state: str, turns: Sequence[tuple[str, str]] = (),
-                 numbered: bool = False) -> str:
-    """The first user text of a context window: the task, the last (state, action) turns of earlier windows,
-    the state."""
+def policy_turn(task_text: str, state: str, turns: Sequence[tuple[str, str]] = (),
+                numbered: bool = False) -> str:
+    """What a policy reads in each turn. The task is repeated, as in verl-agent: a small model follows a task
+    that stands beside the state (docs/lab-notes.md). `turns`: at the head of a new context window, the last
+    (state, action) turns of the window before."""
     show = number_lines if numbered else str
     seen = "".join(f"state:\n{show(s)}\naction: {a}\n" for s, a in turns)
-    return f"task: {task_text}\n{seen}state:\n{show(state)}\n"
-
-
-def policy_next(state: str, numbered: bool = False) -> str:
-    return f"state:\n{number_lines(state) if numbered else state}\n"
+    return f"{seen}task: {task_text}\nstate:\n{show(state)}\n"
 
 
 def policy_answer(action: str, grounded: str, policy_format: str) -> str:
@@ -172,7 +169,7 @@ def next_prompt(question: Question, page_format: str) -> str:
     pages = {"state": q.state} | {f"before {count - i}": state for i, (state, _) in enumerate(q.recent)}
     recent = "".join(f"before {count - i}:\n{s}\naction: {a}\n" for i, (s, a) in enumerate(q.recent))
     shown = _shown(q.earlier, "earlier", pages, page_format) + _shown(q.demos, "similar", pages, page_format)
-    return f"task: {q.task}\n{recent}{shown}state:\n{q.state}\naction: {q.action}\n"
+    return f"{recent}{shown}task: {q.task}\nstate:\n{q.state}\naction: {q.action}\n"
 
 
 def next_answer(reasoning: str, next_state: str, question: Question, page_format: str) -> str:

@@ -4,8 +4,8 @@
     batch = make_batch(episodes, policy, value_head, args, dist)
     stats = update(run_state, batch, args, dist)
 
-A turn is one action. Rewards are placed on turns; the penalty of an invalid action is taken from its turn's
-reward, for GRPO and PPO alike, as in verl-agent. Log-probabilities of the old policy are the sampler's own,
+A turn is one action. The penalty of an invalid action is taken from its turn's reward, for GRPO and PPO
+alike, as in verl-agent. Log-probabilities of the old policy are the sampler's own,
 which equal the trainer's up to rounding (`sampler_gap` in the log); so no pass over the batch is spent on
 them.
 B rows, N trained tokens of all rows one after another.
@@ -52,18 +52,13 @@ def turns(segment: TokenSegment) -> list[tuple[int, int]]:
 
 
 def group_turn_advantages(episodes: list[Episode], args) -> dict[str, list[float]]:
-    """GRPO (Eq. 3): the score of a turn is its episode's return minus the penalty of an invalid action,
-    normalised over all turns of the group, the episodes of one task (as verl-agent).
-
-    The divisor is the standard deviation of the returns alone. With the penalty in it, a group that fails
-    throughout would blow its few penalties up to the size of a success.
-    """
-    returns = [e.reward for e in episodes for _ in e.steps]
-    scores = [e.reward - args.invalid_penalty * (not s.valid) for e in episodes for s in e.steps]
-    groups = [e.task.id for e in episodes for _ in e.steps]
-    flat = losses.group_advantages(scores, groups, args.normalize_std, spread_E=returns).tolist()
-    ends = np.cumsum([len(e.steps) for e in episodes]).tolist()
-    return {e.id: flat[end - len(e.steps):end] for e, end in zip(episodes, ends)}
+    """GRPO (Eq. 3): the advantage of an episode within its group, the episodes of one task, at each of its
+    turns. The penalty is taken from the turn's reward, hence divided like it."""
+    groups = [e.task.id for e in episodes]
+    advantages, divisors = losses.group_advantages([e.reward for e in episodes], groups, args.normalize_std)
+    penalty = lambda step: args.invalid_penalty * (not step.valid)
+    return {e.id: [advantage - penalty(step) / divisor for step in e.steps]
+            for e, advantage, divisor in zip(episodes, advantages.tolist(), divisors.tolist())}
 
 
 def gae_turn_advantages(episodes: list[Episode], starts: dict[str, list[float]], args) -> dict[str, tuple]:

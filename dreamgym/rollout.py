@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from dreamgym.chat import answer_text, chat_format, encode_untrusted, prompt_ids
 from dreamgym.envs.base import Environment, Session, StepResult
 from dreamgym.episode import Episode, Step, StopReason, Task, TokenSegment
-from dreamgym.prompts import parse_action, policy_answer, policy_first, policy_next, policy_system
+from dreamgym.prompts import parse_action, policy_answer, policy_system, policy_turn
 from dreamgym.sampler import Sampler
 
 
@@ -46,13 +46,11 @@ class Policy:
         self.chat = chat_format(self.tokenizer, system)
         self.sampler = Sampler(self.model, self.slots, self.settings.context, self.chat.end_ids, self.seed)
 
-    def first_ids(self, task: str, state: str, turns: Sequence[tuple[str, str]] = ()) -> list[int]:
-        text = policy_first(task, state, turns, self.env.numbered_lines)
-        return prompt_ids(self.tokenizer, self.chat, text)
-
-    def next_ids(self, state: str) -> list[int]:
-        text = policy_next(state, self.env.numbered_lines)
-        return prompt_ids(self.tokenizer, self.chat, text, is_first=False)
+    def turn_ids(self, task: str, state: str, turns: Sequence[tuple[str, str]] = (),
+                 is_first: bool = True) -> list[int]:
+        """A turn's prompt; the first one of a segment may begin with `turns` of the segment before."""
+        text = policy_turn(task, state, turns, self.env.numbered_lines)
+        return prompt_ids(self.tokenizer, self.chat, text, is_first)
 
 
 @dataclass
@@ -78,13 +76,14 @@ def _show_state(policy: Policy, running: _Running) -> None:
     """Sets what the policy reads next; opens a new segment where the old one has no room for the state and an
     answer."""
     episode, settings = running.episode, policy.settings
-    ids = policy.next_ids(running.session.state)
+    task = episode.task.text
+    ids = policy.turn_ids(task, running.session.state, is_first=False)
     if len(episode.segments[-1].ids) + len(ids) + settings.max_action_tok > settings.context:
         turns = [(s.state, s.action) for i, s in enumerate(episode.steps)
                  if i == 0 or i >= len(episode.steps) - settings.recap_turns]
-        ids = policy.first_ids(episode.task.text, running.session.state, turns)
+        ids = policy.turn_ids(task, running.session.state, turns)
         if len(ids) + settings.max_action_tok > settings.context:
-            ids = policy.first_ids(episode.task.text, running.session.state)
+            ids = policy.turn_ids(task, running.session.state)
         episode.segments.append(TokenSegment())
         policy.counts["cut_segments"] += 1
     running.prompt, running.state = ids, running.session.state
@@ -136,7 +135,7 @@ def rollout(policy: Policy, world, tasks: list[Task], temperature: float, name: 
                                               world.reset([task for _, task in fresh]) if fresh else []):
                 episode = Episode(id=f"{name}-{index}", task=task, world=kind, source="policy",
                                   segments=[TokenSegment()])
-                running[index] = _Running(session, episode, policy.first_ids(task.text, session.state),
+                running[index] = _Running(session, episode, policy.turn_ids(task.text, session.state),
                                           session.state)
             order = list(running)[:None if max_transitions is None else max_transitions - spent]
             spent += len(order)
@@ -181,7 +180,7 @@ def imitation_segments(policy: Policy, episode: Episode) -> list[TokenSegment]:
     copy = replace(episode, steps=[], segments=[TokenSegment()])
     first = episode.steps[0].state
     running = _Running(Session(episode.id, episode.task, first), copy,
-                       policy.first_ids(episode.task.text, first), first)
+                       policy.turn_ids(episode.task.text, first), first)
     for step in episode.steps:
         answer = policy_answer(step.action, step.grounded or step.action, policy.settings.policy_format)
         ids = encode_untrusted(policy.tokenizer, answer) + policy.chat.end_ids[:1]

@@ -25,17 +25,17 @@ def test_group_advantages_match_a_loop(normalize):
     divided by rounding noise where all rewards are equal (0.1 * 3 / 3 != 0.1)."""
     rng = np.random.default_rng(0)
     groups, rewards = [("a", "b", 7)[i] for i in rng.integers(3, size=40)], rng.random(40)
-    got = losses.group_advantages(rewards, groups, normalize_std=normalize)
+    got, divisor = losses.group_advantages(rewards, groups, normalize_std=normalize)
     for i in range(40):
         mine = [r for r, g in zip(rewards, groups) if g == groups[i]]
         mean = sum(mine) / len(mine)
         std = math.sqrt(sum((r - mean) ** 2 for r in mine) / len(mine))
-        assert got[i].item() == pytest.approx(
-            (rewards[i] - mean) / (std + 1e-6 if normalize else 1), abs=1e-6
-        )
+        assert divisor[i].item() == pytest.approx(std + 1e-6 if normalize else 1, abs=1e-6)
+        assert got[i].item() == pytest.approx((rewards[i] - mean) / divisor[i].item(), abs=1e-6)
     for reward in (0.1, 0.0, 1 / 3, 1e-9):
         for n in (1, 3, 7):
-            assert torch.equal(losses.group_advantages([reward] * n, ["t"] * n, normalize), torch.zeros(n))
+            advantage, divisor = losses.group_advantages([reward] * n, ["t"] * n, normalize)
+            assert torch.equal(advantage, torch.zeros(n)) and torch.equal(divisor, torch.ones(n))
 
 
 def test_group_advantages_refuse_wrong_counts_and_nan():

@@ -25,8 +25,7 @@ from dreamgym.prompts import (
     parse_reward,
     parse_task,
     policy_answer,
-    policy_first,
-    policy_next,
+    policy_turn,
     policy_system,
     reward_answer,
     reward_prompt,
@@ -238,15 +237,15 @@ def test_parsing_takes_linear_time():
     assert time.perf_counter() - started < 2
 
 
-def test_policy_prompts_only_grow():
-    """A history that is rewritten from turn to turn: its KV cache is lost, and what was sampled is not what
-    is trained."""
-    first = policy_first("find me a vest", STATES[0])
-    assert first == "task: find me a vest\nstate:\nsearch page\n"
-    assert policy_next(STATE) == f"state:\n{STATE}\n"
-    again = policy_first("find me a vest", STATES[2], [(STATES[0], "search[a]")])
-    assert again == first + "action: search[a]\n" + policy_next(STATES[2])
-    assert policy_next("a\nb", numbered=True) == "state:\n[1] a\n[2] b\n"
+def test_every_prompt_asks_of_the_task_beside_the_state():
+    """A task that stands far from the state: a small policy does not look back at it. A policy's turn, and
+    what both questions to the experience model begin with, are the same words."""
+    turn = policy_turn("find me a vest", STATE)
+    assert turn == f"task: find me a vest\nstate:\n{STATE}\n"
+    assert policy_turn("t", "y", [("x", "search[a]")]) == "state:\nx\naction: search[a]\ntask: t\nstate:\ny\n"
+    assert policy_turn("t", "a\nb", numbered=True) == "task: t\nstate:\n[1] a\n[2] b\n"
+    assert next_prompt(question(), "full").endswith(f"{turn}action: click[1]\n")
+    assert reward_prompt("find me a vest", STATE, "a", "n", "full").startswith(f"{turn}action: a\n")
     steps = [Step(state=str(i), action="a", grounded=f"g{i}", next_state="x") for i in range(3)]
     assert history_turns(steps, 2) == [("1", "g1"), ("2", "g2")] and history_turns(steps, 0) == []
 

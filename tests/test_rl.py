@@ -87,17 +87,14 @@ def test_grpo_against_a_slow_loop(normalize_std):
     rows that are shifted where a segment is cut or an action had no room."""
     episodes = some_episodes()
     batch = rl.make_batch(episodes, None, None, settings(normalize_std=normalize_std), ALONE)
-    score = {e.id: [e.reward - (0.3 if s.next_state == s.state and not s.done else 0.0) for s in e.steps]
-             for e in episodes}
     wanted = {}
     for e in episodes:
-        group = [x for o in episodes if o.task.id == e.task.id for x in score[o.id]]
-        mean = sum(group) / len(group)
-        deviation = math.sqrt(sum((x - mean) ** 2 for x in group) / len(group))
-        returns = [o.reward for o in episodes if o.task.id == e.task.id for _ in o.steps]
-        spread = math.sqrt(sum((x - sum(returns) / len(returns)) ** 2 for x in returns) / len(returns))
+        returns = [o.reward for o in episodes if o.task.id == e.task.id]
+        mean = sum(returns) / len(returns)
+        spread = math.sqrt(sum((r - mean) ** 2 for r in returns) / len(returns))
         scale = spread + 1e-6 if normalize_std and spread > 0 else 1.0
-        wanted[e.id] = [(x - mean) / scale if deviation > 0 else 0.0 for x in score[e.id]]
+        invalid = [s.next_state == s.state and not s.done for s in e.steps]
+        wanted[e.id] = [(e.reward - 0.3 * bad - mean) / scale for bad in invalid]
     rows = slow_rows(episodes, wanted)
     assert [s.ids for s in batch.samples] == [ids for ids, _, _ in rows]
     for k, (_, advantage, first) in enumerate(rows):

@@ -160,18 +160,17 @@ def test_an_episode_records_what_the_world_said(tiny_model):
     assert {e.success for e in episodes} == {True, False} == {s.valid for e in episodes for s in e.steps}
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_sampled_log_probs_are_those_of_the_trainer(tiny_model, temperature):
+def test_sampled_log_probs_are_those_of_the_trainer(tiny_model):
     """Stops a ratio that is not 1 before the first update: cached decoding over turns and cuts, one forward
     over each segment."""
     policy = Policy(
         *tiny_model, World(), PolicySettings(context=110, max_action_tok=6, policy_format="action"), slots=3
     )
-    episodes = rollout(policy, policy.env, tasks(*STEPS), temperature, "play")
+    episodes = rollout(policy, policy.env, tasks(*STEPS), 1.0, "play")
     segments = [s for e in episodes for s in e.segments]
     with torch.no_grad():
         logp_N, _, _ = token_logprobs(
-            policy.model, [TrainSample(s.ids, s.mask) for s in segments], temperature, with_entropy=False
+            policy.model, [TrainSample(s.ids, s.mask) for s in segments], with_entropy=False
         )
     torch.testing.assert_close(
         logp_N, torch.tensor([x for s in segments for x in s.logps]), atol=1e-3, rtol=0
@@ -263,7 +262,7 @@ def test_a_full_context_opens_a_new_segment(tiny_model):
                 else []
             )
             recap = "".join(f"state:\n{s.state}\naction: {s.action}\n" for s in shown)
-            assert text.endswith(f"\ntask: {episode.task.text}\n{recap}state:\n{episode.steps[turn].state}\n")
+            assert text.endswith(f"{recap}task: {episode.task.text}\nstate:\n{episode.steps[turn].state}\n")
             turn += len(segment.turn_ends)
         assert turn == len(episode.steps)
 
