@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from dreamgym import offline, run, teacher
@@ -20,6 +21,7 @@ from dreamgym.envs.base import Environment, Player, make_env, out_folder
 from dreamgym.episode import Episode, successes, to_json
 from dreamgym.offline import SPLITS
 
+PLAYER_ANSWER_TOK = 512                # of a language model that plays
 URL = ("http://", "https://")
 FILES = (*(f"{split}.jsonl" for split in SPLITS), *(f"tasks_{split}.jsonl" for split in SPLITS), "meta.json")
 
@@ -70,8 +72,8 @@ def make_players(env: Environment, args: Args) -> dict[str, Player]:
     scale = (1 - args.player_share) / sum(player.share for player in players.values()) if players else 0
     players = {name: replace(player, share=player.share * scale) for name, player in players.items()}
     endpoint = teacher.Endpoint(args.player, args.player_model, args.player_key_env)
-    model = offline.language_model_player(env, endpoint, args.player_temperature, args.player_share)
-    return players | {"player": model}
+    ask = partial(endpoint.complete, max_tokens=PLAYER_ANSWER_TOK, temperature=args.player_temperature)
+    return players | {"player": offline.language_model_player(env, ask, args.player_share)}
 
 
 def make_teacher(args: Args) -> teacher.Ask | None:
@@ -79,19 +81,6 @@ def make_teacher(args: Args) -> teacher.Ask | None:
     if args.teacher.startswith(URL):
         return teacher.Endpoint(args.teacher, args.teacher_model, args.teacher_key_env).complete
     return None if args.teacher == "rules" else offline.local_teacher(args.teacher)
-
-
-def annotate(episodes: list[Episode], env: Environment, ask: teacher.Ask, path: Path,
-             args: Args) -> list[Episode]:
-    """The episodes with the teacher's reasoning. Where it failed the old one stays; how often is printed."""
-    if args.fresh:
-        path.unlink(missing_ok=True)
-    workers = 8 if args.teacher.startswith(URL) else 1
-    report = teacher.annotate(episodes, ask, env.prompts, path, workers=workers)
-    reasons = f" (the first: {next(iter(report.failed.values()))})" if report.failed else ""
-    print(f"{path}: {report.annotated} episodes explained, {report.resumed} found there, {report.requests} "
-          f"requests, {len(report.failed)} keep their old reasoning{reasons}")
-    return report.episodes
 
 
 def settings_of(args: Args) -> dict:
@@ -126,18 +115,23 @@ def gather(env: Environment, args: Args, out: Path, settings: dict) -> None:
             parts[split] = offline.play_many(env, players, tasks[split], count, rng, split)
         if ask:
             path = out / f"reasoning-{split}-{run.fingerprint(settings)}.jsonl"
-            parts[split] = annotate(parts[split], env, ask, path, args)
+            if args.fresh:
+                path.unlink(missing_ok=True)
+            workers = 8 if args.teacher.startswith(URL) else 1
+            parts[split], failed = teacher.annotate(parts[split], ask, env.prompts, path, workers)
+            print(f"{path}: {len(parts[split]) - len(failed)} episodes explained, {len(failed)} keep their "
+                  f"old reasoning {list(failed.values())[:1]}")
     for split in SPLITS:
         count = args.counterfactuals if split == "train" else args.counterfactuals_heldout
         rng = run.rng(args.seed, "counterfactuals", split)
         parts[split] += offline.counterfactuals(env, parts, tasks, split, count, rng)
         run.write_jsonl(out / f"{split}.jsonl", map(to_json, parts[split]), append=False)
         run.write_jsonl(out / f"tasks_{split}.jsonl", map(to_json, tasks[split]), append=False)
-    rows = []
-    for source in dict.fromkeys(episode.source for episode in parts["train"]):
-        part = [episode for episode in parts["train"] if episode.source == source]
-        rows.append({"source": source, "episodes": len(part), "success": successes(part),
-                     "transitions": sum(len(episode.steps) for episode in part)})
+    sources = {episode.source: [] for episode in parts["train"]}
+    for episode in parts["train"]:
+        sources[episode.source].append(episode)
+    rows = [{"source": source, "episodes": len(part), "success": successes(part),
+             "transitions": sum(len(episode.steps) for episode in part)} for source, part in sources.items()]
     run.write_json(out / "meta.json", {
         "schema": run.SCHEMA, "settings": settings, "environment": env.describe(), "label": env.label,
         "max_steps": env.max_steps, "sources": rows})

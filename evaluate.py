@@ -103,7 +103,7 @@ def play_tasks(args: Args, policy: Policy, world, tasks: list[Task]) -> tuple[di
         report |= {"pass_at_k": pass_at_k(played)} if args.repeats > 1 else {}
         if args.judge and args.world == "dream":
             ask = teacher.Endpoint(args.judge, args.judge_model, args.judge_key_env).complete
-            report["judge_rubrics"] = asdict(teacher.judge(played, ask, workers=8))
+            report["judge_rubrics"] = teacher.judge(played, ask, workers=8)
         print("".join(f"{readable(episode)}\n\n" for episode in played[:args.play]), end="")
         everything += played
     print(f"{policy.env.label}, {args.world} world, {args.split} tasks, 95 % Wilson intervals")

@@ -1,7 +1,5 @@
 """How offline episodes are made: a player plays, or logs are read; rules explain; counterfactuals are added.
-
-Nothing here names an environment, and nothing writes a file: collect.py does.
-"""
+Nothing here names an environment, and nothing writes a file: collect.py does."""
 from __future__ import annotations
 
 import numpy as np
@@ -12,7 +10,6 @@ from dreamgym.envs.base import Environment, Player
 from dreamgym.episode import Episode, Step, StopReason, Task, check_episode, read_episodes
 
 SPLITS = ("train", "valid", "test")
-PLAYER_ANSWER_TOK = 512                # of a language model that plays
 TEACHER_CONTEXT_TOK = 16_384           # of a local teacher: an episode with its reasoning
 TEACHER_ANSWER_TOK = 4_096             # ... and the reasoning alone
 
@@ -34,8 +31,7 @@ def explained(env: Environment, episode: Episode) -> Episode:
 
 def play(env: Environment, task: Task, player: Player, rng: np.random.Generator, name: str) -> Episode:
     """One real episode, called `name`. Raises ValueError where the environment answers what cannot be."""
-    episode = Episode(id=name, task=task)
-    session = env.reset([task])[0]
+    episode, session = Episode(id=name, task=task), env.reset([task])[0]
     try:
         act = player.make(session, rng)
         while not episode.stop:
@@ -68,21 +64,16 @@ def play_many(env: Environment, players: dict[str, Player], tasks: list[Task], t
     return episodes
 
 
-def language_model_player(env: Environment, endpoint: teacher.Endpoint, temperature: float,
-                          share: float) -> Player:
+def language_model_player(env: Environment, ask: teacher.Ask, share: float) -> Player:
     """A language model as a player: the episode is one conversation with it."""
     def make(session, rng):
         messages = [{"role": "system", "content": prompts.policy_system(env.prompts, "tags")}]
 
         def act(state: str) -> str:
-            if len(messages) == 1:
-                text = prompts.policy_first(session.task.text, state, numbered=env.numbered_lines)
-            else:
-                text = prompts.policy_next(state, env.numbered_lines)
+            text = prompts.policy_turn(session.task.text, state, numbered=env.numbered_lines)
             messages.append({"role": "user", "content": text})
-            answer = endpoint.complete(messages, PLAYER_ANSWER_TOK, temperature)
-            messages.append({"role": "assistant", "content": answer})
-            return prompts.parse_action(answer)
+            messages.append({"role": "assistant", "content": ask(messages)})
+            return prompts.parse_action(messages[-1]["content"])
         return act
     return Player(make, share)
 
@@ -100,9 +91,8 @@ def local_teacher(name: str) -> teacher.Ask:
     sampler = Sampler(model.to("cuda" if torch.cuda.is_available() else "cpu"), 1, context, chat.end_ids, 0)
 
     def ask(messages: list[dict]) -> str:
-        text = "\n\n".join(message["content"] for message in messages)
-        ids = prompt_ids(tokenizer, chat, text)
-        sample = sampler.sample([ids], ["teacher"], TEACHER_ANSWER_TOK, 0.0)[0]
+        ids = prompt_ids(tokenizer, chat, "\n\n".join(message["content"] for message in messages))
+        sample, = sampler.sample([ids], ["teacher"], TEACHER_ANSWER_TOK, 0.0)
         return answer_text(tokenizer, chat, sample.ids)
     return ask
 
@@ -165,17 +155,16 @@ def counterfactuals(env: Environment, parts: dict[str, list[Episode]], tasks: di
                     split: str, count: int, rng: np.random.Generator) -> list[Episode]:
     """The environment's counterfactuals of one split: none under a task of another split, and none held out
     whose state and action training judges, too."""
-    texts = {name: {task.text for task in tasks[name]} for name in SPLITS}
-    others = set().union(*(texts[name] for name in SPLITS if name != split)) - texts[split]
-    trained = {(e.steps[0].state, e.steps[0].action) for e in parts["train"] if e.source == "counterfactual"}
+    own = {task.text for task in tasks[split]}
+    others = {task.text for name in SPLITS for task in tasks[name]} - own
+    trained = {(e.steps[0].state, e.steps[0].action) for e in parts["train"]
+               if e.source == "counterfactual" and split != "train"}
     made: list[Episode] = []
     for episode in env.counterfactuals(parts[split], count, rng) if count else []:
         step = episode.steps[0]
-        if episode.task.text in others or (split != "train" and (step.state, step.action) in trained):
-            continue
-        task = replace(episode.task, env=env.name, start=episode.task.start or step.state)
-        name = f"counterfactual-{split}-{len(made)}"
-        episode = replace(episode, id=name, source="counterfactual", task=task,
-                          raw_score=float(episode.raw_score))
-        made.append(explained(env, check_episode(episode, f"{env.name}, counterfactuals")))
+        if episode.task.text not in others and (step.state, step.action) not in trained:
+            task = replace(episode.task, env=env.name, start=episode.task.start or step.state)
+            episode = replace(episode, id=f"counterfactual-{split}-{len(made)}", source="counterfactual",
+                              task=task, raw_score=float(episode.raw_score))
+            made.append(explained(env, check_episode(episode, f"{env.name}, counterfactuals")))
     return made

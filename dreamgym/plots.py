@@ -14,17 +14,10 @@ LINES = (("real 0", REAL, "s--", "real, greedy"), ("real 1", REAL, "o-", "real, 
          ("dream 1", DREAM, "o-", "dream, temperature 1"))
 
 
-def read_metrics(folder: Path | str, name: str) -> list[dict]:
-    """The records of this name in metrics.jsonl."""
-    lines = (Path(folder) / "metrics.jsonl").read_text().splitlines()
-    return [record for line in lines if (record := json.loads(line))["name"] == name]
-
-
-def training_curve(folder: Path | str) -> Path:
-    """Writes FOLDER/curve.png, success on validation tasks against RL transitions, and returns its path.
-    Bands: 95 % over tasks."""
-    folder = Path(folder)
-    evaluations, steps = read_metrics(folder, "evaluation"), read_metrics(folder, "rl")
+def training_curve(folder: Path) -> Path:
+    """Writes FOLDER/curve.png: success on validation tasks (bands: 95 % over tasks), by RL transitions."""
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    evaluations, steps = ([r for r in records if r["name"] == name] for name in ("evaluation", "rl"))
     used = lambda records: [r["dream_transitions"] + r["real_transitions"] for r in records]
     figure, axes = plt.subplots(figsize=(7, 4.2))
     for key, colour, style, label in LINES:

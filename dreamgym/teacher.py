@@ -1,8 +1,5 @@
 """A language model behind an OpenAI-compatible endpoint, as teacher and as judge (DreamGym, Appendix C).
 
-    endpoint = Endpoint("https://api.openai.com/v1", "gpt-4o-mini")
-    report = annotate(episodes, endpoint.complete, env.prompts, "annotated.part.jsonl", workers=8)
-
 The teacher writes the reasoning of offline episodes (C.1-C.3), the judge scores predicted transitions (C.4).
 Who answers is an `Ask`, a function from chat messages to text: an endpoint's `complete`, or a local model's.
 """
@@ -10,17 +7,16 @@ from __future__ import annotations
 
 import json
 import os
-import threading
-import urllib.parse
+import re
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from dreamgym import run
 from dreamgym.episode import Episode, read_episodes, to_json
@@ -29,11 +25,9 @@ from dreamgym.prompts import Prompts, clean
 Ask = Callable[[list[dict]], str]
 
 MAX_TRACE_CHARS = 1000      # of one step's reasoning; longer is refused, not cut: the verdict is last
-MAX_ANSWER_CHARS = 400_000
+MAX_ANSWERS = 4             # that a teacher gives for one episode until one can be used
 MAX_OUTAGES = 5             # episodes in a row without any answer before the run stops
 
-
-# ---- endpoint ------------------------------------------------------------------------------------
 
 class EndpointError(Exception):
     """The endpoint did not serve a request: it refused it, or all tries failed. Never holds the key."""
@@ -50,59 +44,74 @@ class Endpoint:
     retries: int = 5
 
     def __post_init__(self):
-        parts = urllib.parse.urlsplit(self.url)
-        web = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0 and _is_word(self.url)
-        if not web or parts.username or parts.password or parts.query or parts.fragment:
-            raise ValueError(f"endpoint URL (scheme {parts.scheme!r}, host {parts.hostname!r}): "
-                             "expected http(s)://HOST[:PORT]/v1 without user, query or fragment")
-        self._key = os.environ.get(self.key_env, "").strip()
-        if not _is_word(self._key):        # an HTTP library would print the whole key in its complaint
-            raise ValueError(f"${self.key_env}: holds characters that no key has; expected one word of ASCII")
         import openai                      # slow to import
 
-        self._error = openai.OpenAIError
+        if not re.fullmatch(r"https?://[\w\[][^\s@?#]*", self.url, re.ASCII):   # a password must not be shown
+            raise ValueError("endpoint URL: expected http(s)://HOST[:PORT]/v1 without user, query, fragment")
+        self._key = os.environ.get(self.key_env, "").strip()
+        if not re.fullmatch("[!-~]*", self._key):   # an HTTP library would print the whole key
+            raise ValueError(f"${self.key_env}: holds characters that no key has; expected one word of ASCII")
         self._client = openai.OpenAI(
             base_url=self.url, api_key=self._key or "none", timeout=self.timeout_s, max_retries=self.retries,
             http_client=openai.DefaultHttpxClient(follow_redirects=False))   # the key goes to this host alone
         self._no_key = {} if self._key else {"extra_headers": {"Authorization": openai.Omit()}}
 
-    def complete(self, messages: list[dict], max_tokens: int | None = None,
-                 temperature: float | None = None) -> str:
-        """The answer's text; None leaves a setting to the endpoint. Raises EndpointError for no answer."""
-        settings = {"max_tokens": max_tokens, "temperature": temperature}
-        settings = {name: value for name, value in settings.items() if value is not None} | self._no_key
+    def complete(self, messages: list[dict], **settings) -> str:
+        """The answer's text. Raises EndpointError for none. `settings`: max_tokens, temperature."""
+        import openai
+
         for _ in range(self.retries + 1):
+            problem = "no chat completion in the body"     # a gateway's page with status 200
             try:
-                reply = self._client.chat.completions.create(model=self.model, messages=messages, **settings)
-            except self._error as error:
+                reply = self._client.chat.completions.create(model=self.model, messages=messages,
+                                                             **settings, **self._no_key)
+            except openai.OpenAIError as error:
                 problem = f"{type(error).__name__}: {error}"
                 break
             except ValueError:             # the body is no JSON
-                reply = None
-            choices = getattr(reply, "choices", None)
-            if isinstance(choices, list) and choices and hasattr(choices[0], "message"):
-                return str(choices[0].message.content or "")
-            problem = "no chat completion in the body"   # such as a gateway's HTML page with status 200
+                continue
+            with suppress(AttributeError, TypeError, IndexError):
+                return str(reply.choices[0].message.content or "")
         if self._key:
             problem = problem.replace(self._key, "***")   # an endpoint may echo it
         key = f"key from ${self.key_env}: {'set' if self._key else 'not set'}"
         raise EndpointError(f"{self.url}: {clean(problem)[:240]} ({key})")
 
 
-def _is_word(text: str) -> bool:
-    return all("!" <= c <= "~" for c in text)
+def _chat(system: str, record: dict, more: str = "") -> list[dict]:
+    """States are inside JSON: no page poses as the prompt."""
+    return [{"role": "system", "content": system},
+            {"role": "user", "content": json.dumps(record, ensure_ascii=False) + more}]
+
+
+def _decode(text: str, kind: type):
+    """The JSON object that an answer consists of, without a code fence and a think block before it.
+    Raises ValueError with a short reason."""
+    text = text.rpartition("</think>")[2].strip()
+    if text.startswith("```") and text.endswith("```") and "\n" in text:
+        text = text[text.index("\n"):-3]
+    try:
+        return msgspec.json.decode(text, type=kind)
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+        raise ValueError(f"the answer is not the JSON object asked for: {str(error)[:200]}") from None
+
+
+def _in_threads(function: Callable, items: list, workers: int, label: str) -> Iterator[tuple]:
+    """(index, result) as they come. Leaving the loop drops what has not begun."""
+    pool = ThreadPoolExecutor(workers)
+    futures = {pool.submit(function, item): i for i, item in enumerate(items)}
+    try:
+        with run.progress(len(items), label) as bar:
+            for future in as_completed(futures):
+                bar.update(1)
+                yield futures[future], future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 # ---- reasoning of offline episodes ---------------------------------------------------------------
 
-Trace = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_TRACE_CHARS)]
-
-
-class Tutorial(msgspec.Struct):
-    """Asked for first, so that the traces are written with the task's end in view. It is not kept."""
-    overall_plan: Trace
-    success_mode: Trace
-    failure_mode: Trace
+Trace = Annotated[str, msgspec.Meta(pattern=r"\w", max_length=MAX_TRACE_CHARS)]
 
 
 class Transition(msgspec.Struct):
@@ -112,8 +121,9 @@ class Transition(msgspec.Struct):
 
 
 class Annotation(msgspec.Struct):
-    """What a teacher answers for one episode."""
-    task_tutorial: Tutorial
+    """What a teacher answers for one episode. The tutorial comes first, so that the traces are written with
+    the task's end in view; it is not kept."""
+    task_tutorial: dict[str, Trace]
     state_transitions: list[Transition]
 
 
@@ -138,14 +148,14 @@ state_transitions has exactly one entry a step, in order."""
 
 
 def annotation_messages(episode: Episode, prompts: Prompts) -> list[dict]:
-    """The chat that asks for one episode's reasoning. States are inside JSON: no page poses as the prompt."""
+    """The chat that asks for one episode's reasoning."""
     steps = [{"step_id": i, "state": s.state, "action": s.grounded or s.action, "accepted": s.valid}
              for i, s in enumerate(episode.steps)]
     record = {"task": episode.task.text, "fulfilled": episode.success, "steps": steps,
               "last_state": episode.steps[-1].next_state}
     n = len(steps)
-    user = json.dumps(record, ensure_ascii=False) + f"\nThe episode has {n} steps: step_id 0 to {n - 1}."
-    return _chat(f"{prompts.teacher}\n{ANNOTATION_FORM}", user)
+    return _chat(f"{prompts.teacher}\n{ANNOTATION_FORM}", record,
+                 f"\nThe episode has {n} steps: step_id 0 to {n - 1}.")
 
 
 def parse_annotation(text: str, n_steps: int) -> list[tuple[str, str]]:
@@ -155,100 +165,56 @@ def parse_annotation(text: str, n_steps: int) -> list[tuple[str, str]]:
     if [t.step_id for t in transitions] != list(range(n_steps)):
         raise ValueError(f"state_transitions has {len(transitions)} entries with step_id "
                          f"{str([t.step_id for t in transitions])[:60]}, expected {n_steps}, in order from 0")
-    traces = [(clean(t.transition_plan), clean(t.reward_plan)) for t in transitions]
-    for i, pair in enumerate(traces):
-        if not all(pair):
-            raise ValueError(f"state_transitions[{i}]: transition_plan or reward_plan is empty")
-    return traces
+    return [(clean(t.transition_plan), clean(t.reward_plan)) for t in transitions]
 
 
-@dataclass
-class Report:
-    """What `annotate` did: every episode in the order given (those of `failed` as they were), and counts."""
-    episodes: list[Episode]
-    annotated: int = 0                     # in this run
-    resumed: int = 0                       # found in the file of an earlier run
-    requests: int = 0
-    failed: dict[str, str] = field(default_factory=dict)   # episode id -> why it has no new reasoning
-
-
-def annotate(episodes: Iterable[Episode], ask: Ask, prompts: Prompts, done_path: Path | str, retries: int = 3,
-             workers: int = 1) -> Report:
-    """Reasoning for whole episodes, resumable: each finished one is appended to `done_path` at once.
-
-    retries: further requests after an unusable answer. workers: threads that ask at the same time (1: this
-    thread, for a local model). Raises ValueError when `done_path` holds another episode under the same id,
-    and EndpointError after MAX_OUTAGES episodes in a row without an answer.
-    """
-    report, done_path, lock, outages = Report(list(episodes)), Path(done_path), threading.Lock(), 0
-    if len({episode.id for episode in report.episodes}) < len(report.episodes):
-        raise ValueError("two episodes have the same id; expected unique ids: finished ones are found by id")
-    done = _read_done(done_path)
-    todo = [i for i, episode in enumerate(report.episodes) if episode.id not in done]
-    report.episodes = [_resumed(e, done[e.id], done_path) if e.id in done else e for e in report.episodes]
-    report.resumed = len(report.episodes) - len(todo)
-
-    def work(i: int) -> tuple:
-        result = _annotate_one(report.episodes[i], ask, prompts, retries)
-        if result[0]:
-            with lock:                     # at once: a kill loses nothing that was paid for
-                run.write_jsonl(done_path, [to_json(result[0])], append=True)
-        return result
-
-    with _mapped(work, todo, workers) as results, run.progress(len(todo), "teacher") as bar:
-        for i, (episode, reason, requests, served) in zip(todo, results):
-            bar.update(1)
-            report.requests += requests
-            outages = 0 if served else outages + 1
-            if episode:
-                report.episodes[i] = episode
-                report.annotated += 1
-            else:
-                report.failed[report.episodes[i].id] = reason
-            if outages == MAX_OUTAGES:
-                raise EndpointError(f"{reason}; stopped after {outages} episodes in a row without an answer. "
-                                    f"What is done is in {done_path}: the same command continues from there")
-    return report
-
-
-def _annotate_one(episode: Episode, ask: Ask, prompts: Prompts,
-                  retries: int) -> tuple[Episode | None, str, int, bool]:
-    """(annotated episode or None, reason, requests made, whether the endpoint answered)."""
+def explain(episode: Episode, ask: Ask, prompts: Prompts) -> Episode | str | EndpointError:
+    """The episode with the teacher's reasoning, or why there is none. An unusable answer is told back."""
     messages, told = annotation_messages(episode, prompts), []
-    for attempt in range(1, retries + 2):
+    for _ in range(MAX_ANSWERS):
         try:
             answer = ask(messages + told)
         except EndpointError as error:
-            return None, str(error), attempt, False
+            return error
         try:
-            traces = parse_annotation(answer, len(episode.steps))
+            return with_reasoning(episode, parse_annotation(answer, len(episode.steps)))
         except ValueError as error:
             reason = str(error)
             again = f"That cannot be used: {reason}. Give the whole JSON object again, corrected."
             told = [{"role": "assistant", "content": answer[:4000]}, {"role": "user", "content": again}]
-            continue
-        steps = [replace(step, reasoning=why_next, reward_reasoning=why_reward)
-                 for step, (why_next, why_reward) in zip(episode.steps, traces)]
-        return replace(episode, steps=steps), "", attempt, True
-    return None, f"{retries + 1} unusable answers, the last: {reason}", retries + 1, True
+    return f"{MAX_ANSWERS} unusable answers, the last: {reason}"
 
 
-def _read_done(path: Path) -> dict[str, Episode]:
-    """Episodes of an earlier run by id. Half a last line is cut; any other bad line is refused by name."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    run.mend_jsonl(path)
-    return {episode.id: episode for episode in read_episodes(path)} if path.exists() else {}
-
-
-def _resumed(episode: Episode, done: Episode, path: Path) -> Episode:
-    def played(e: Episode) -> list:
-        return [e.task.text, [(step.state, step.action, step.next_state, step.reward) for step in e.steps]]
-    if played(episode) != played(done):
-        raise ValueError(f"{path}: episode {episode.id!r} there is not the one to annotate (task or steps "
-                         "differ); move the file away to start over")
-    steps = [replace(step, reasoning=d.reasoning, reward_reasoning=d.reward_reasoning)
-             for step, d in zip(episode.steps, done.steps)]
+def with_reasoning(episode: Episode, traces: Iterable[tuple[str, str]]) -> Episode:
+    steps = [replace(step, reasoning=why_next, reward_reasoning=why_reward)
+             for step, (why_next, why_reward) in zip(episode.steps, traces)]
     return replace(episode, steps=steps)
+
+
+def annotate(episodes: list[Episode], ask: Ask, prompts: Prompts, done_path: Path,
+             workers: int) -> tuple[list[Episode], dict[str, str]]:
+    """(the episodes with a teacher's reasoning, {id of one that keeps its old reasoning: why}). Resumable:
+    each finished episode is appended to `done_path` at once. Raises ValueError when that holds another
+    episode under the same id, and EndpointError after MAX_OUTAGES episodes in a row without an answer."""
+    run.mend_jsonl(done_path)
+    done = {episode.id: episode for episode in read_episodes(done_path)} if done_path.exists() else {}
+    bare = lambda episode: with_reasoning(episode, [("", "")] * len(episode.steps))
+    for episode in episodes:
+        if episode.id in done and bare(episode) != bare(done[episode.id]):
+            raise ValueError(f"{done_path}: episode {episode.id!r} there is not the one to annotate; move "
+                             "the file away to start over")
+    todo, failed, outages = [episode for episode in episodes if episode.id not in done], {}, 0
+    for i, result in _in_threads(lambda episode: explain(episode, ask, prompts), todo, workers, "teacher"):
+        outages = outages + 1 if isinstance(result, EndpointError) else 0
+        if outages == MAX_OUTAGES:
+            raise EndpointError(f"{result}; stopped after {outages} episodes in a row without an answer. "
+                                f"What is done is in {done_path}: the same command continues from there")
+        if isinstance(result, Episode):
+            run.write_jsonl(done_path, [to_json(result)], append=True)
+            done[result.id] = result
+        else:
+            failed[todo[i].id] = str(result)
+    return [done.get(episode.id, episode) for episode in episodes], failed
 
 
 # ---- judge of predicted transitions --------------------------------------------------------------
@@ -280,65 +246,23 @@ each of:
 Answer with one JSON object of these four names and the numbers 0, 1 or 2, and nothing else."""
 
 
-@dataclass
-class Scores:
-    means: dict[str, float]                # by rubric, 0 to 2, over the judged transitions; {} without any
-    judged: int
-    unparsed: int                          # answers without four valid scores: left out of the means
-
-
-def judge(episodes: Iterable[Episode], ask: Ask, workers: int = 1) -> Scores:
-    """Mean scores of every transition in `episodes`, one request each. Raises EndpointError."""
-    chats = [judge_messages(episode, i) for episode in episodes for i in range(len(episode.steps))]
-    with _mapped(lambda chat: parse_judge(ask(chat)), chats, workers) as results:
-        scores = [score for score, _ in zip(results, run.progress(chats, "judge")) if score]
-    names = Judgement.__struct_fields__
-    means = {name: sum(getattr(s, name) for s in scores) / len(scores) for name in names} if scores else {}
-    return Scores(means, len(scores), len(chats) - len(scores))
-
-
 def judge_messages(episode: Episode, i: int) -> list[dict]:
     """The chat that asks for the scores of step i."""
-    actions = [step.grounded or step.action for step in episode.steps[:i + 1]]
-    step = episode.steps[i]
-    record = {"task": episode.task.text, "earlier_actions": actions[:-1], "state": step.state,
-              "action": actions[-1], "next_state": step.next_state}
-    return _chat(JUDGE_FORM, json.dumps(record, ensure_ascii=False))
+    step, actions = episode.steps[i], [step.grounded or step.action for step in episode.steps[:i + 1]]
+    return _chat(JUDGE_FORM, {"task": episode.task.text, "earlier_actions": actions[:-1], "state": step.state,
+                              "action": actions[-1], "next_state": step.next_state})
 
 
-def parse_judge(text: str) -> Judgement | None:
-    """The scores; None unless the answer is a JSON object with a 0, 1 or 2 for each."""
-    try:
-        return _decode(text, Judgement)
-    except ValueError:
-        return None
+def judge(episodes: Iterable[Episode], ask: Ask, workers: int) -> dict:
+    """{"means": {rubric: 0 to 2}, "judged", "unparsed"} over every transition, one request each. Answers
+    without four valid scores are left out of the means. Raises EndpointError."""
+    def score(chat: list[dict]) -> list[dict]:
+        answer = ask(chat)
+        with suppress(ValueError):
+            return [asdict(_decode(answer, Judgement))]
+        return []
 
-
-# ---- shared --------------------------------------------------------------------------------------
-
-def _chat(system: str, user: str) -> list[dict]:
-    return [{"role": "system", "content": system}, {"role": "user", "content": user}]
-
-
-def _decode(text: str, kind: type):
-    """A value of `kind` from the JSON object that an answer consists of; a code fence around it and a think
-    block before it are taken off. Raises ValueError with a reason of less than 300 characters."""
-    if len(text) > MAX_ANSWER_CHARS:
-        raise ValueError(f"the answer is longer than {MAX_ANSWER_CHARS} characters")
-    text = text.rpartition("</think>")[2].strip()
-    if text.startswith("```") and text.endswith("```") and "\n" in text:
-        text = text[text.index("\n"):-3]
-    try:
-        return msgspec.json.decode(text, type=kind)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
-        raise ValueError(f"the answer is not the JSON object asked for: {str(error)[:200]}") from None
-
-
-@contextmanager
-def _mapped(function: Callable, items: list, workers: int) -> Iterator[Iterator]:
-    """The results in order, made by `workers` threads (1: by this one). Leaving drops what has not begun."""
-    if workers == 1:
-        yield map(function, items)
-        return
-    with ThreadPoolExecutor(workers) as pool, closing(pool.map(function, items)) as results:
-        yield results
+    chats = [judge_messages(episode, i) for episode in episodes for i in range(len(episode.steps))]
+    scores = [s for _, found in _in_threads(score, chats, workers, "judge") for s in found]
+    means = {name: sum(s[name] for s in scores) / len(scores) for name in (scores[0] if scores else ())}
+    return {"means": means, "judged": len(scores), "unparsed": len(chats) - len(scores)}

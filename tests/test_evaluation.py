@@ -1,9 +1,5 @@
 """Reports: shares with intervals, the experience model's errors, the gap alarm, the reward's confusion,
 Theorem 1."""
-
-from __future__ import annotations
-
-import copy
 import itertools
 import math
 from types import SimpleNamespace
@@ -12,24 +8,19 @@ import pytest
 
 from dreamgym.envs.base import Audit, StepResult
 from dreamgym.episode import Episode, Step, StopReason, Task
-from dreamgym.evaluation import (
-    experience_report, failed_probes, gap_alarm, interval, pass_at_k, policy_report, replayed_inconsistencies,
-    seed_interval, theorem_1, word_f1,
-)
+from dreamgym.evaluation import (experience_report, failed_probes, gap_alarm, interval, pass_at_k,
+                                 policy_report, replayed_inconsistencies, seed_interval, theorem_1, word_f1)
 from dreamgym.experience_model import Prediction
 from dreamgym.prompts import Demo, Question
 
-START, RESULTS, ITEM, PLACED = (
-    "search page", "slim jacket $40 [1]", "item slim jacket $40\nchosen: red", "order placed",
-)
+START, RESULTS, ITEM, PLACED = "search page", "slim jacket $40 [1]", "item slim jacket $40", "order placed"
 
 
 class FakeAudit(Audit):
-    """A purchase is right where the page says what the task asks for; a page that says "wrong" contradicts
-    another."""
+    """A purchase is right where the task says red; a page that says "wrong" contradicts another."""
 
     def success(self, task, state, action, next_state):
-        return task.text in state if action == "buy" else None
+        return task.text == "red" if action == "buy" else None
 
     def inconsistencies(self, steps):
         return len(steps), sum(step.next_state == "wrong" for step in steps)
@@ -38,21 +29,14 @@ class FakeAudit(Audit):
 def bought(reward: float, task: str = "red", **more) -> Episode:
     step = Step(state=ITEM, action="buy", next_state=PLACED, reward=reward, done=True)
     stop = StopReason.SUCCESS if reward else StopReason.FAILURE
-    return Episode(
-        **{
-            "id": "e", "task": Task(id="t", text=task), "steps": [step], "world": "dream", "stop": stop,
-            "raw_score": reward,
-        }
-        | more
-    )
+    return Episode(**{"id": "e", "task": Task(id="t", text=task), "steps": [step], "world": "dream",
+                      "stop": stop, "raw_score": reward} | more)
 
 
-# ---- shares ------------------------------------------------------------------------------------------------
-
+# ---- shares ----
 
 def test_word_f1_against_a_loop():
     """Stops a bag of words that forgets how often a word occurs."""
-
     def slow(a: str, b: str) -> float:
         rest, common = b.split(), 0
         for word in a.split():
@@ -67,16 +51,11 @@ def test_word_f1_against_a_loop():
     texts = ["red vest", "red red vest", "a a a b", "a b b c", "", "x", "x y", "z", "b\na"]
     for a, b in itertools.product(texts, texts):
         assert word_f1(a, b) == pytest.approx(slow(a, b))
-    assert word_f1("red red vest", "red vest") == pytest.approx(0.8)
 
 
-@pytest.mark.parametrize(
-    "wins, n, low, high",
-    [
-        (0, 10, 0.0, 0.2775), (1, 10, 0.0179, 0.4042), (5, 10, 0.2366, 0.7634), (10, 10, 0.7225, 1.0),
-        (150, 500, 0.2615, 0.3416), (0, 0, 0.0, 1.0),
-    ],
-)
+@pytest.mark.parametrize("wins, n, low, high", [
+    (0, 10, 0.0, 0.2775), (1, 10, 0.0179, 0.4042), (5, 10, 0.2366, 0.7634), (10, 10, 0.7225, 1.0),
+    (150, 500, 0.2615, 0.3416), (0, 0, 0.0, 1.0)])
 def test_wilson_interval(wins, n, low, high):
     """Stops the normal approximation, which gives 0 of 10 the interval [0, 0]. Values from published
     tables."""
@@ -87,29 +66,21 @@ def test_seed_interval():
     """Stops 1.96 for three seeds (Student's t with 2 degrees of freedom is 4.303), and the population's
     deviation."""
     assert seed_interval([1.0, 2.0, 3.0]) == (2.0, pytest.approx(4.303 / math.sqrt(3), rel=1e-4))
-    assert seed_interval([0.2, 0.4]) == (pytest.approx(0.3), pytest.approx(12.71 * 0.1, rel=1e-3))
     assert seed_interval([0.7])[0] == 0.7 and math.isnan(seed_interval([0.7])[1])
 
 
 def test_pass_at_k_against_all_choices():
     """Stops the biased 1 - (1 - p)^k, and tasks that weigh by their number of episodes."""
-    wins = {"a": [True, False, False, False], "b": [False] * 4, "c": [True, True, True, False]}
-    episodes = [
-        bought(float(win), task=name, id=f"{name}{i}") for name, row in wins.items()
-        for i, win in enumerate(row)
-    ]
-    for episode in episodes:
-        episode.task.id = episode.id[0]
-    found = pass_at_k(episodes)
-    assert list(found) == [1, 2, 4]
+    wins = {"a": [1, 0, 0, 0], "b": [0] * 4, "c": [1, 1, 1, 0, 0]}
+    found = pass_at_k([bought(float(win), task=Task(id=name, text=name)) for name, row in wins.items()
+                       for win in row])
+    assert list(found) == [1, 2, 4] and pass_at_k([]) == {}
     for k, value in found.items():
-        slow = [sum(map(any, itertools.combinations(row, k))) / math.comb(4, k) for row in wins.values()]
+        slow = [sum(map(any, itertools.combinations(row[:4], k))) / math.comb(4, k) for row in wins.values()]
         assert value == pytest.approx(sum(slow) / 3)
-    assert pass_at_k([]) == {}
 
 
-# ---- the experience model ----------------------------------------------------------------------------------
-
+# ---- the experience model ----
 
 def share(n: int, value: float | None) -> dict:
     return {"n": n, "share": value}
@@ -117,89 +88,67 @@ def share(n: int, value: float | None) -> dict:
 
 def probes(near_miss: float = 0.0, refusals: float = 0.0, fits: float = 0.99, malformed: float = 0.0) -> dict:
     paid = {"none": share(100, fits), "noun": share(50, near_miss), "price": share(0, None)}
-    return {
-        "near_miss_paid": paid, "refusals_accepted": share(40, refusals), "malformed": share(200, malformed),
-    }
+    return {"near_miss_paid": paid, "refusals_accepted": share(40, refusals),
+            "malformed": share(200, malformed)}
 
 
-@pytest.mark.parametrize(
-    "report, said",
-    [
-        (probes(0.05, 0.10, 0.90, 0.02), []),  # exactly at the limits
-        ({"near_miss_paid": {}, "refusals_accepted": share(0, None), "malformed": share(0, None)}, []),
-        (probes(near_miss=0.06), ["'noun' is paid 6%"]),
-        (probes(refusals=0.11), ["changes the page 11%"]),
-        (
-            probes(fits=0.5), ["fulfils the task is paid 50%"],
-        ),  # a model that never pays is no good judge either
-        (probes(malformed=0.03), ["3.0% of 200 answers are malformed"]),
-        (probes(0.5, 0.5), ["'noun'", "changes the page"]),
-    ],
-)
+@pytest.mark.parametrize("report, said", [
+    (probes(0.05, 0.10, 0.90, 0.02), []),  # exactly at the limits
+    ({"near_miss_paid": {}, "refusals_accepted": share(0, None), "malformed": share(0, None)}, []),
+    (probes(near_miss=0.06), ["what breaks 'noun' is paid 6% of the time (limit 5%)"]),
+    (probes(fits=0.5),  # a model that never pays is no good judge either
+     ["what fulfils the task is paid 50% of the time (limit 90%)"]),
+    (probes(0.5, 0.5, malformed=0.03), ["what breaks 'noun' is paid 50% of the time (limit 5%)",
+                                        "3.0% of 200 answers are malformed (limit 2%)",
+                                        "a refused action changes the page 50% of the time (limit 10%)"])])
 def test_failed_probes(report, said):
     """Stops a limit off by its edge, fulfilled tasks taken for near misses, and a crash on probes without
     rows."""
-    found = failed_probes(report)
-    assert len(found) == len(said) and all(words in text for words, text in zip(said, found))
+    assert failed_probes(report) == said
 
 
 def test_experience_report():
     """Stops rewards that are counted from the wrong episodes, malformed answers that count as a right page,
     as a refusal kept or accepted, or vanish, and a lookup null that takes the least similar demonstration."""
-    rows = [
-        (START, "search[a]", RESULTS), (RESULTS, "click[9]", RESULTS), (RESULTS, "click[1]", ITEM),
-        (ITEM, "broken", ITEM), (ITEM, "buy", PLACED),
-    ]
-    steps = [
-        Step(state=s, action=a, next_state=n, reward=float(a == "buy"), done=a == "buy") for s, a, n in rows
-    ]
+    rows = [(START, "search[a]", RESULTS), (RESULTS, "click[9]", RESULTS), (RESULTS, "click[1]", ITEM),
+            (ITEM, "broken", ITEM), (ITEM, "buy", PLACED)]
+    steps = [Step(state=s, action=a, next_state=n, reward=float(a == "buy"), done=a == "buy")
+             for s, a, n in rows]
     played = Episode(id="p", task=Task(id="t", text="red"), steps=steps)
-    more = {"source": "counterfactual"}
-    near = [bought(0.0, f"blue {i}", id=f"n{i}", label="option", **more) for i in range(4)] + [
-        bought(1.0, "ok", label="none", **more)
-    ]
-    answers = {
-        "search[a]": Prediction(RESULTS), "click[9]": Prediction(ITEM),
-        "click[1]": Prediction("item slim jacket $90"), "broken": Prediction(ITEM, malformed=True),
-    }
+    near = [bought(0.0, f"blue {i}", label="option", source="counterfactual") for i in range(4)]
+    near.append(bought(1.0, "ok", label="none", source="counterfactual"))
+    answers = {"search[a]": Prediction(RESULTS), "click[9]": Prediction(ITEM),
+               "click[1]": Prediction("item slim jacket $90"), "broken": Prediction(ITEM, malformed=True)}
     asked = []
 
     def questions(tasks, pasts, states, actions):
         asked.extend(pasts)
         demos = [Demo(START, "x", "far"), Demo(START, "x", RESULTS)]
-        return [
-            Question(t, s, a, [], [], demos if a == "search[a]" else [])
-            for t, s, a in zip(tasks, states, actions)
-        ]
+        return [Question(t, s, a, [], [], demos if a == "search[a]" else [])
+                for t, s, a in zip(tasks, states, actions)]
 
     def predict(questions):
-        return [
-            answers.get(q.action) or Prediction(PLACED, float(q.task in ("blue 0", "ok")), True)
-            for q in questions
-        ]
+        return [answers.get(q.action) or Prediction(PLACED, float(q.task in ("blue 0", "ok")), True)
+                for q in questions]
 
     model = SimpleNamespace(env=SimpleNamespace(audit=Audit()), questions=questions, predict=predict)
     report = experience_report(model, [played, *near], batch=3)
     assert [len(past) for past in asked] == [0, 1, 2, 3, 4, 0, 0, 0, 0, 0] and asked[4][3] == steps[3]
-    assert (
-        report["transitions"], report["answers"], report["malformed"]["share"], report["exact"]["share"],
-    ) == (5, 10, 0.1, 0.4)
+    assert (report["transitions"], report["answers"]) == (5, 10)
+    assert (report["malformed"]["share"], report["exact"]["share"]) == (0.1, 0.4)
     assert report["reward_confusion"] == {"TP": 0, "FP": 0, "FN": 1, "TN": 0}
     assert {k: v["share"] for k, v in report["near_miss_paid"].items()} == {"none": 1.0, "option": 0.25}
     assert report["refusals_accepted"]["n"] == 2 and report["refusals_accepted"]["share"] == 0.5
-    assert {k: v["n"] for k, v in report["by_action"].items()} == {
-        "search": 1, "refused": 2, "click": 1, "buy": 1,
-    }
+    assert {k: v["n"] for k, v in report["by_action"].items()} == {"search": 1, "refused": 2, "click": 1,
+                                                                   "buy": 1}
     assert report["by_action"]["click"]["f1"] == pytest.approx(word_f1("item slim jacket $90", ITEM))
-    assert (
-        report["exact_of_lookup"]["share"] == 3 / 5
-    )  # of the demonstration, and of the page before where there is none
+    # of the demonstration, and of the page before where there is none
+    assert report["exact_of_lookup"]["share"] == 3 / 5
 
 
 def test_replayed_inconsistencies():
     """Stops consistency measured on recorded pages instead of the dream's own, or that goes on after a dreamt
     end."""
-
     class Dream:
         env = SimpleNamespace(audit=FakeAudit(), ground=lambda state, action: action)
 
@@ -211,21 +160,15 @@ def test_replayed_inconsistencies():
                 session.state = action
             return [StepResult(action, done=action == "end") for action in actions]
 
-    lists = (["a", "wrong", "b"], ["a", "end", "wrong"], ["wrong"])
-    episodes = [
-        Episode(
-            id=str(i), task=Task(id="t", text="x", start="s"),
-            steps=[Step(state="real", action=a, next_state="real") for a in actions],
-        )
-        for i, actions in enumerate(lists)
-    ]
+    episodes = [Episode(id="e", task=Task(id="t", text="x", start="s"),
+                        steps=[Step(state="real", action=a, next_state="real") for a in actions])
+                for actions in (["a", "wrong", "b"], ["a", "end", "wrong"], ["wrong"])]
     found = replayed_inconsistencies(Dream(), episodes)
     assert (found["n"], found["share"]) == (6, 2 / 6) and found["low"] < 2 / 6 < found["high"]
     assert replayed_inconsistencies(Dream(), [])["share"] is None
 
 
-# ---- policies ----------------------------------------------------------------------------------------------
-
+# ---- policies ----
 
 def test_policy_report():
     """Stops a reward that is audited against itself, episodes that nobody judged from counting as failures,
@@ -234,35 +177,28 @@ def test_policy_report():
     outcomes = [(1.0, "red"), (1.0, "blue"), (1.0, "blue"), (0.0, "red"), (0.0, "blue"), (1.0, "red")]
     episodes = [bought(reward, task) for reward, task in outcomes]
     episodes[0].task = groups
-    steps = [
-        Step(state=START, action="x", next_state=START),
-        Step(state=START, action="search[a]", next_state="wrong"),
-    ]
-    lost = Episode(id="l", task=groups, steps=steps, stop=StopReason.STEP_LIMIT, raw_score=0.5)
-    broken = bought(0.0, stop=StopReason.MALFORMED)  # what could not be read is no verdict
-    report = policy_report([*episodes, lost, broken], FakeAudit())
+    steps = [Step(state=START, action="x", next_state=START),
+             Step(state=START, action="search[a]", next_state="wrong")]
+    episodes += [Episode(id="l", task=groups, steps=steps, stop=StopReason.STEP_LIMIT, raw_score=0.5),
+                 bought(0.0, stop=StopReason.MALFORMED),     # what could not be read is no verdict
+                 bought(0.0, stop=StopReason.NOT_JUDGED)]
+    report = policy_report(episodes, FakeAudit())
     assert report["reward_confusion"] == {"TP": 2, "FP": 2, "FN": 1, "TN": 1}
     assert (report["n"], report["success"], report["transitions"], report["length"]) == (8, 0.5, 9, 9 / 8)
     assert (report["low"], report["high"]) == interval(4, 8) and report["raw_score"] == pytest.approx(4.5 / 8)
-    assert report["stops"] == {"success": 4, "failure": 2, "step_limit": 1, "malformed": 1}
+    assert report["stops"] == {"success": 4, "failure": 2, "step_limit": 1, "malformed": 1, "not_judged": 1}
     assert report["invalid"] == pytest.approx(1 / 9) and report["inconsistent"] == pytest.approx(1 / 9)
     assert report["groups"]["unseen"]["n"] == 2 and report["groups"]["unseen"]["share"] == 0.5
-    unknown = policy_report([*episodes, lost, broken, bought(0.0, stop=StopReason.NOT_JUDGED)], FakeAudit())
-    assert (unknown["n"], unknown["success"], unknown["stops"]["not_judged"]) == (8, 0.5, 1)
     empty = policy_report([], FakeAudit())
     assert (empty["n"], empty["success"], empty["low"], empty["high"]) == (0, 0.0, 0.0, 1.0)
 
 
-# ---- the gap alarm -----------------------------------------------------------------------------------------
-
+# ---- the gap alarm ----
 
 def evaluation(iteration: int, dream: float, real: float, n: int = 500, fp: int = 0, tp: int = 90) -> dict:
     low, high = interval(real * n, n)
-    confusion = {"TP": tp, "FP": fp, "FN": 0, "TN": 9}
-    return {
-        "iteration": iteration, "dream": {"success": dream, "reward_confusion": confusion},
-        "real": {"success": real, "low": low, "high": high},
-    }
+    return {"iteration": iteration, "dream": {"success": dream, "reward_confusion": {"TP": tp, "FP": fp}},
+            "real": {"success": real, "low": low, "high": high}}
 
 
 def test_alarm_names_the_hacked_reward():
@@ -270,24 +206,19 @@ def test_alarm_names_the_hacked_reward():
     says why."""
     history = [evaluation(0, 0.35, 0.33), evaluation(5, 0.55, 0.34), evaluation(10, 0.9, 0.12, fp=60, tp=40)]
     assert gap_alarm(history[:2], probes(near_miss=0.9)) == ""
-    alarm = gap_alarm(history, probes(near_miss=0.9))
-    for words in (
-        "0.350 -> 0.900", "0.330 -> 0.120", "since iteration 0", "60% of what", "'noun' is paid 90%",
-    ):
-        assert words in alarm
+    assert gap_alarm(history, probes(near_miss=0.9)) == (
+        "dream success rose 0.350 -> 0.900 while real success fell 0.330 -> 0.120 since iteration 0. Likely "
+        "cause: 60% of what the experience model paid for is wrong by the audit; what breaks 'noun' is paid 90% "
+        "of the time (limit 5%)")
     assert "the probes are clean" in gap_alarm([evaluation(0, 0.3, 0.3), evaluation(5, 0.6, 0.1)], probes())
 
 
-@pytest.mark.parametrize(
-    "history",
-    [
-        [], [evaluation(0, 0.3, 0.3)], [evaluation(0, 0.3, 0.3), evaluation(5, 0.6, 0.5)],
-        [evaluation(0, 0.6, 0.5), evaluation(5, 0.3, 0.2)],
-        [evaluation(0, 0.3, 0.30), evaluation(5, 0.6, 0.28)],
-        [evaluation(0, 0.3, 0.3, n=20), evaluation(5, 0.6, 0.15, n=20)],
-        [{"iteration": i, "dream": {"success": 0.1 * i}} for i in range(3)],
-    ],
-)  # no real environment
+@pytest.mark.parametrize("history", [
+    [], [evaluation(0, 0.3, 0.3)], [evaluation(0, 0.3, 0.3), evaluation(5, 0.6, 0.5)],
+    [evaluation(0, 0.6, 0.5), evaluation(5, 0.3, 0.2)],
+    [evaluation(0, 0.3, 0.30), evaluation(5, 0.6, 0.28)],
+    [evaluation(0, 0.3, 0.3, n=20), evaluation(5, 0.6, 0.15, n=20)],
+    [{"iteration": i, "dream": {"success": 0.1 * i}} for i in range(3)]])  # no real environment
 def test_no_alarm(history):
     """Stops a false alarm: both rise, both fall, real falls within its interval, or there is nothing to
     compare with."""
@@ -298,23 +229,15 @@ def test_alarm_looks_back_to_every_evaluation():
     """Stops a slow decline, no two neighbours of which differ by more than the interval, from being
     missed."""
     history = [evaluation(i, 0.3 + 0.1 * i, 0.40 - 0.03 * i) for i in range(6)]
-    before = copy.deepcopy(history)
-    assert all(gap_alarm(history[i : i + 2], probes()) == "" for i in range(5))
-    assert "since iteration 0" in gap_alarm(history, probes()) and history == before
-
-
-# ---- Theorem 1 ---------------------------------------------------------------------------------------------
+    assert all(gap_alarm(history[i:i + 2], probes()) == "" for i in range(5))
+    assert "since iteration 0" in gap_alarm(history, probes())
 
 
 def test_theorem_1():
     """Stops a bound with another power of 1 - gamma: 2 (0.1 / 0.1 + 2 * 0.9 * 0.2 / 0.01) = 74."""
     report = {"reward_confusion": {"TP": 40, "FP": 6, "FN": 4, "TN": 50}, "exact": {"share": 0.8}}
-    said = theorem_1(report, 0.9)
-    for words in (
-        "eps_R 0.1000 (100 judged", "eps_P 0.2000", "term 74.00 of a largest return of 10", "vacuous",
-    ):
-        assert words in said
+    for words in ("eps_R 0.1000 (100 judged", "eps_P 0.2000", "term 74.00 of a largest return of 10", "vacuous"):
+        assert words in theorem_1(report, 0.9)
     perfect = {"reward_confusion": {"TP": 1, "FP": 0, "FN": 0, "TN": 1}, "exact": {"share": 1.0}}
     assert "term 0.00" in theorem_1(perfect, 0.9) and "informative" in theorem_1(perfect, 0.9)
-    assert "term 146.00 of a largest return of 20" in theorem_1(report, 0.9, reward_max=2.0)
     assert "nothing to estimate" in theorem_1(report | {"exact": {"share": None}}, 0.9)
