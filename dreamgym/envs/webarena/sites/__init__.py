@@ -10,25 +10,22 @@ from __future__ import annotations
 
 import io
 import sqlite3
-import sys
 import threading
-from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from http.cookies import SimpleCookie
 from random import Random
 from urllib.parse import unquote_to_bytes, urlencode, urlsplit
 
-from flask import Flask
+import flask
 from werkzeug.serving import WSGIRequestHandler, make_server
 
 from dreamgym.envs.webarena.sites import cms, code, forum, homepage, shop
 from dreamgym.envs.webarena.sites import map as maps
 from dreamgym.envs.webarena.sites.site import DATABASE, SCHEMA, build_app, open_session
 
-_MODULES = {"shopping": shop, "shopping_admin": cms, "reddit": forum, "gitlab": code, "map": maps,
-            "homepage": homepage}
-SITES = tuple(_MODULES)
+_SITES = {module.SITE.name: module.SITE for module in (shop, cms, forum, code, maps, homepage)}
+SITES = tuple(_SITES)
 
 
 @dataclass(frozen=True)
@@ -53,19 +50,19 @@ def _first_data(seed: int) -> sqlite3.Connection:
     site's data does not hang on another's."""
     db = _connect()
     db.executescript(SCHEMA)
-    for name, module in _MODULES.items():
+    for module in (shop, cms, forum, code, maps):
         db.executescript(module.SCHEMA)
         db.execute("BEGIN")
-        module.fill(db, Random(f"{seed} {name}"))
+        module.fill(db, Random(f"{seed} {module.SITE.name}"))
         db.execute("COMMIT")
-        if account := module.SITE.account:
-            _open_account(db, name, account[0])
+        if module.SITE.account:
+            _open_account(db, module.SITE.name)
     return db
 
 
-def _open_account(db: sqlite3.Connection, site: str, user: str) -> str:
-    return open_session(db, db.execute("SELECT id FROM users WHERE site = ? AND name = ?",
-                                       (site, user)).fetchone()[0], "login")
+def _open_account(db: sqlite3.Connection, site: str) -> str:
+    user = db.execute("SELECT id FROM users WHERE site = ? AND name = ?", (site, _SITES[site].account[0]))
+    return open_session(db, user.fetchone()[0], "login")
 
 
 def _no_commit(action: int, name: str | None, *_) -> int:
@@ -74,9 +71,9 @@ def _no_commit(action: int, name: str | None, *_) -> int:
 
 
 @cache
-def _apps(seed: int) -> dict[str, Flask]:
+def _apps(seed: int) -> dict[str, flask.Flask]:
     """The sites' apps, made once for all databases of a seed: they keep nothing that visitors can change."""
-    return {site: build_app(module.SITE, module.pages) for site, module in _MODULES.items()}
+    return {name: build_app(site) for name, site in _SITES.items()}
 
 
 class SiteDatabase:
@@ -89,9 +86,8 @@ class SiteDatabase:
         _first_data(seed).backup(self.db)
         self.db.set_authorizer(_no_commit)
         self.db.execute("BEGIN")
-        self.bases = {site: f"http://{site}.test" for site in SITES}
-        self.accounts = {site: module.SITE.account for site, module in _MODULES.items()
-                         if module.SITE.account}
+        self.bases = {name: f"http://{name}.test" for name in SITES}
+        self.accounts = {name: site.account for name, site in _SITES.items() if site.account}
         self.apps = _apps(seed)
 
     def reset(self) -> None:
@@ -104,33 +100,29 @@ class SiteDatabase:
     def login(self, site: str) -> dict[str, str]:
         """Cookies of a session of the site's account, always the same; none for a site without accounts."""
         with self.lock:
-            return {f"sid_{site}": _open_account(self.db, site,
-                                                 self.accounts[site][0])} if site in self.accounts else {}
+            return {f"sid_{site}": _open_account(self.db, site)} if site in self.accounts else {}
+
+    def answer(self, site: str, environ: dict) -> flask.Response:
+        """The answer to one WSGI request. Raises what a view raises (an error of the sites, not of the
+        visitor)."""
+        with self.lock:
+            return flask.Response.from_app(self.apps[site], {**environ, DATABASE: self}, buffered=True)
 
     def handle(self, site: str, method: str, path: str, query: str = "", form: dict | None = None,
                cookies: dict | None = None) -> Response:
         """One request; redirects are not followed. `path` and `query` as they stand in an address; a value of
-        `form` may be a list. Raises what a view raises (an error of the sites, not of the visitor)."""
-        body, started = urlencode(form or {}, doseq=True).encode(), []
-        environ = {  # by hand: werkzeug's EnvironBuilder takes as long as a page
-            "REQUEST_METHOD": method, "SCRIPT_NAME": "",
-            "PATH_INFO": unquote_to_bytes(path).decode("latin-1"),
-            "QUERY_STRING": query, "SERVER_NAME": "localhost", "SERVER_PORT": "80",
-                   "SERVER_PROTOCOL": "HTTP/1.1",
-            "HTTP_HOST": urlsplit(self.bases[site]).netloc,
-                   "CONTENT_TYPE": "application/x-www-form-urlencoded",
-            "CONTENT_LENGTH": str(len(body)), "wsgi.url_scheme": "http",
+        `form` may be a list."""
+        body = urlencode(form or {}, doseq=True).encode()
+        answer = self.answer(site, {              # by hand: werkzeug's EnvironBuilder takes as long as a page
+            "REQUEST_METHOD": method, "PATH_INFO": unquote_to_bytes(path).decode("latin-1"),
+            "QUERY_STRING": query, "HTTP_HOST": urlsplit(self.bases[site]).netloc,
+            "SERVER_NAME": "localhost", "SERVER_PORT": "80",
             "HTTP_COOKIE": "; ".join(f"{name}={value}" for name, value in (cookies or {}).items()),
-            "wsgi.input": io.BytesIO(body), "wsgi.errors": sys.stderr, "wsgi.version": (1, 0),
-                   "wsgi.multithread": False,
-            "wsgi.multiprocess": False, "wsgi.run_once": False, DATABASE: self}
-        with self.lock:
-            chunks = self.apps[site](environ, lambda status, headers,
-                                     _=None: started.extend((status, headers)))
-            text = b"".join(chunks).decode()
-        given = [value for name, value in started[1] if name == "Set-Cookie"]
-        jar = {name: morsel.value for value in given for name, morsel in SimpleCookie(value).items()}
-        return Response(int(started[0][:3]), dict(started[1]), text, jar)
+            "CONTENT_TYPE": "application/x-www-form-urlencoded", "CONTENT_LENGTH": str(len(body)),
+            "wsgi.url_scheme": "http", "wsgi.input": io.BytesIO(body)})
+        jar = {name: morsel.value for value in answer.headers.getlist("Set-Cookie")
+               for name, morsel in SimpleCookie(value).items()}
+        return Response(answer.status_code, dict(answer.headers), answer.get_data(as_text=True), jar)
 
     def serve(self) -> Served:
         """All sites over HTTP on loopback ports, until the result is closed (it is a context manager).
@@ -149,31 +141,19 @@ class Served:
 
     def __init__(self, sites: SiteDatabase):
         self.sites, self.before = sites, sites.bases
-        self.servers = {site: make_server("127.0.0.1", 0, self._locked(app), threaded=True,
-                                          request_handler=_Handler)
-                        for site, app in sites.apps.items()}
-        sites.bases = self.bases = {site: f"http://127.0.0.1:{s.server_port}" for site,
-                                    s in self.servers.items()}
-        self.threads = [threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05},
-                                         daemon=True)
-                        for server in self.servers.values()]
-        for thread in self.threads:
-            thread.start()
+        self.servers = {site: make_server("127.0.0.1", 0, partial(self._answer, site), threaded=True,
+                                          request_handler=_Handler) for site in SITES}
+        sites.bases = self.bases = {site: f"http://127.0.0.1:{server.server_port}"
+                                    for site, server in self.servers.items()}
+        for server in self.servers.values():
+            threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
 
-    def _locked(self, app: Flask):
-        def answer(environ, start_response) -> list[bytes]:
-            environ[DATABASE] = self.sites
-            with self.sites.lock:
-                chunks = app(environ, start_response)
-                # a file of the stylesheet
-                with closing(chunks) if hasattr(chunks, "close") else nullcontext():
-                    return [b"".join(chunks)]
-        return answer
+    def _answer(self, site: str, environ: dict, start_response):
+        return self.sites.answer(site, environ)(environ, start_response)
 
     def close(self) -> None:
-        for server, thread in zip(self.servers.values(), self.threads):
-            server.shutdown()
-            thread.join()
+        for server in self.servers.values():
+            server.shutdown()                    # waits for its thread
             server.server_close()
         self.sites.bases = self.before
 

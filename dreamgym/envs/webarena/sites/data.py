@@ -10,39 +10,32 @@ from __future__ import annotations
 import sqlite3
 from random import Random
 
-from dreamgym.envs.webarena.sites.site import Site, add_user, day, draw_password, insert
+from dreamgym.envs.webarena.sites.site import Site, day, insert
 
-SITE = Site("shopping", "One Stop Mini", (("Home", "/"), ("Cart", "/cart"), ("Account", "/account")),
-            search="/search",
-            account=("emma.lopez@gmail.com", "Password.123"), login_path="/customer/account/login/",
-            login_text="Sign In",
-            user_label="Email")
+SITE = Site("shopping", "One Stop Mini", {"Home": "/", "Cart": "/cart", "Account": "/account"},
+            search="/search", account=("emma.lopez@gmail.com", "Password.123"),
+            login_path="/customer/account/login/", login_text="Sign In", user_label="Email")
 STATUSES = ("Pending", "Processing", "Complete", "Canceled")
 PAYMENTS = ("Card", "Check")
 CUSTOMERS, ORDERS, REVIEWS, DAYS = 25, 150, 270, 730
 SCHEMA = """
-CREATE TABLE shop_categories (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, slug TEXT NOT NULL UNIQUE);
-CREATE TABLE shop_products (id INTEGER PRIMARY KEY, sku TEXT NOT NULL UNIQUE, slug TEXT NOT NULL UNIQUE, name
-    TEXT NOT NULL UNIQUE, category_id INTEGER NOT NULL REFERENCES shop_categories, brand TEXT NOT NULL, color
-    TEXT NOT NULL, picture INTEGER NOT NULL, price INTEGER NOT NULL, stock INTEGER NOT NULL, enabled INTEGER
-    NOT NULL DEFAULT 1, featured INTEGER NOT NULL DEFAULT 0);
-CREATE TABLE shop_addresses (user_id INTEGER PRIMARY KEY REFERENCES users, street TEXT NOT NULL, city TEXT NOT
-    NULL, zip TEXT NOT NULL, phone TEXT NOT NULL);
-CREATE TABLE shop_orders (id INTEGER PRIMARY KEY, user_id INTEGER NOT NULL REFERENCES users, date TEXT NOT
-    NULL, status TEXT NOT NULL, payment TEXT NOT NULL, total INTEGER NOT NULL);
-CREATE TABLE shop_order_items (order_id INTEGER NOT NULL REFERENCES shop_orders, product_id INTEGER NOT NULL
-    REFERENCES shop_products, price INTEGER NOT NULL, quantity INTEGER NOT NULL, PRIMARY KEY (order_id,
-    product_id)) WITHOUT ROWID;
-CREATE TABLE shop_cart (user_id INTEGER NOT NULL REFERENCES users, product_id INTEGER NOT NULL REFERENCES
-    shop_products, quantity INTEGER NOT NULL, PRIMARY KEY (user_id, product_id));
-CREATE TABLE shop_wishes (user_id INTEGER NOT NULL REFERENCES users, product_id INTEGER NOT NULL REFERENCES
-    shop_products, PRIMARY KEY (user_id, product_id));
-CREATE TABLE shop_reviews (id INTEGER PRIMARY KEY, product_id INTEGER NOT NULL REFERENCES shop_products,
-    user_id INTEGER NOT NULL REFERENCES users, stars INTEGER NOT NULL, text TEXT NOT NULL, date TEXT NOT NULL,
-    status TEXT NOT NULL);
+CREATE TABLE shop_categories (id INTEGER PRIMARY KEY, name UNIQUE, slug UNIQUE);
+CREATE TABLE shop_products (id INTEGER PRIMARY KEY, sku UNIQUE, slug UNIQUE, name UNIQUE,
+    category_id INT REFERENCES shop_categories, brand, color, picture, price INT, stock INT,
+    enabled DEFAULT 1, featured DEFAULT 0);
+CREATE TABLE shop_addresses (user_id INTEGER PRIMARY KEY REFERENCES users, street, city, zip, phone);
+CREATE TABLE shop_orders (id INTEGER PRIMARY KEY, user_id INT REFERENCES users, date, status, payment,
+    total INT);
+CREATE TABLE shop_order_items (order_id INT REFERENCES shop_orders, product_id INT REFERENCES shop_products,
+    price INT, quantity INT, PRIMARY KEY (order_id, product_id)) WITHOUT ROWID;
+CREATE TABLE shop_cart (user_id INT REFERENCES users, product_id INT REFERENCES shop_products, quantity INT,
+    PRIMARY KEY (user_id, product_id));
+CREATE TABLE shop_wishes (user_id INT REFERENCES users, product_id INT REFERENCES shop_products,
+    PRIMARY KEY (user_id, product_id));
+CREATE TABLE shop_reviews (id INTEGER PRIMARY KEY, product_id INT REFERENCES shop_products,
+    user_id INT REFERENCES users, stars INT, text, date, status);
 CREATE TABLE shop_subscribers (user_id INTEGER PRIMARY KEY REFERENCES users);
-CREATE TABLE shop_messages (id INTEGER PRIMARY KEY, user_id INTEGER NOT NULL REFERENCES users, subject TEXT
-    NOT NULL, text TEXT NOT NULL);
+CREATE TABLE shop_messages (id INTEGER PRIMARY KEY, user_id INT REFERENCES users, subject, text);
 CREATE INDEX shop_products_by_category ON shop_products (category_id);
 CREATE INDEX shop_orders_by_user ON shop_orders (user_id);
 CREATE INDEX shop_items_by_product ON shop_order_items (product_id);
@@ -86,21 +79,23 @@ def fill(db: sqlite3.Connection, rng: Random) -> None:
     """120 products, 25 customers (Emma Lopez is the first), 150 orders over the two years before TODAY, some
     250 reviews."""
     _add_products(db, rng)
-    customers = _add_customers(db, rng)
+    names = sorted(rng.sample([f"{first} {last}" for first in FIRST_NAMES for last in LAST_NAMES],
+                              CUSTOMERS - 1))
+    customers = [_add_customer(db, rng, name) for name in ["Emma Lopez", *names]]
     # the shop grows: later days have more orders
     days = [1 + int((DAYS - 1) * rng.random() * (rng.random() if i % 2 else 1)) for i in range(ORDERS)]
-    for i, ago in enumerate(sorted(days, reverse=True)):
-        _add_order(db, rng, 1001 + i, customers[0]
-                   if rng.random() < (0.2 if ago <= 45 else 0.06) else rng.choice(customers), ago)
+    for number, ago in enumerate(sorted(days, reverse=True), 1001):
+        is_emma = rng.random() < (0.2 if ago <= 45 else 0.06)
+        _add_order(db, rng, number, customers[0] if is_emma else rng.choice(customers), ago)
     _add_reviews(db, rng, customers)
-    liked = db.execute("SELECT id FROM shop_products WHERE stock > 0").fetchall()
-    for product in sorted(rng.sample([row["id"] for row in liked], 2)):
-        db.execute("INSERT INTO shop_wishes VALUES (?, ?)", (customers[0], product))
+    in_stock = [row["id"] for row in db.execute("SELECT id FROM shop_products WHERE stock > 0")]
+    for product in sorted(rng.sample(in_stock, 2)):
+        insert(db, "shop_wishes", user_id=customers[0], product_id=product)
 
 
 def _add_products(db: sqlite3.Connection, rng: Random) -> None:
     for number, (category, nouns) in enumerate(CATEGORIES.items(), 1):
-        db.execute("INSERT INTO shop_categories VALUES (?, ?, ?)", (number, category, slug(category)))
+        insert(db, "shop_categories", id=number, name=category, slug=slug(category))
         looks = MATERIALS if category == "Clothing" else COLORS
         names = sorted((f"{look} {noun}", look, low, 5 * (number - 1) + i)
                        for i, (noun, low) in enumerate(nouns.items()) for look in rng.sample(looks, 3))
@@ -108,39 +103,34 @@ def _add_products(db: sqlite3.Connection, rng: Random) -> None:
             price = 100 * rng.randrange(low, 3 * low) + rng.choice((0, 50, 95, 99))
             stock = 0 if rng.random() < 0.06 else rng.randrange(1, 41)
             insert(db, "shop_products", sku=f"{category[0]}{number}{i:02d}", slug=slug(name), name=name,
-                   category_id=number,
-                   brand=rng.choice(BRANDS), color=look.lower(), picture=picture, price=price, stock=stock)
+                   category_id=number, brand=rng.choice(BRANDS), color=look.lower(), picture=picture,
+                   price=price, stock=stock)
         db.execute("UPDATE shop_products SET featured = 1 WHERE stock > 0 AND name = ?",
                    (rng.choice(names)[0],))
 
 
-def _add_customers(db: sqlite3.Connection, rng: Random) -> list[int]:
-    names = sorted(rng.sample([f"{first} {last}" for first in FIRST_NAMES for last in LAST_NAMES],
-                              CUSTOMERS - 1))
-    customers = []
-    for name in ["Emma Lopez", *names]:
-        email = f"{name.lower().replace(' ', '.')}@gmail.com"
-        customers.append(add_user(db, SITE, email, draw_password(SITE, email, rng), name,
-                                  day(rng.randrange(DAYS, DAYS + 200))))
-        insert(db, "shop_addresses", user_id=customers[-1],
-               street=f"{rng.randrange(1, 100)} {rng.choice(STREETS)}",
-               city=rng.choice(CITIES), zip=f"{rng.randrange(10000, 100000)}",
-               phone=f"555-{rng.randrange(1000, 10000)}")
-    return customers
+def _add_customer(db: sqlite3.Connection, rng: Random, name: str) -> int:
+    email = f"{name.lower().replace(' ', '.')}@gmail.com"
+    customer = SITE.add_user(db, email, rng, name, range(DAYS, DAYS + 200))
+    insert(db, "shop_addresses", user_id=customer, street=f"{rng.randrange(1, 100)} {rng.choice(STREETS)}",
+           city=rng.choice(CITIES), zip=f"{rng.randrange(10000, 100000)}",
+           phone=f"555-{rng.randrange(1000, 10000)}")
+    return customer
 
 
 def _add_order(db: sqlite3.Connection, rng: Random, number: int, user_id: int, ago: int) -> None:
     """What was ordered lately may still be open."""
-    status = rng.choice(("Pending", "Processing",
-                         "Complete")) if ago <= 45 else "Canceled" if rng.random() < 0.12 else "Complete"
+    if ago <= 45:
+        status = rng.choice(("Pending", "Processing", "Complete"))
+    else:
+        status = "Canceled" if rng.random() < 0.12 else "Complete"
     items = sorted(rng.sample(range(1, 121), rng.choice((1, 1, 2, 2, 3))))
     prices = [db.execute("SELECT price FROM shop_products WHERE id = ?", (item,)).fetchone()[0]
               for item in items]
-    rows = [(number, item, price, rng.choice((1, 1, 1, 2, 3))) for item, price in zip(items, prices)]
+    lines = [(number, item, price, rng.choice((1, 1, 1, 2, 3))) for item, price in zip(items, prices)]
+    db.executemany("INSERT INTO shop_order_items VALUES (?, ?, ?, ?)", lines)
     insert(db, "shop_orders", id=number, user_id=user_id, date=day(ago), status=status,
-           payment=rng.choice(PAYMENTS),
-           total=sum(price * quantity for _, _, price, quantity in rows))
-    db.executemany("INSERT INTO shop_order_items VALUES (?, ?, ?, ?)", rows)
+           payment=rng.choice(PAYMENTS), total=sum(price * quantity for _, _, price, quantity in lines))
 
 
 def _add_reviews(db: sqlite3.Connection, rng: Random, customers: list[int]) -> None:

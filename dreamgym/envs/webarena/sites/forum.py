@@ -5,14 +5,12 @@ from __future__ import annotations
 import sqlite3
 from random import Random
 
-from flask import Blueprint, Response, abort, g, request
+from flask import abort, g
 
 from dreamgym.envs.webarena.sites.site import (
-    TODAY, Members, Site, add_user, all_words, asked, chosen, day, draw_password, exists, go, insert, kept,
-                                               one, page, paged,
-    run, toggle, words)
+    TODAY, Site, all_words, asked, chosen, day, go, insert, one, page, paged, rows, run, toggle, words)
 
-SITE = Site("reddit", "Forum", (("Forums", "/"), ("Account", "/account")), search="/search",
+SITE = Site("reddit", "Forum", {"Forums": "/", "Account": "/account"}, search="/search",
             account=("MarvelsGrantMan136", "test1234"))
 FORUMS = {                                       # name: (description, what its posts are about)
     "books": ("Novels, poems and comics", ("novel", "poem", "comic", "story", "bookshelf", "library card")),
@@ -56,282 +54,246 @@ BIOS = ("I like quiet days", "Here for the photos", "Always learning", "Coffee f
 SORTS = {"hot": "score + posts.id / 8 DESC, posts.id DESC", "new": "posts.id DESC",
          "top": "score DESC, posts.id DESC"}
 SCHEMA = """
-CREATE TABLE forum_forums (name TEXT PRIMARY KEY, description TEXT NOT NULL, sidebar TEXT NOT NULL,
-    subscribers INTEGER NOT NULL);
-CREATE TABLE forum_posts (id INTEGER PRIMARY KEY AUTOINCREMENT, forum TEXT NOT NULL, author TEXT NOT NULL,
-    title TEXT NOT NULL, body TEXT NOT NULL, score INTEGER NOT NULL, created TEXT NOT NULL, comments INTEGER
-    NOT NULL DEFAULT 0, words TEXT AS (lower(title || ' ' || body || ' ' || forum)) STORED);
-CREATE TABLE forum_comments (id INTEGER PRIMARY KEY, post_id INTEGER NOT NULL, author TEXT NOT NULL, body TEXT
-    NOT NULL, score INTEGER NOT NULL, created TEXT NOT NULL, answered TEXT NOT NULL DEFAULT '');
-CREATE TABLE forum_votes (user TEXT, kind TEXT, item INTEGER, value INTEGER NOT NULL, PRIMARY KEY (user, kind,
-    item));
-CREATE TABLE forum_subscriptions (user TEXT, forum TEXT, PRIMARY KEY (user, forum));
-CREATE TABLE forum_bios (user TEXT PRIMARY KEY, bio TEXT NOT NULL);
+CREATE TABLE forum_forums (name PRIMARY KEY, description, sidebar, subscribers);
+CREATE TABLE forum_posts (id INTEGER PRIMARY KEY AUTOINCREMENT, forum, author, title, body, score INT,
+    created, comments DEFAULT 0, words AS (lower(title || ' ' || body || ' ' || forum)) STORED);
+CREATE TABLE forum_comments (id INTEGER PRIMARY KEY, post_id INT, author, body, score INT, created,
+    answered DEFAULT '');
+CREATE TABLE forum_votes (user, kind, item INT, value INT, PRIMARY KEY (user, kind, item));
+CREATE TABLE forum_subscriptions (user, forum, PRIMARY KEY (user, forum));
+CREATE TABLE forum_bios (user PRIMARY KEY, bio);
 CREATE INDEX forum_posts_forum ON forum_posts (forum);
 CREATE INDEX forum_posts_author ON forum_posts (author);
 CREATE INDEX forum_comments_post ON forum_comments (post_id);
 CREATE INDEX forum_comments_author ON forum_comments (author);
 """
-POST = "/f/<name>/<int(max=999999):number>"
-COMMENT = f"{POST}/comment/<int(max=999999):item>"
+POST = "/f/<forum>/<int(max=999999):post>"
+OWN = "/f/<forum>/<int(max=999999):own_post>"
+COMMENT = f"{POST}/comment/<int(max=999999):comment>"
 WAY = "<any(up, down):way>"
-pages = Blueprint("pages", __name__)
-members = Members(pages)
+
+
+def _member(name: str, _: dict | None = None) -> sqlite3.Row:
+    return one("SELECT name, joined, bio FROM users LEFT JOIN forum_bios ON user = name WHERE site = ? AND "
+               "name = ?", SITE.name, name)
+
+
+def _post(number: int, loaded: dict) -> sqlite3.Row:
+    return one("SELECT * FROM forum_posts WHERE id = ? AND forum = ?", number, loaded["forum"]["name"])
+
+
+def _own_post(number: int, loaded: dict) -> sqlite3.Row:
+    post = _post(number, loaded)
+    return post if post["author"] == g.name else abort(403)
+
+
+SITE.loaders |= {
+    "forum": lambda name, _: one("SELECT * FROM forum_forums WHERE name = ?", name),
+    "post": _post, "own_post": _own_post, "member": _member,
+    "comment": lambda number, loaded: one("SELECT * FROM forum_comments WHERE id = ? AND post_id = ?", number,
+                                          loaded["post"]["id"])}
 
 
 def fill(db: sqlite3.Connection, rng: Random) -> None:
     """Posts in the order of their days, so that a higher id is a newer post; every member posts and comments,
     the account's own posts are in several forums."""
-    account = SITE.account[0]
-    people = [account, *PEOPLE]
+    people = [SITE.account[0], *PEOPLE]
     for person in people:
-        add_user(db, SITE, person, draw_password(SITE, person, rng), joined=day(rng.randrange(300, 1500)))
-        db.execute("INSERT INTO forum_bios VALUES (?, ?)", (person, rng.choice(BIOS)))
+        SITE.add_user(db, person, rng, joined=range(300, 1500))
+        insert(db, "forum_bios", user=person, bio=rng.choice(BIOS))
     for name, (description, _) in FORUMS.items():
-        db.execute("INSERT INTO forum_forums VALUES (?, ?, '', ?)",
-                   (name, description, rng.randrange(20, 400)))
-    db.executemany("INSERT INTO forum_subscriptions VALUES (?, ?)",
-                   [(account, name) for name in rng.sample(sorted(FORUMS), 3)])
+        insert(db, "forum_forums", name=name, description=description, sidebar="",
+               subscribers=rng.randrange(20, 400))
+    for name in rng.sample(sorted(FORUMS), 3):
+        insert(db, "forum_subscriptions", user=people[0], forum=name)
     posts = [(name, title.format(noun), body) for name, (_, nouns) in FORUMS.items()
              for (title, body), noun in rng.sample([(post, noun) for post in POSTS for noun in nouns],
                                                    rng.randint(12, 16))]
     rng.shuffle(posts)
     for i, (name, title, body) in enumerate(posts):
-        age, answers, author = (len(posts) - i) // 2 + 1, rng.sample(people,
-                                                                     rng.randint(0, 4)), rng.choice(people)
+        age = (len(posts) - i) // 2 + 1
+        answers, author = rng.sample(people, rng.randint(0, 4)), rng.choice(people)
         post = insert(db, "forum_posts", forum=name, author=author, title=title, body=body,
-                      score=rng.randint(-3, 40),
-                      created=day(age), comments=len(answers))
+                      score=rng.randint(-3, 40), created=day(age), comments=len(answers))
         replies, days = rng.sample(REPLIES, len(answers)), sorted(day(rng.randrange(age)) for _ in answers)
         for person, reply, created in zip(answers, replies, days):
             insert(db, "forum_comments", post_id=post, author=person, body=reply, score=rng.randint(-4, 12),
                    created=created)
 
 
-def _forum(name: str) -> sqlite3.Row:
-    return one("SELECT * FROM forum_forums WHERE name = ?", name)
-
-
-def _post(forum: str, number: int) -> sqlite3.Row:
-    return one("SELECT * FROM forum_posts WHERE id = ? AND forum = ?", number, forum)
-
-
-def _own_post(forum: str, number: int) -> sqlite3.Row:
-    post = _post(forum, number)
-    return post if post["author"] == g.user["name"] else abort(403)
-
-
-def _vote(kind: str, item: int) -> int:
-    """1, 0 or -1: what the visitor said of a post or a comment."""
-    if g.user is None:
-        return 0
-    row = run("SELECT value FROM forum_votes WHERE user = ? AND kind = ? AND item = ?", g.user["name"], kind,
-              item).fetchone()
-    return row[0] if row else 0
-
-
 # ---- forums and lists of posts -----------------------------------------------------------------------------
 
-@pages.get("/")
-def home() -> Response:
-    return page("forum_home.html", "Forums", forums=paged("SELECT * FROM forum_forums ORDER BY name"))
+@SITE.get("/")
+def home():
+    return page("Forums", forums=paged(rows("SELECT * FROM forum_forums ORDER BY name")))
 
 
-def _listed(title: str, where: str, arguments: tuple = (), forum: sqlite3.Row | None = None,
-            **query: str) -> Response:
+def _posts(title: str, where: str, *arguments: str, **context):
     """Posts of a forum, or of all, in the order that was asked for."""
-    sort = chosen("sort", SORTS, "hot")
-    posts = paged(f"SELECT id, forum, title, score, comments FROM forum_posts AS posts WHERE {where} ORDER "
-                  f"BY {SORTS[sort]}", arguments)
-    subscribed = forum is not None and g.user is not None and exists(
-        "SELECT 1 FROM forum_subscriptions WHERE user = ? AND forum = ?", g.user["name"], forum["name"])
-    return page("forum_posts.html", title, posts=posts, forum=forum, subscribed=subscribed, sort=sort,
-                sorts=SORTS,
-                q=query.get("q", ""), address=kept(**query, sort=sort))
+    sort = chosen("sort", SORTS, "Sort by")
+    posts = rows(f"SELECT id, forum, title, score, comments FROM forum_posts AS posts WHERE {where} ORDER "
+                 f"BY {SORTS[sort]}", *arguments)
+    return page(title, "posts", posts=paged(posts), **{"forum": None, **context})
 
 
-@pages.get("/all")
-def everything() -> Response:
-    return _listed("All posts", "1")
+@SITE.get("/all")
+def everything():
+    return _posts("All posts", "1")
 
 
-@pages.get("/search")
-def search() -> Response:
+@SITE.get("/search")
+def search():
     q = asked("q")
-    return _listed(f"Search {q}".strip(), all_words("words", q, none="0"), tuple(q.lower().split()), q=q)
+    parts = q.lower().split()
+    return _posts(f"Search {q}".strip(), all_words("words", parts), *parts)
 
 
-@pages.get("/f/<name>")
-def forum(name: str) -> Response:
-    return _listed(name, "forum = ?", (name,), _forum(name))
+@SITE.get("/f/<forum>")
+def forum(forum):
+    subscribed = rows("SELECT * FROM forum_subscriptions WHERE user = ? AND forum = ?", g.name, forum["name"])
+    return _posts(forum["name"], "forum = ?", forum["name"], forum=forum, subscribed=subscribed)
 
 
-@members.post("/f/<name>/subscribe")
-def subscribe(name: str) -> Response:
-    _forum(name)
-    joined = toggle("forum_subscriptions", user=g.user["name"], forum=name)
+@SITE.post("/f/<forum>/subscribe")
+def subscribe(forum):
+    name = forum["name"]
+    joined = toggle("forum_subscriptions", user=g.name, forum=name)
     run("UPDATE forum_forums SET subscribers = subscribers + ? WHERE name = ?", 1 if joined else -1, name)
-    return go(f"/f/{name}", f"You subscribed to {name}." if joined else f"You left {name}.")
+    return go(f"You subscribed to {name}." if joined else f"You left {name}.", f"/f/{name}")
 
 
-@members.get("/new-forum")
-def new_forum() -> Response:
-    return page("forum_new.html", "New forum")
+@SITE.get("/new-forum", member=True)
+def new_forum():
+    return page("New forum")
 
 
-@members.post("/new-forum")
-def make_forum() -> Response:
+@SITE.post("/new-forum")
+def make_forum():
     name, description = words("name", 30).lower(), words("description", 100)
     if not name.isalnum() or not name.isascii():
-        return go("/new-forum", "A forum needs a name of letters and digits.")
+        return go("A forum needs a name of letters and digits.")
     if not description:
-        return go("/new-forum", "A forum needs a description.")
+        return go("A forum needs a description.")
     if not run("INSERT OR IGNORE INTO forum_forums VALUES (?, ?, ?, 1)", name, description,
                words("sidebar")).rowcount:
-        return go("/new-forum", f"There is a forum {name} already.")
-    run("INSERT INTO forum_subscriptions VALUES (?, ?)", g.user["name"], name)
-    return go(f"/f/{name}", "Your forum was made.")
+        return go(f"There is a forum {name} already.")
+    insert(g.db, "forum_subscriptions", user=g.name, forum=name)
+    return go("Your forum was made.", f"/f/{name}")
 
 
-# ---- one post ----------------------------------------------------------------------------------------------
+# ---- posts -------------------------------------------------------------------------------------------------
 
-@pages.get(POST)
-def post(name: str, number: int) -> Response:
-    row = _post(name, number)
-    comments = run("SELECT * FROM forum_comments WHERE post_id = ? ORDER BY id", number).fetchall()
-    return page("forum_post.html", row["title"], post=row, comments=comments, vote=_vote("post", number))
+def _path(post: sqlite3.Row) -> str:
+    return f"/f/{post['forum']}/{post['id']}"
 
 
-@pages.get("/submit")
-@members.get("/submit/<name>")
-def submit(name: str = "") -> Response:
-    forums = [row["name"] for row in run("SELECT name FROM forum_forums ORDER BY name")]
-    return page("forum_submit.html", "New post", forums=forums, chosen=name, post=None)
+@SITE.get(POST)
+def post(forum, post):
+    comments = rows("SELECT * FROM forum_comments WHERE post_id = ? ORDER BY id", post["id"])
+    return page(post["title"], post=post, comments=comments, vote=_vote("post", post))
 
 
-@pages.post("/submit")
-@members.post("/submit/<name>")
-def make_post(name: str = "") -> Response:
-    forum = _forum(words("forum"))["name"]
+@SITE.get("/submit", "/submit/<chosen>", member=True)
+def submit(chosen=""):
+    forums = [row["name"] for row in rows("SELECT name FROM forum_forums ORDER BY name")]
+    return page("New post", "edit", forums=forums, forum=chosen, post=None)
+
+
+@SITE.post("/submit", "/submit/<chosen>")
+def make_post(chosen=""):
+    forum = one("SELECT * FROM forum_forums WHERE name = ?", words("forum"))["name"]
     if not words("title"):
-        return go(f"/submit/{forum}", "A post needs a title.")
-    number = insert(g.db, "forum_posts", forum=forum, author=g.user["name"], title=words("title"),
-                    body=words("body", 2000),
-                    score=1, created=TODAY)
-    return go(f"/f/{forum}/{number}", "Your post was made.")
+        return go("A post needs a title.", f"/submit/{forum}")
+    number = insert(g.db, "forum_posts", forum=forum, author=g.name, title=words("title"),
+                    body=words("body", 2000), score=1, created=TODAY)
+    return go("Your post was made.", f"/f/{forum}/{number}")
 
 
-@members.get(f"{POST}/edit")
-def edit(name: str, number: int) -> Response:
-    return page("forum_submit.html", "Edit post", post=_own_post(name, number))
+@SITE.get(f"{OWN}/edit", member=True)
+def edit(forum, own_post):
+    return page("Edit post", post=own_post)
 
 
-@members.post(f"{POST}/edit")
-def change_post(name: str, number: int) -> Response:
-    _own_post(name, number)
+@SITE.post(f"{OWN}/edit")
+def change_post(forum, own_post):
     if not words("title"):
-        return go(f"/f/{name}/{number}/edit", "A post needs a title.")
+        return go("A post needs a title.")
     run("UPDATE forum_posts SET title = ?, body = ? WHERE id = ?", words("title"), words("body", 2000),
-        number)
-    return go(f"/f/{name}/{number}", "Your post was changed.")
+        own_post["id"])
+    return go("Your post was changed.", _path(own_post))
 
 
-@members.post(f"{POST}/delete")
-def delete_post(name: str, number: int) -> Response:
-    _own_post(name, number)
-    run("DELETE FROM forum_comments WHERE post_id = ?", number)
-    run("DELETE FROM forum_posts WHERE id = ?", number)
-    return go(f"/f/{name}", "Your post was deleted.")
+@SITE.post(f"{OWN}/delete")
+def delete_post(forum, own_post):
+    run("DELETE FROM forum_comments WHERE post_id = ?", own_post["id"])
+    run("DELETE FROM forum_posts WHERE id = ?", own_post["id"])
+    return go("Your post was deleted.", f"/f/{forum['name']}")
 
 
-def _change_vote(kind: str, item: int, value: int) -> str:
-    """Sets the visitor's vote, or takes it back when it was the same; the score follows. The confirmation."""
-    new = 0 if (old := _vote(kind, item)) == value else value
-    run("INSERT OR REPLACE INTO forum_votes VALUES (?, ?, ?, ?)", g.user["name"], kind, item, new)
-    run(f"UPDATE forum_{kind}s SET score = score + ? WHERE id = ?", new - old, item)
-    return f"You {'upvoted' if new > 0 else 'downvoted'} this {kind}." if new else "You took your vote back."
+def _vote(kind: str, item: sqlite3.Row) -> int:
+    """1, 0 or -1: what the visitor said of a post or a comment."""
+    found = rows("SELECT value FROM forum_votes WHERE user = ? AND kind = ? AND item = ?", g.name, kind,
+                 item["id"])
+    return found[0]["value"] if found else 0
 
 
-@members.post(f"{POST}/{WAY}")
-def vote_post(name: str, number: int, way: str) -> Response:
-    _post(name, number)
-    return go(f"/f/{name}/{number}", _change_vote("post", number, 1 if way == "up" else -1))
+@SITE.post(f"{POST}/{WAY}", f"{COMMENT}/{WAY}")
+def vote(forum, post, way, comment=None):
+    """Sets the visitor's vote, or takes it back when it was the same; the score follows."""
+    kind, item = ("comment", comment) if comment else ("post", post)
+    old, value = _vote(kind, item), 1 if way == "up" else -1
+    new = 0 if old == value else value
+    run("INSERT OR REPLACE INTO forum_votes VALUES (?, ?, ?, ?)", g.name, kind, item["id"], new)
+    run(f"UPDATE forum_{kind}s SET score = score + ? WHERE id = ?", new - old, item["id"])
+    said = f"You {way}voted this {kind}." if new else "You took your vote back."
+    return go(said, _path(post) + (f"/comment/{item['id']}" if comment else ""))
 
 
-# ---- comments ----------------------------------------------------------------------------------------------
+@SITE.get(COMMENT)
+def comment(forum, post, comment):
+    return page("Comment", post=post, comment=comment, vote=_vote("comment", comment))
 
-def _comment(post_id: int, number: int) -> sqlite3.Row:
-    return one("SELECT * FROM forum_comments WHERE id = ? AND post_id = ?", number, post_id)
 
-
-def _add_comment(name: str, number: int, answered: str, back: str) -> Response:
-    _post(name, number)
+@SITE.post(f"{POST}/comment", COMMENT)
+def make_comment(forum, post, comment=None):
+    """A comment on a post, or a reply to another comment."""
     if not words("comment"):
-        return go(back, "A comment needs some text.")
-    insert(g.db, "forum_comments", post_id=number, author=g.user["name"], body=words("comment", 2000),
-           score=1, created=TODAY,
-           answered=answered)
-    run("UPDATE forum_posts SET comments = comments + 1 WHERE id = ?", number)
-    return go(f"/f/{name}/{number}", "Your comment was added.")
-
-
-@members.post(f"{POST}/comment")
-def comment(name: str, number: int) -> Response:
-    return _add_comment(name, number, "", f"/f/{name}/{number}")
-
-
-@pages.get(COMMENT)
-def one_comment(name: str, number: int, item: int) -> Response:
-    return page("forum_comment.html", "Comment", post=_post(name, number), comment=_comment(number, item),
-                vote=_vote("comment", item))
-
-
-@members.post(COMMENT)
-def reply(name: str, number: int, item: int) -> Response:
-    return _add_comment(name, number, _comment(number, item)["author"], request.path)
-
-
-@members.post(f"{COMMENT}/{WAY}")
-def vote_comment(name: str, number: int, item: int, way: str) -> Response:
-    _comment(number, item)
-    return go(f"/f/{name}/{number}/comment/{item}", _change_vote("comment", item, 1 if way == "up" else -1))
+        return go("A comment needs some text.", "" if comment else _path(post))
+    insert(g.db, "forum_comments", post_id=post["id"], author=g.name, body=words("comment", 2000), score=1,
+           created=TODAY, answered=comment["author"] if comment else "")
+    run("UPDATE forum_posts SET comments = comments + 1 WHERE id = ?", post["id"])
+    return go("Your comment was added.", _path(post))
 
 
 # ---- members -----------------------------------------------------------------------------------------------
 
-def _member(name: str) -> sqlite3.Row:
-    return one("SELECT name, joined, bio FROM users LEFT JOIN forum_bios ON user = name WHERE site = ? AND "
-               "name = ?", SITE.name, name)
+@SITE.get("/user/<member>")
+def member(member):
+    posts = rows("SELECT * FROM forum_posts WHERE author = ? ORDER BY id DESC", member["name"])
+    return page(member["name"], member=member, posts=paged(posts))
 
 
-@pages.get("/user/<name>")
-def member(name: str) -> Response:
-    posts = paged("SELECT * FROM forum_posts WHERE author = ? ORDER BY id DESC", (name,))
-    return page("forum_member.html", name, member=_member(name), posts=posts, comments=None)
+@SITE.get("/user/<member>/comments")
+def member_comments(member):
+    comments = rows("SELECT forum_comments.*, forum, title FROM forum_comments JOIN forum_posts "
+                    "ON forum_posts.id = post_id WHERE forum_comments.author = ? "
+                    "ORDER BY forum_comments.id DESC", member["name"])
+    return page(f"Comments of {member['name']}", "member", member=member, posts=None,
+                comments=paged(comments, 6))
 
 
-@pages.get("/user/<name>/comments")
-def member_comments(name: str) -> Response:
-    comments = paged("SELECT forum_comments.*, forum, title FROM forum_comments JOIN forum_posts "
-                     "ON forum_posts.id = post_id WHERE forum_comments.author = ? "
-                     "ORDER BY forum_comments.id DESC", (name,), size=6)
-    return page("forum_member.html", f"Comments of {name}", member=_member(name), posts=None,
-                comments=comments)
+@SITE.get("/account", member=True)
+def account():
+    subscribed = rows("SELECT forum FROM forum_subscriptions WHERE user = ? ORDER BY forum", g.name)
+    return page("Account", member=_member(g.name), subscribed=subscribed)
 
 
-@members.get("/account")
-def account() -> Response:
-    subscribed = run("SELECT forum FROM forum_subscriptions WHERE user = ? ORDER BY forum",
-                     g.user["name"]).fetchall()
-    return page("forum_account.html", "Account", member=_member(g.user["name"]), subscribed=subscribed)
+@SITE.get("/account/bio", member=True)
+def bio():
+    return page("Edit bio", member=_member(g.name))
 
 
-@members.get("/account/bio")
-def bio() -> Response:
-    return page("forum_bio.html", "Edit bio", member=_member(g.user["name"]))
-
-
-@members.post("/account/bio")
-def change_bio() -> Response:
-    run("INSERT OR REPLACE INTO forum_bios VALUES (?, ?)", g.user["name"], words("bio"))
-    return go("/account", "Your bio was saved.")
+@SITE.post("/account/bio")
+def change_bio():
+    run("INSERT OR REPLACE INTO forum_bios VALUES (?, ?)", g.name, words("bio"))
+    return go("Your bio was saved.", "/account")

@@ -4,165 +4,148 @@ from __future__ import annotations
 
 import sqlite3
 
-from flask import Blueprint, Response, g, request
+from flask import g, request
 
 from dreamgym.envs.webarena.sites.data import PAYMENTS, SCHEMA, SITE, fill
 from dreamgym.envs.webarena.sites.site import (
-    TODAY, Members, all_words, asked, chosen, exists, go, insert, kept, number, one, page, paged, run, words)
+    TODAY, all_words, asked, chosen, go, insert, number, one, page, paged, rows, run, words)
 
-__all__ = ["SCHEMA", "SITE", "fill", "pages"]
+__all__ = ["SCHEMA", "SITE", "fill"]
 SORTS = {"Name": "name", "Cheapest": "price, name", "Priciest": "price DESC, name",
          "Stars": "stars DESC, name"}
 # not *: stars cost a query for each product
-TILES = "SELECT slug, name, price, color, picture FROM shop_shelf"
+TILES = "SELECT slug, name, price, color, picture FROM shop_shelf WHERE enabled AND"
+JOINED = "JOIN shop_products ON shop_products.id = product_id"
 SUBJECTS = ("Order", "Product", "Return", "Other")
 MOST = 20                                        # of one product in a cart
 NO_QUANTITY = "Quantity must be a number from 1."
-
-pages = Blueprint("pages", __name__)
-members = Members(pages)
+SITE.loaders |= {
+    "product": lambda slug, _: one("SELECT * FROM shop_shelf WHERE slug = ? AND enabled", slug),
+    "order": lambda number, _: one("SELECT * FROM shop_orders WHERE id = ? AND user_id = ?", number,
+                                   g.user["id"])}
 
 
 # ---- finding products --------------------------------------------------------------------------------------
 
-@pages.get("/")
-def home() -> Response:
-    categories = run("SELECT * FROM shop_categories ORDER BY name").fetchall()
-    featured = run(f"{TILES} WHERE featured AND enabled ORDER BY id LIMIT 4").fetchall()
-    return page("shop_home.html", "Home", categories=categories, featured=featured)
+@SITE.get("/")
+def home():
+    return page("Home", categories=rows("SELECT * FROM shop_categories ORDER BY name"),
+                featured=rows(f"{TILES} featured ORDER BY id LIMIT 4"))
 
 
-def _listing(title: str, where: str, arguments: tuple, **query: str) -> Response:
-    sort = chosen("sort", SORTS, "Name")
-    products = paged(f"{TILES} WHERE enabled AND {where} ORDER BY {SORTS[sort]}", arguments)
-    return page("shop_list.html", title, products=products, sort=sort, sorts=SORTS,
-                address=kept(**query, sort=sort),
-                q=query.get("q", ""))
+def _products(title: str, where: str, *arguments):
+    sort = chosen("sort", SORTS)
+    found = rows(f"{TILES} {where} ORDER BY {SORTS[sort]}", *arguments)
+    return page(title, "products", products=paged(found))
 
 
-@pages.get("/category/<slug>")
-def category(slug: str) -> Response:
+@SITE.get("/category/<slug>")
+def category(slug):
     row = one("SELECT * FROM shop_categories WHERE slug = ?", slug)
-    return _listing(row["name"], "category_id = ?", (row["id"],))
+    return _products(row["name"], "category_id = ?", row["id"])
 
 
-@pages.get("/search")
-def search() -> Response:
+@SITE.get("/search")
+def search():
     """All words must be in the name, the category or the brand."""
     query = asked("q")
-    parts = query.lower().split()[:8]
-    where = all_words("lower(name || ' ' || category || ' ' || brand)", " ".join(parts), none="1")
     if not query:
-        return _listing("All products", where, ())
-    return _listing(f"Results for {query}", where, tuple(parts), q=query)
+        g.filters.clear()
+        return _products("All products", "1")
+    parts = query.lower().split()[:8]
+    where = all_words("lower(name || ' ' || category || ' ' || brand)", parts)
+    return _products(f"Results for {query}", where, *parts)
 
 
-def _product(slug: str) -> sqlite3.Row:
-    return one("SELECT * FROM shop_shelf WHERE slug = ? AND enabled", slug)
-
-
-@pages.get("/product/<slug>")
-def product(slug: str) -> Response:
-    row = _product(slug)
-    reviews = paged("SELECT stars, text, full_name FROM shop_reviews JOIN users ON users.id = user_id WHERE "
-                    "product_id = ? "
-                    "AND status = 'Approved' ORDER BY shop_reviews.id DESC", (row["id"],), size=3)
-    return page("shop_product.html", row["name"], product=row, reviews=reviews)
+@SITE.get("/product/<product>")
+def product(product):
+    reviews = rows("SELECT stars, text, full_name FROM shop_reviews JOIN users ON users.id = user_id WHERE "
+                   "product_id = ? AND status = 'Approved' ORDER BY shop_reviews.id DESC", product["id"])
+    return page(product["name"], product=product, reviews=paged(reviews, 3))
 
 
 # ---- the cart ----------------------------------------------------------------------------------------------
 
 def _cart() -> list[sqlite3.Row]:
-    return run("SELECT shop_products.*, quantity, price * quantity AS sum FROM shop_cart JOIN shop_products "
-               "ON shop_products.id = product_id WHERE user_id = ? ORDER BY shop_cart.rowid",
-               g.user["id"]).fetchall()
+    return rows(f"SELECT shop_products.*, quantity, price * quantity AS sum FROM shop_cart {JOINED} "
+                "WHERE user_id = ? ORDER BY shop_cart.rowid", g.user["id"])
 
 
-def _put(product: sqlite3.Row, quantity: int) -> None:
-    run("INSERT INTO shop_cart VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET quantity = excluded.quantity",
-        g.user["id"], product["id"], quantity)
+def _in_cart(product: sqlite3.Row) -> int:
+    return sum(item["quantity"] for item in _cart() if item["id"] == product["id"])
 
 
-def _too_many(product: sqlite3.Row, quantity: int) -> str:
+def _put(product: sqlite3.Row, quantity: int) -> str:
+    """Has that many in the cart, or says why that cannot be."""
+    if not (refusal := _refusal(product, quantity)):
+        run("INSERT INTO shop_cart VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET quantity = excluded.quantity",
+            g.user["id"], product["id"], quantity)
+    return refusal
+
+
+def _refusal(product: sqlite3.Row, quantity: int) -> str:
     """Why that many cannot be in the cart, or ""."""
-    most = min(product["stock"], MOST)
+    name, most = product["name"], min(product["stock"], MOST)
     if not product["enabled"]:
-        return f"{product['name']} is not sold any more."
+        return f"{name} is not sold any more."
     if quantity <= most:
         return ""
-    name = product["name"]
     return f"You can buy at most {most} of {name}." if most else f"{name} is out of stock."
 
 
-def _in_cart(product_id: int) -> int:
-    row = run("SELECT quantity FROM shop_cart WHERE user_id = ? AND product_id = ?", g.user["id"],
-              product_id).fetchone()
-    return row["quantity"] if row else 0
-
-
-@members.post("/product/<slug>/cart")
-def add_to_cart(slug: str) -> Response:
+@SITE.post("/product/<product>/cart")
+def add_to_cart(product):
     """`quantity` may be left out (a button without the box adds one)."""
-    row, quantity = _product(slug), number("quantity", 1, 999) if "quantity" in request.form else 1
-    if quantity is None:
-        return go(f"/product/{slug}", NO_QUANTITY)
-    quantity += _in_cart(row["id"])
-    if refusal := _too_many(row, quantity):
-        return go(f"/product/{slug}", refusal)
-    _put(row, quantity)
-    return go("/cart", f"You added {row['name']} to your cart.")
+    quantity = number("quantity", 1) if "quantity" in request.form else 1
+    if refusal := NO_QUANTITY if quantity is None else _put(product, quantity + _in_cart(product)):
+        return go(refusal, f"/product/{product['slug']}")
+    return go(f"You added {product['name']} to your cart.", "/cart")
 
 
-@members.get("/cart")
-def cart() -> Response:
-    items = _cart()
-    return page("shop_cart.html", "Cart", items=items, total=sum(item["sum"] for item in items))
+@SITE.get("/cart", member=True)
+def cart():
+    return page("Cart", items=_cart())
 
 
-@members.post("/cart/<slug>")
-def change_cart(slug: str) -> Response:
-    row, quantity = _product(slug), number("quantity", 1, 999)
-    if quantity is None:
-        return go("/cart", NO_QUANTITY)
-    if refusal := _too_many(row, quantity):
-        return go("/cart", refusal)
-    if _in_cart(row["id"]):                      # not when it was removed in another tab
-        _put(row, quantity)
-    return go("/cart", f"You changed {row['name']} to {quantity}.")
+@SITE.post("/cart/<product>")
+def change_cart(product):
+    quantity = number("quantity", 1)
+    if refusal := NO_QUANTITY if quantity is None else _refusal(product, quantity):
+        return go(refusal, "/cart")
+    if _in_cart(product):                        # not when it was removed in another tab
+        _put(product, quantity)
+    return go(f"You changed {product['name']} to {quantity}.", "/cart")
 
 
-@members.post("/cart/<slug>/remove")
-def remove_from_cart(slug: str) -> Response:
+@SITE.post("/cart/<slug>/remove")
+def remove_from_cart(slug):
     row = one("SELECT * FROM shop_products WHERE slug = ?", slug)
     run("DELETE FROM shop_cart WHERE user_id = ? AND product_id = ?", g.user["id"], row["id"])
-    return go("/cart", f"You removed {row['name']} from your cart.")
+    return go(f"You removed {row['name']} from your cart.", "/cart")
 
 
-@members.get("/checkout")
-def checkout() -> Response:
-    items = _cart()
-    if not items:
-        return go("/cart", "Your cart is empty.")
-    return page("shop_checkout.html", "Checkout", items=items, total=sum(item["sum"] for item in items),
-                address=_address(), payments=PAYMENTS)
+@SITE.get("/checkout", member=True)
+def checkout():
+    if not (items := _cart()):
+        return go("Your cart is empty.", "/cart")
+    return page("Checkout", items=items, address=_address(), payments=PAYMENTS)
 
 
-@members.post("/checkout")
-def place_order() -> Response:
+@SITE.post("/checkout")
+def place_order():
     items, payment = _cart(), words("payment")
-    if not items:
-        return go("/cart", "Your cart is empty.")
-    if refusal := next(filter(None, (_too_many(item, item["quantity"]) for item in items)), ""):
-        return go("/cart", refusal)
+    refusals = [refusal for item in items if (refusal := _refusal(item, item["quantity"]))]
+    if refusals or not items:
+        return go(refusals[0] if refusals else "Your cart is empty.", "/cart")
     order = insert(g.db, "shop_orders", user_id=g.user["id"], date=TODAY, status="Pending",
                    payment=payment if payment in PAYMENTS else PAYMENTS[0],
                    total=sum(item["sum"] for item in items))
     for item in items:
-        run("INSERT INTO shop_order_items VALUES (?, ?, ?, ?)", order, item["id"], item["price"],
-            item["quantity"])
+        insert(g.db, "shop_order_items", order_id=order, product_id=item["id"], price=item["price"],
+               quantity=item["quantity"])
         _change_stock(item, -1)
     run("DELETE FROM shop_cart WHERE user_id = ?", g.user["id"])
-    return go(f"/orders/{order}", f"Your order {order} was placed.")
+    return go(f"Your order {order} was placed.", f"/orders/{order}")
 
 
 def _change_stock(item: sqlite3.Row, sign: int) -> None:
@@ -171,149 +154,137 @@ def _change_stock(item: sqlite3.Row, sign: int) -> None:
 
 # ---- the account -------------------------------------------------------------------------------------------
 
-@members.get("/account")
-def account() -> Response:
-    return page("shop_account.html", "Account")
+@SITE.get("/account", member=True)
+def account():
+    return page("Account")
 
 
-@members.get("/orders")
-def orders() -> Response:
-    mine = paged("SELECT * FROM shop_orders WHERE user_id = ? ORDER BY id DESC", (g.user["id"],))
-    return page("shop_orders.html", "Orders", orders=mine)
+@SITE.get("/orders", member=True)
+def orders():
+    mine = rows("SELECT * FROM shop_orders WHERE user_id = ? ORDER BY id DESC", g.user["id"])
+    return page("Orders", orders=paged(mine))
 
 
-def _order(order_id: int) -> sqlite3.Row:
-    return one("SELECT * FROM shop_orders WHERE id = ? AND user_id = ?", order_id, g.user["id"])
-
-
-def order_items(order_id: int) -> list[sqlite3.Row]:
+def order_items(order: sqlite3.Row) -> list[sqlite3.Row]:
     """The lines of an order with their products: `paid` is the price of one then, `price` today's."""
-    return run("SELECT shop_products.*, i.price AS paid, quantity FROM shop_order_items i JOIN shop_products "
-               "ON shop_products.id = product_id WHERE order_id = ? ORDER BY shop_products.name",
-               order_id).fetchall()
+    return rows(f"SELECT shop_products.*, i.price AS paid, quantity FROM shop_order_items i {JOINED} "
+                "WHERE order_id = ? ORDER BY shop_products.name", order["id"])
 
 
-def close_order(order_id: int) -> None:
+def close_order(order: sqlite3.Row) -> None:
     """Cancels an order; what it held goes back into stock."""
-    run("UPDATE shop_orders SET status = 'Canceled' WHERE id = ?", order_id)
-    for item in order_items(order_id):
+    run("UPDATE shop_orders SET status = 'Canceled' WHERE id = ?", order["id"])
+    for item in order_items(order):
         _change_stock(item, 1)
 
 
-@members.get("/orders/<int:order_id>")
-def order(order_id: int) -> Response:
-    return page("shop_order.html", f"Order {order_id}", order=_order(order_id), items=order_items(order_id))
+@SITE.get("/orders/<int:order>", member=True)
+def order(order):
+    return page(f"Order {order['id']}", order=order, items=order_items(order))
 
 
-@members.post("/orders/<int:order_id>/cancel")
-def cancel(order_id: int) -> Response:
-    if _order(order_id)["status"] != "Pending":
-        return go(f"/orders/{order_id}", "Only a pending order can be canceled.")
-    close_order(order_id)
-    return go(f"/orders/{order_id}", f"Your order {order_id} was canceled.")
+@SITE.post("/orders/<int:order>/cancel")
+def cancel(order):
+    path = f"/orders/{order['id']}"
+    if order["status"] != "Pending":
+        return go("Only a pending order can be canceled.", path)
+    close_order(order)
+    return go(f"Your order {order['id']} was canceled.", path)
 
 
-@members.post("/orders/<int:order_id>/reorder")
-def reorder(order_id: int) -> Response:
+@SITE.post("/orders/<int:order>/reorder")
+def reorder(order):
     """What is not there in that number any more is left out."""
-    _order(order_id)
-    items = [(item, item["quantity"] + _in_cart(item["id"])) for item in order_items(order_id)]
-    possible = [(item, quantity) for item, quantity in items if not _too_many(item, quantity)]
-    for item, quantity in possible:
-        _put(item, quantity)
-    return go("/cart", f"You added {len(possible)} of {len(items)} products to your cart.")
+    items = order_items(order)
+    put = [_put(item, item["quantity"] + _in_cart(item)) for item in items]
+    return go(f"You added {put.count('')} of {len(items)} products to your cart.", "/cart")
 
 
-@members.get("/wishlist")
-def wishlist() -> Response:
-    products = paged("SELECT shop_products.* FROM shop_wishes JOIN shop_products ON shop_products.id = "
-                     "product_id "
-                     "WHERE user_id = ? AND enabled ORDER BY shop_wishes.rowid", (g.user["id"],), size=6)
-    return page("shop_wishlist.html", "Wishlist", products=products)
+@SITE.get("/wishlist", member=True)
+def wishlist():
+    products = rows(f"SELECT shop_products.* FROM shop_wishes {JOINED} WHERE user_id = ? AND enabled "
+                    "ORDER BY shop_wishes.rowid", g.user["id"])
+    return page("Wishlist", products=paged(products, 6))
 
 
-@members.post("/product/<slug>/wish")
-def wish(slug: str) -> Response:
-    row = _product(slug)
-    run("INSERT OR IGNORE INTO shop_wishes VALUES (?, ?)", g.user["id"], row["id"])
-    return go("/wishlist", f"You added {row['name']} to your wishlist.")
+@SITE.post("/product/<product>/wish")
+def wish(product):
+    run("INSERT OR IGNORE INTO shop_wishes VALUES (?, ?)", g.user["id"], product["id"])
+    return go(f"You added {product['name']} to your wishlist.", "/wishlist")
 
 
-@members.post("/wishlist/<slug>/remove")
-def unwish(slug: str) -> Response:
-    row = _product(slug)
-    run("DELETE FROM shop_wishes WHERE user_id = ? AND product_id = ?", g.user["id"], row["id"])
-    return go("/wishlist", f"You removed {row['name']} from your wishlist.")
+@SITE.post("/wishlist/<product>/remove")
+def unwish(product):
+    run("DELETE FROM shop_wishes WHERE user_id = ? AND product_id = ?", g.user["id"], product["id"])
+    return go(f"You removed {product['name']} from your wishlist.", "/wishlist")
 
 
 def _address() -> sqlite3.Row:
-    return run("SELECT * FROM shop_addresses WHERE user_id = ?", g.user["id"]).fetchone()
+    return one("SELECT * FROM shop_addresses WHERE user_id = ?", g.user["id"])
 
 
-@members.get("/address")
-def address() -> Response:
-    return page("shop_address.html", "Address", address=_address())
+@SITE.get("/address", member=True)
+def address():
+    return page("Address", address=_address())
 
 
-@members.post("/address")
-def change_address() -> Response:
+@SITE.post("/address")
+def change_address():
     fields = [words(name, 60) for name in ("street", "city", "zip", "phone")]
     if not all(fields):
-        return go("/address", "All fields are needed.")
+        return go("All fields are needed.")
     run("UPDATE shop_addresses SET street = ?, city = ?, zip = ?, phone = ? WHERE user_id = ?", *fields,
         g.user["id"])
-    return go("/address", "You saved your address.")
+    return go("You saved your address.")
 
 
-@members.get("/reviews")
-def my_reviews() -> Response:
-    reviews = paged("SELECT shop_reviews.*, name, slug FROM shop_reviews JOIN shop_products ON "
-                    "shop_products.id = product_id "
-                    "WHERE user_id = ? ORDER BY shop_reviews.id DESC", (g.user["id"],))
-    return page("shop_reviews.html", "My Reviews", reviews=reviews)
+@SITE.get("/reviews", member=True)
+def reviews():
+    mine = rows(f"SELECT shop_reviews.*, name, slug FROM shop_reviews {JOINED} WHERE user_id = ? "
+                "ORDER BY shop_reviews.id DESC", g.user["id"])
+    return page("My Reviews", reviews=paged(mine))
 
 
-@members.get("/product/<slug>/review")
-def review(slug: str) -> Response:
-    row = _product(slug)
-    return page("shop_review.html", f"Review {row['name']}", product=row)
+@SITE.get("/product/<product>/review", member=True)
+def review(product):
+    return page(f"Review {product['name']}")
 
 
-@members.post("/product/<slug>/review")
-def write_review(slug: str) -> Response:
+@SITE.post("/product/<product>/review")
+def write_review(product):
     """A review is shown once the back office has approved it."""
-    row, stars, text = _product(slug), number("stars", 1, 5), words("review")
+    stars, text = number("stars", 1, 5), words("review")
     if stars is None or not text:
-        return go(f"/product/{slug}/review", "Stars and a review are needed.")
-    insert(g.db, "shop_reviews", product_id=row["id"], user_id=g.user["id"], stars=stars, text=text,
+        return go("Stars and a review are needed.")
+    insert(g.db, "shop_reviews", product_id=product["id"], user_id=g.user["id"], stars=stars, text=text,
            date=TODAY, status="Pending")
-    return go("/reviews", "Your review waits for approval.")
+    return go("Your review waits for approval.", "/reviews")
 
 
-@members.get("/newsletter")
-def newsletter() -> Response:
-    subscribed = exists("SELECT 1 FROM shop_subscribers WHERE user_id = ?", g.user["id"])
-    return page("shop_newsletter.html", "Newsletter", subscribed=subscribed)
+@SITE.get("/newsletter", member=True)
+def newsletter():
+    subscribed = rows("SELECT * FROM shop_subscribers WHERE user_id = ?", g.user["id"])
+    return page("Newsletter", subscribed=subscribed)
 
 
-@members.post("/newsletter")
-def subscribe() -> Response:
+@SITE.post("/newsletter")
+def subscribe():
     if "subscribed" in request.form:
         run("INSERT OR IGNORE INTO shop_subscribers VALUES (?)", g.user["id"])
-        return go("/newsletter", "You are subscribed.")
+        return go("You are subscribed.")
     run("DELETE FROM shop_subscribers WHERE user_id = ?", g.user["id"])
-    return go("/newsletter", "You are not subscribed.")
+    return go("You are not subscribed.")
 
 
-@members.get("/contact")
-def contact() -> Response:
-    return page("shop_contact.html", "Contact", subjects=SUBJECTS)
+@SITE.get("/contact", member=True)
+def contact():
+    return page("Contact", subjects=SUBJECTS)
 
 
-@members.post("/contact")
-def send_message() -> Response:
+@SITE.post("/contact")
+def send_message():
     subject, text = words("subject"), words("message", 500)
     if subject not in SUBJECTS or not text:
-        return go("/contact", "A message is needed.")
+        return go("A message is needed.")
     insert(g.db, "shop_messages", user_id=g.user["id"], subject=subject, text=text)
-    return go("/contact", "Your message was sent.")
+    return go("Your message was sent.")

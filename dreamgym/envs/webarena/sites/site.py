@@ -1,11 +1,10 @@
-"""What every own site is made of: pages behind one layout, logins, confirmations, paging. No page of a site
-is here.
+"""What every own site is made of: one layout, logins, confirmations, lists. No page of a site is here.
 
-A site is a module with a `SITE`, its tables (`SCHEMA`), its first data (`fill(db, rng)`), and its views on a
-Blueprint `pages`, which `build_app` turns into a Flask app. Views find the database's connection in `g.db`
-and the visitor (a row of `users`, or None) in `g.user`. Every POST ends in `go(path, message)`: the answer to
-a form is always a redirect, and the message is shown once, on the next page. Flask's own signed sessions are
-not used: a session is a row of `sessions`, so that the reset of the database also logs everybody out.
+A site is a module with `SITE`, its tables (`SCHEMA`) and its first data (`fill(db, rng)`). Its views are
+registered with `SITE.get` and `SITE.post`; its pages are the blocks of templates/SITE.html, named like the
+views. A view finds the database's connection in `g.db`, the visitor in `g.user` (a row of `users`, or None) and
+the user name in `g.name`. Every POST ends in `go`: a redirect, and a message that the next page shows once. A
+session is a row of `sessions`, not a signed cookie, so that a reset of the database also logs everybody out.
 """
 from __future__ import annotations
 
@@ -13,43 +12,72 @@ import hashlib
 import re
 import sqlite3
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date, timedelta
-from functools import cache, wraps
+from functools import cache, partial
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
 import jinja2
 from flask import Blueprint, Flask, Response, abort, g, request
+from markupsafe import Markup
 from werkzeug.exceptions import HTTPException, NotFound
 
 DATABASE = "dreamgym.site_database"              # in a request's environ
 FOLDER = Path(__file__).parent
-_LOCAL = re.compile(r"/(?![/\\])[!-~]*")        # a path of this site; "//host" would lead elsewhere
 TODAY = "2024-06-01"                             # the clock stands still, so that an episode repeats exactly
-
 SCHEMA = """
-CREATE TABLE users (id INTEGER PRIMARY KEY, site TEXT NOT NULL, name TEXT NOT NULL, password TEXT NOT NULL,
-    full_name TEXT NOT NULL, joined TEXT NOT NULL, UNIQUE (site, name));
-CREATE TABLE sessions (id INTEGER PRIMARY KEY, sid TEXT NOT NULL UNIQUE, user_id INTEGER NOT NULL REFERENCES
-    users, message TEXT NOT NULL DEFAULT '');
+CREATE TABLE users (id INTEGER PRIMARY KEY, site, name, password, full_name, joined, UNIQUE (site, name));
+CREATE TABLE sessions (id INTEGER PRIMARY KEY, sid UNIQUE, user_id INT REFERENCES users, message DEFAULT '');
 """
 
 
-@dataclass(frozen=True)
-class Site:
-    """How a site is called, where its header leads, and how one logs in."""
+@dataclass(eq=False)
+class Site(Blueprint):
+    """How a site is called, where its header leads, how one logs in, and its views."""
     name: str                                    # one of SITES; also the body's class in the stylesheet
     title: str
-    nav: tuple[tuple[str, str], ...]             # (text, path) of the header's links
+    nav: dict[str, str]                          # text -> path of the header's links
     search: str = ""                             # path of the header's search form (field `q`); "" for none
     account: tuple[str, str] | None = None       # (user, password) that agents use
     login_path: str = "/login"
     login_text: str = "Log in"                   # of the header's link and of the form's button
     user_label: str = "Username"
     private: bool = False                        # True: every page asks for a login
+    # part of a route -> (its text, the parts loaded before) -> what the view gets in its place
+    loaders: dict[str, Callable[[Any, dict], Any]] = field(default_factory=dict)
+
+    def __post_init__(self):
+        super().__init__(self.name, __name__)
+
+    def get(self, *rules: str, member: bool = False) -> Callable:
+        """Registers a view. With `member`, as with every `post`, it is for those who are logged in: others
+        get the login form, and come back after it."""
+        return partial(self._register, rules, "GET", member)
+
+    def post(self, *rules: str) -> Callable:
+        return partial(self._register, rules, "POST", True)
+
+    def _register(self, rules: tuple[str, ...], method: str, member: bool, view: Callable) -> Callable:
+        def answer(**parts):
+            if member and g.user is None:
+                return ask_login()
+            loaded: dict[str, Any] = {}
+            for name, text in parts.items():
+                loaded[name] = self.loaders[name](text, loaded) if name in self.loaders else text
+            return view(**loaded)
+        for rule in rules:
+            self.add_url_rule(rule, view.__name__, answer, methods=[method])
+        return view
+
+    def add_user(self, db: sqlite3.Connection, name: str, rng: Random, full_name: str = "",
+                 joined: range | None = None) -> int:
+        """Adds somebody who joined so many days ago. Nobody knows the password, but that of `account`."""
+        password = self.account[1] if name == self.account[0] else f"{rng.getrandbits(64):016x}"
+        return insert(db, "users", site=self.name, name=name, password=password, full_name=full_name or name,
+                      joined=day(rng.choice(joined)) if joined else TODAY)
 
 
 # ---- the database ------------------------------------------------------------------------------------------
@@ -65,13 +93,13 @@ def run(query: str, *arguments: Any) -> sqlite3.Cursor:
     return g.db.execute(query, arguments)
 
 
+def rows(query: str, *arguments: Any) -> list[sqlite3.Row]:
+    return run(query, *arguments).fetchall()
+
+
 def one(query: str, *arguments: Any) -> sqlite3.Row:
     """The first row of a query; the page is not found without one."""
     return run(query, *arguments).fetchone() or abort(404)
-
-
-def exists(query: str, *arguments: Any) -> bool:
-    return run(query, *arguments).fetchone() is not None
 
 
 def toggle(table: str, **key: Any) -> bool:
@@ -85,18 +113,6 @@ def toggle(table: str, **key: Any) -> bool:
 
 def day(ago: int) -> str:
     return (date.fromisoformat(TODAY) - timedelta(days=ago)).isoformat()
-
-
-def add_user(db: sqlite3.Connection, site: Site, name: str, password: str, full_name: str = "",
-             joined: str = TODAY) -> int:
-    """Adds somebody who can log in on `site`; returns the id."""
-    return insert(db, "users", site=site.name, name=name, password=password, full_name=full_name or name,
-                  joined=joined)
-
-
-def draw_password(site: Site, name: str, rng: Random) -> str:
-    """A password that nobody knows; that of the site's own account is in `SITE`."""
-    return site.account[1] if name == site.account[0] else f"{rng.getrandbits(64):016x}"
 
 
 def open_session(db: sqlite3.Connection, user_id: int, key: str = "") -> str:
@@ -122,68 +138,70 @@ class _Environment(jinja2.Environment):
 def _templates() -> jinja2.Environment:
     """One for the process: templates compile once, however many worlds there are."""
     env = _Environment(loader=jinja2.FileSystemLoader(FOLDER / "templates"), autoescape=True,
-                       trim_blocks=True,
-                       lstrip_blocks=True, auto_reload=False, undefined=jinja2.StrictUndefined)
+                       trim_blocks=True, lstrip_blocks=True, auto_reload=False,
+                       undefined=jinja2.StrictUndefined)
     env.filters["money"] = lambda cents: f"${cents / 100:,.2f}"
+    env.globals |= {"g": g, "request": request}
     macros = env.get_template("macros.html").module
     env.globals |= {name: getattr(macros, name) for name in dir(macros) if not name.startswith("_")}
     return env
 
 
-@cache
-def _template(name: str) -> jinja2.Template:
-    return _templates().get_template(name)
-
-
-def page(template: str, title: str, code: int = 200, **context) -> Response:
-    """A page of the site: `title` must not be empty. The waiting message of the visitor is shown, and is gone
-    then."""
-    assert title.strip(), template
-    message = g.user["message"] if g.user is not None else ""
+def page(title: str, view: str = "", code: int = 200, **context: Any) -> Response:
+    """A page of the site: the block of the view that answers, or of `view`. Shows the waiting message."""
+    message = g.user["message"] if g.user else ""
     if message:
         run("UPDATE sessions SET message = '' WHERE sid = ?", g.user["sid"])
-    body = _template(template).render(title=title, site=g.site, user=g.user, message=message,
-                                      path=request.path, **context)
+    context |= {"title": title, "site": g.site, "user": g.user, "path": request.path}
+    file = "common" if view in ("login", "error") else g.site.name
+    template = _templates().get_template(f"{file}.html")
+    block = template.blocks[view or request.endpoint.rpartition(".")[2]]
+    content = Markup("".join(block(template.new_context(context))))
+    body = _templates().get_template("base.html").render(context, message=message, content=content)
     return Response(body, code, {"Cache-Control": "no-store"}, content_type="text/html; charset=utf-8")
 
 
-def go(path: str, message: str = "") -> Response:
-    """The answer to a form: a redirect to a path of this site, where `message` is shown."""
-    if message and g.user is not None:
+def go(message: str = "", path: str = "") -> Response:
+    """The answer to a form: a redirect to a path, or the form's own, where `message` is shown."""
+    if message and g.user:
         run("UPDATE sessions SET message = ? WHERE sid = ?", message, g.user["sid"])
-    return Response("", 303, {"Location": path, "Cache-Control": "no-store"})
+    return Response("", 303, {"Location": path or request.path, "Cache-Control": "no-store"})
 
 
-def words(field: str, longest: int = 200) -> str:
+def words(name: str, longest: int = 200) -> str:
     """A text of the form, white space collapsed and cut; "" when it was left empty."""
-    return " ".join(request.form.get(field, "").split())[:longest]
+    return " ".join(request.form.get(name, "").split())[:longest]
 
 
-def number(field: str, lowest: int = 0, highest: int = 999) -> int | None:
+def number(name: str, lowest: int = 0, highest: int = 999) -> int | None:
     """A whole number of the form, or None when it is none or out of bounds."""
-    text = request.form.get(field, "").strip()
+    text = request.form.get(name, "").strip()
     is_number = text.isascii() and text.isdecimal() and len(text) < 10
     return int(text) if is_number and lowest <= int(text) <= highest else None
 
 
-def asked(field: str) -> str:
-    """A text of the address, white space collapsed and cut."""
-    return " ".join(request.args.get(field, "").split())[:100]
+def asked(name: str) -> str:
+    """A text of the address, white space collapsed and cut. Like what `chosen` returns, it is one of the page's
+    filters, which the macros `filter_form` and `paging` show and pass on."""
+    g.filters[name] = " ".join(request.args.get(name, "").split())[:100]
+    return g.filters[name]
 
 
-def chosen(field: str, options: Iterable[str], default: str) -> str:
-    """One of some options, from the address."""
-    value = request.args.get(field, default)
-    return value if value in options else default
+def chosen(name: str, options: Iterable[str], label: str = "", strict: bool = True) -> str:
+    """One of some options, from the address; by default, and with `strict` for any other text, the first."""
+    options = list(options)
+    value = request.args.get(name, options[0])
+    g.filters[name] = value if value in options or not strict else options[0]
+    g.options[name] = options, label or name.capitalize()
+    return g.filters[name]
 
 
-def all_words(text: str, query: str, none: str) -> str:
-    """The SQL condition that `text` has every word of a query; `none` where the query has no word."""
-    return " AND ".join([f"instr({text}, ?)"] * len(query.split())) or none
+def all_words(text: str, parts: list[str]) -> str:
+    """The SQL condition that `text` has every one of some words; false where there is none."""
+    return " AND ".join([f"instr({text}, ?)"] * len(parts)) or "0"
 
 
-@dataclass(frozen=True)
-class Paged:
+class Paged(NamedTuple):
     """One page of a longer list, as the macro `paging` wants it."""
     rows: list
     page: int
@@ -191,78 +209,43 @@ class Paged:
     total: int
 
 
-def paged_list(total: int, read: Callable[[int, int], list], size: int = 8) -> Paged:
-    """The part of a list that `?page=` asks for, or the nearest; `read(first, size)` gives it."""
-    pages = max(1, -(-total // size))
+def paged(found: list, size: int = 8) -> Paged:
+    """The part of a list that `?page=` asks for, or the nearest."""
+    pages = max(1, -(-len(found) // size))
     page = min(max(1, request.args.get("page", 1, int)), pages)
-    return Paged(read((page - 1) * size, size), page, pages, total)
+    return Paged(found[(page - 1) * size:page * size], page, pages, len(found))
 
 
-def paged(query: str, arguments: tuple = (), size: int = 8) -> Paged:
-    """A page of the rows of an SQL query without LIMIT."""
-    total = run(f"SELECT count(*) FROM ({query})", *arguments).fetchone()[0]
-    return paged_list(total, lambda first,
-                      size: run(f"{query} LIMIT ? OFFSET ?", *arguments, size, first).fetchall(), size)
+# ---- apps --------------------------------------------------------------------------------------------------
 
-
-def kept(**filters: str) -> str:
-    """The address to which `paging` adds its page, so that the filter stays."""
-    return f"?{urlencode(filters)}&"
-
-
-# ---- logins ------------------------------------------------------------------------------------------------
-
-class Members:
-    """`get` and `post` of a blueprint for those who are logged in; others get the login form, and come back
-    after it."""
-
-    def __init__(self, pages: Blueprint):
-        self.pages = pages
-
-    def get(self, path: str, **options: Any) -> Callable:
-        return lambda view: self.pages.get(path, **options)(_guarded(view))
-
-    def post(self, path: str, **options: Any) -> Callable:
-        return lambda view: self.pages.post(path, **options)(_guarded(view))
-
-
-def _guarded(view: Callable) -> Callable:
-    @wraps(view)
-    def guarded(*args, **kwargs):
-        return view(*args, **kwargs) if g.user is not None else _ask_login()
-    return guarded
-
-
-def _ask_login() -> Response:
-    back = "/"
-    if request.method == "GET":
-        back = quote(request.path) + f"?{request.query_string.decode('latin-1')}".rstrip("?")
-    return go(g.site.login_path if back == "/" else f"{g.site.login_path}?{urlencode({'next': back})}")
+def ask_login() -> Response:
+    back = quote(request.path) + f"?{request.query_string.decode('latin-1')}".rstrip("?")
+    query = f"?{urlencode({'next': back})}" if request.method == "GET" and back != "/" else ""
+    return go(path=g.site.login_path + query)
 
 
 def _login() -> Response:
     if request.method == "GET":
-        return page("login.html", g.site.login_text, next=request.args.get("next", "/"),
+        return page(g.site.login_text, "login", next=request.args.get("next", "/"),
                     failed="failed" in request.args)
-    given = request.form.get("user", "").strip(), request.form.get("password", "")
     user = run("SELECT id FROM users WHERE site = ? AND name = ? AND password = ?", g.site.name,
-               *given).fetchone()
+               request.form.get("user", "").strip(), request.form.get("password", "")).fetchone()
     if user is None:
-        return go(f"{g.site.login_path}?failed=1")
+        return go(path=f"{g.site.login_path}?failed=1")
     back = request.form.get("next", "/")
-    answer = go(back if _LOCAL.fullmatch(back) else "/")
+    answer = go(path=back if re.fullmatch(r"/(?![/\\])[!-~]*", back) else "/")      # "//host" leads elsewhere
     answer.set_cookie(f"sid_{g.site.name}", open_session(g.db, user["id"]), httponly=True, samesite="Lax")
     return answer
 
 
 def _logout() -> Response:
     run("DELETE FROM sessions WHERE sid = ?", request.cookies.get(f"sid_{g.site.name}", ""))
-    answer = go("/")
+    answer = go(path="/")
     answer.delete_cookie(f"sid_{g.site.name}")
     return answer
 
 
-def build_app(site: Site, pages: Blueprint) -> Flask:
+def build_app(site: Site) -> Flask:
     """The Flask app of a site: its views, the login and the logout (POST /logout), the stylesheet, and a page
     for what is not there. Each request brings the SiteDatabase that it is for."""
     app = Flask(site.name, static_folder=str(FOLDER / "static"))
@@ -270,24 +253,25 @@ def build_app(site: Site, pages: Blueprint) -> Flask:
 
     @app.before_request
     def visitor() -> Response | None:
-        g.sites, g.site, g.user = request.environ[DATABASE], site, None
+        g.sites, g.site, g.user, g.filters, g.options = request.environ[DATABASE], site, None, {}, {}
         g.db = g.sites.db
         if sid := request.cookies.get(f"sid_{site.name}"):
             g.user = run("SELECT users.*, sid, message FROM sessions JOIN users ON users.id = user_id "
                          "WHERE sid = ? AND site = ?", sid, site.name).fetchone()
-        guest_page = not site.private or request.path == site.login_path or request.endpoint == "static"
-        return None if g.user is not None or guest_page else _ask_login()
+        g.name = g.user["name"] if g.user else ""
+        open_to_all = not site.private or request.path == site.login_path or request.endpoint == "static"
+        return None if g.user or open_to_all else ask_login()
 
     @app.errorhandler(HTTPException)
     def refused(error: HTTPException) -> Response:
         if error.code == 404:
-            return page("error.html", "Not found", 404, explanation="There is no such page.")
-        return page("error.html", error.name, error.code, explanation="This cannot be done here.")
+            return page("Not found", "error", 404, explanation="There is no such page.")
+        return page(error.name, "error", error.code, explanation="This cannot be done here.")
 
-    # /orders/ and a number that no database holds
+    # a number that no database holds
     app.register_error_handler(OverflowError, lambda _: refused(NotFound()))
     if site.account:
         app.add_url_rule(site.login_path, "login", _login, methods=["GET", "POST"])
         app.add_url_rule("/logout", "logout", _logout, methods=["POST"])
-    app.register_blueprint(pages)
+    app.register_blueprint(site)
     return app
