@@ -13,28 +13,24 @@ from dreamgym.run import summary_table  # noqa: E402
 
 
 def main(paths: list[str]) -> None:
-    cells: dict[tuple[str, str], dict[int, float]] = defaultdict(dict)     # by seed: two runs share one start
-    labels, used = set(), defaultdict(list)
-    for path in paths:
-        result = json.loads(Path(path).read_text())
+    cells, used = defaultdict(lambda: defaultdict(dict)), defaultdict(list)
+    labels = set()
+    for result in (json.loads(Path(path).read_text()) for path in paths):
         labels.add(f"{result['environment']['env']}, {result['label']}")
         for entry in result["test"]:
-            world = "real GRPO" if result["settings"]["world"] == "real" else "dream GRPO"
-            name = "start (imitation)" if entry["policy"] == "before" else f"after {world}"
-            for key, report in entry["reports"].items():
-                cells[name, key].setdefault(result["settings"]["seed"], report["success"])
+            name = ("start (imitation)" if entry["policy"] == "before"
+                    else f"after {result['settings']['world']} GRPO")
+            for key, report in entry["reports"].items():         # by seed: two runs share one start
+                cells[name][key].setdefault(result["settings"]["seed"], report["success"])
             used[name].append((entry["dream_transitions"], entry["real_transitions"]))
     print("; ".join(sorted(labels)))
-    names = list(dict.fromkeys(name for name, _ in cells))
-    keys = list(dict.fromkeys(key for _, key in cells))
     rows = []
-    for name in names:
+    for name, columns in cells.items():
         dream, real = (round(sum(column) / len(column)) for column in zip(*used[name]))
         row = {"policy": name, "RL transitions, dream / real": f"{dream:,} / {real:,}"}
-        for key in keys:
-            if values := cells.get((name, key)):
-                mean, half = seed_interval(list(values.values()))
-                row[key] = f"{mean:.3f} ± {half:.3f} (n {len(values)})"
+        for key, values in columns.items():
+            mean, half = seed_interval(list(values.values()))
+            row[key] = f"{mean:.3f} ± {half:.3f} (n {len(values)})"
         rows.append(row)
     print(summary_table(rows))
 

@@ -8,10 +8,11 @@ from dreamgym.run import write_jsonl
 from tests.conftest import ROOT
 
 FILES = str(ROOT / "examples" / "files.py")
+TINY = "tests.test_envs_base:Tiny"
 
 
 class Tiny(Environment):
-    """An environment that can be named as tests.test_envs_base:Tiny."""
+    """An environment that can be named by package.module:Class."""
 
     def __init__(self, data_dir: str = "", seed: int = 0, size: int = 3, loud: bool = False,
                  rate: float = 0.5):
@@ -19,51 +20,42 @@ class Tiny(Environment):
 
 
 def test_an_environment_by_class_and_by_file():
-    """A user's own environment that cannot be named, or has no name in reports."""
-    assert make_env("tests.test_envs_base:Tiny").name == "tests.test_envs_base:Tiny"
+    """A user's own environment that cannot be named, or has no name in reports; an option that arrives as
+    text, so that "false" counts as true."""
+    env = make_env(TINY, "data", 5, ["size=4", "loud=True", "rate=1e-3"], workers=2)
+    assert env.name == TINY and env.given == ("data", 5, 4, True, 0.001)
+    assert make_env(TINY, options=["loud=false"]).given[3] is False
     env = make_env(FILES, seed=3)
     assert env.name == FILES and env.tasks("train")[0] == make_env(FILES, seed=3).tasks("train")[0]
     assert env.tasks("train")[0] != make_env(FILES, seed=4).tasks("train")[0]
 
 
-def test_options_get_the_types_of_their_defaults():
-    """An option that arrives as text, so that "false" counts as true."""
-    env = make_env("tests.test_envs_base:Tiny", "data", 5, ["size=4", "loud=True", "rate=1e-3"], workers=2)
-    assert env.given == ("data", 5, 4, True, 0.001)
-    assert make_env("tests.test_envs_base:Tiny", options=["loud=false"]).given[3] is False
-
-
-@pytest.mark.parametrize("name, options, message", [
-    ("webshopp", [], "--env webshopp: expected one of webshop, "),
-    ("nowhere.py", [], "nowhere.py: no such file"),
-    ("no_such_package:World", [], "--env no_such_package:World: No module"),
-    ("dreamgym.envs.base:World", [], "--env dreamgym.envs.base:World: .*World"),
-    (str(ROOT / "collect.py"), [], "found 0 subclasses of Environment"),
-    ("tests.test_envs_base:Tiny", ["colour=red"], "no option 'colour'; it has loud, rate, size"),
-    ("tests.test_envs_base:Tiny", ["seed=1"], "no option 'seed'"),
-    ("tests.test_envs_base:Tiny", ["size=big"], "--env-options size=big: expected a int"),
-    ("tests.test_envs_base:Tiny", ["loud=maybe"], "--env-options loud=maybe: expected a bool"),
-    ("logs", [], "no recorded episodes"),
-])
-def test_what_does_not_fit_is_named(name, options, message):
-    """A traceback from importlib, or an option that is silently ignored."""
+@pytest.mark.parametrize("name, flags, message", [
+    ("webshopp", {}, "--env webshopp: expected one of webshop, "),
+    ("nowhere.py", {}, "nowhere.py: no such file"),
+    ("no_such_package:World", {}, "--env no_such_package:World: No module"),
+    ("dreamgym.envs.base:World", {}, "--env dreamgym.envs.base:World: .*World"),
+    (str(ROOT / "collect.py"), {}, "found 0 subclasses of Environment"),
+    (TINY, {"options": ["colour=red"]}, "no option 'colour'; it has loud, rate, size"),
+    (TINY, {"options": ["seed=1"]}, "no option 'seed'"),
+    (TINY, {"options": ["size=big"]}, "--env-options size=big: expected a int"),
+    (TINY, {"options": ["loud=maybe"]}, "--env-options loud=maybe: expected a bool"),
+    (FILES, {"data_dir": "somewhere"}, "takes no data folder"),
+    ("logs", {}, "no recorded episodes")])
+def test_what_does_not_fit_is_named(name, flags, message):
+    """A traceback from importlib, an option or --data-dir that is silently ignored: results on other data
+    than the user believes."""
     with pytest.raises(ValueError, match=message):
-        make_env(name, options=options)
+        make_env(name, **flags)
 
 
-def test_a_data_folder_that_nobody_reads():
-    """A --data-dir that is silently ignored: results on other data than the user believes."""
-    with pytest.raises(ValueError, match="takes no data folder"):
-        make_env(FILES, data_dir="somewhere")
+# ---- logs ----
 
-
-# ---- logs ----------------------------------------------------------------------------------------
-
-def write_log(path, count: int, lengths=(1, 4)) -> str:
-    """`count` episodes, each of its own task."""
+def write_log(path, count: int) -> str:
+    """`count` episodes, each of its own task, of 1 and 4 steps in turn."""
     episodes = [Episode(id=f"e{i}", task=Task(id="t", text=f"task {i}"),
                         steps=[Step(state=f"s{j}", action="go", next_state=f"s{j + 1}")
-                               for j in range(lengths[i % len(lengths)])]) for i in range(count)]
+                               for j in range((1, 4)[i % 2])]) for i in range(count)]
     write_jsonl(path, map(to_json, episodes), append=False)
     return str(path)
 
@@ -71,28 +63,21 @@ def write_log(path, count: int, lengths=(1, 4)) -> str:
 @pytest.mark.parametrize("count, sizes", [(3, [1, 1, 1]), (9, [7, 1, 1]), (30, [24, 3, 3])])
 def test_recorded_tasks_are_split_once(tmp_path, count, sizes):
     """A task in two splits, an empty split, or a split that changes from run to run."""
-    env = make_env("logs", file=write_log(tmp_path / "log.jsonl", count))
+    env, again = (make_env("logs", file=write_log(tmp_path / "log.jsonl", count)) for _ in range(2))
     parts = [env.tasks(split) for split in ("train", "valid", "test")]
     assert [len(part) for part in parts] == sizes and env.max_steps == 4 and not env.is_real
-    tasks = [task for part in parts for task in part]
+    tasks = sum(parts, [])
     assert len({task.text for task in tasks}) == len({task.id for task in tasks}) == count
-    assert all(task.start == "s0" for task in tasks)
-    assert [make_env("logs", file=str(tmp_path / "log.jsonl")).tasks("test")] == parts[2:]
+    assert all(task.start == "s0" for task in tasks) and again.tasks("test") == parts[2]
 
 
 def test_logs_cannot_be_played(tmp_path):
-    """An evaluation "in the real world" that does not exist; a log of one task that has no task to test
-    on."""
-    env = Logs(write_log(tmp_path / "log.jsonl", 3))
-    with pytest.raises(ValueError, match="no world to play in"):
-        env.reset(env.tasks("train"))
-    with pytest.raises(ValueError, match="no world to play in"):
-        env.step([], [])
+    """An evaluation "in the real world" that does not exist; a log of one task that has no task to test on;
+    a run resumed on other recorded episodes than it began with."""
+    three, four = (Logs(write_log(tmp_path / f"{n}.jsonl", n)) for n in (3, 4))
+    for call in (lambda: three.reset(three.tasks("train")), lambda: three.step([], [])):
+        with pytest.raises(ValueError, match="no world to play in"):
+            call()
     with pytest.raises(ValueError, match="found 2 different tasks, expected at least 3"):
         Logs(write_log(tmp_path / "short.jsonl", 2))
-
-
-def test_another_file_is_another_environment(tmp_path):
-    """A run resumed on other recorded episodes than it began with."""
-    one, two = (Logs(write_log(tmp_path / f"{n}.jsonl", n)).describe() for n in (3, 4))
-    assert one != two and one == Logs(str(tmp_path / "3.jsonl")).describe()
+    assert three.describe() != four.describe() and three.describe() == Logs(str(tmp_path / "3.jsonl")).describe()

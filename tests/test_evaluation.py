@@ -29,7 +29,7 @@ class FakeAudit(Audit):
 def bought(reward: float, task: str = "red", **more) -> Episode:
     step = Step(state=ITEM, action="buy", next_state=PLACED, reward=reward, done=True)
     stop = StopReason.SUCCESS if reward else StopReason.FAILURE
-    return Episode(**{"id": "e", "task": Task(id="t", text=task), "steps": [step], "world": "dream",
+    return Episode(**{"id": "e", "task": Task(id=task, text=task), "steps": [step], "world": "dream",
                       "stop": stop, "raw_score": reward} | more)
 
 
@@ -72,8 +72,7 @@ def test_seed_interval():
 def test_pass_at_k_against_all_choices():
     """Stops the biased 1 - (1 - p)^k, and tasks that weigh by their number of episodes."""
     wins = {"a": [1, 0, 0, 0], "b": [0] * 4, "c": [1, 1, 1, 0, 0]}
-    found = pass_at_k([bought(float(win), task=Task(id=name, text=name)) for name, row in wins.items()
-                       for win in row])
+    found = pass_at_k([bought(float(win), name) for name, row in wins.items() for win in row])
     assert list(found) == [1, 2, 4] and pass_at_k([]) == {}
     for k, value in found.items():
         slow = [sum(map(any, itertools.combinations(row[:4], k))) / math.comb(4, k) for row in wins.values()]

@@ -1,16 +1,16 @@
 """The contract of an environment, with defaults for everything but `tasks`, `reset` and `step`.
 
-The experience model has the same `reset`, `step` and `end`, so a rollout does not know which of the two it
-plays. Sessions are values: episodes start and end at any time, so that a rollout keeps its batch full. Reward
-is 1 on success at the end of an episode, else 0. docs/your-environment.md is the tutorial; examples/files.py
-is an environment in one short file. """
+The experience model has the same `reset`, `step` and `end`: a rollout does not know which of both it plays.
+Episodes start and end at any time, so that a rollout keeps its batch full. Reward is 1 on success at the end
+of an episode, else 0. Tutorial: docs/your-environment.md, examples/files.py.
+"""
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,8 +30,7 @@ BUILT_IN = {
 
 @dataclass
 class Session:
-    """One running episode: `inner` belongs to the environment (an engine, a browser) or to the experience
-    model (its history)."""
+    """One running episode. `inner` is its engine, browser, or, in the experience model, its history."""
     id: str
     task: Task
     state: str
@@ -41,7 +40,7 @@ class Session:
 
 @dataclass
 class StepResult:
-    """What followed an action. `reasoning` and `output` are filled in by the experience model only."""
+    """What followed an action. The texts are filled in by the experience model only."""
     state: str
     reward: float = 0.0
     done: bool = False
@@ -55,23 +54,21 @@ class StepResult:
 @dataclass
 class Player:
     """A scripted policy that makes offline data: `make(session, rng)` returns `act(state) -> action` for one
-    episode. `share` is its part of the offline episodes. The policy imitates the players with `imitate`."""
+    episode. `share` is its part of the offline episodes. A policy starts from players with `imitate`."""
     make: Callable[[Session, np.random.Generator], Callable[[str], str]]
     share: float = 1.0
     imitate: bool = False
 
 
 class Audit:
-    """What the truth says about a step, for reports only: training never asks it. Every method may be left as
-    it is."""
+    """What the truth says about a step, for reports only: training never asks it."""
 
     def action_type(self, state: str, action: str) -> str:
-        """The kind of an action, for tables; "refused" where the environment would change nothing."""
+        """The kind of an action, for tables."""
         return action.split()[0].split("[")[0] if action.split() else "none"
 
     def success(self, task: Task, state: str, action: str, next_state: str) -> bool | None:
-        """Whether this step fulfils the task, by rule; None where no rule can tell, or where the step is not
-        judged."""
+        """Whether this step fulfils the task, by rule; None where no rule can tell."""
         return None
 
     def inconsistencies(self, steps: list[Step]) -> tuple[int, int]:
@@ -80,11 +77,8 @@ class Audit:
 
 
 class Environment:
-    """A text environment. Write `tasks`, `reset` and `step`; the rest has a default.
-
-    Flags of an environment (`--env-options name=value ...`) are the keyword arguments of its `__init__`,
-    whose defaults give their types; the flags --data-dir and --env-seed are passed as `data_dir` and `seed`
-    where `__init__` has these names. """
+    """A text environment. The keyword arguments of `__init__` are its `--env-options name=value`, whose
+    defaults give their types; `data_dir` and `seed` among them get --data-dir and --env-seed."""
     name: str = ""
     label: str = ""                        # which data is played, for reports: "own sites", ...
     max_steps: int = 15
@@ -95,8 +89,7 @@ class Environment:
     audit: Audit = Audit()
 
     def tasks(self, split: str) -> list[Task]:
-        """The tasks of "train", "valid" (every choice is made on them) or "test" (played once, at the
-        end)."""
+        """Of "train", "valid" (every choice is made on them) or "test" (played once, at the end)."""
         raise NotImplementedError
 
     def reset(self, tasks: list[Task]) -> list[Session]:
@@ -104,43 +97,36 @@ class Environment:
         raise NotImplementedError
 
     def step(self, sessions: list[Session], actions: list[str]) -> list[StepResult]:
-        """One action for each session. An action that is refused or cannot be read changes nothing: the same
-        state comes back. Each session's `state` and `steps` move on. A result with `done` says why in
-        `stop`."""
+        """One action for each session, whose `state` and `steps` move on. A refused or unreadable action
+        changes nothing: the same state comes back. A result with `done` says why in `stop`."""
         raise NotImplementedError
 
     def end(self, sessions: list[Session]) -> None:
-        """Gives back what the sessions hold. Called once for every session, also for episodes that were cut
-        short."""
+        """Gives back what the sessions hold: once for every session, also of episodes that were cut short."""
 
     def close(self) -> None:
         """Gives back what the environment holds."""
 
     def ground(self, state: str, action: str) -> str:
         """The action with the words of the element it names ("click[2]" -> the words of line 2), on one line.
-        Reads the two texts alone; the same in the dream. The experience model and the replay buffer see this
-        form."""
+        Reads the two texts alone. The experience model and the replay buffer see this form."""
         return action
 
     def players(self) -> dict[str, Player]:
-        """The scripted policies that make offline data, by name. Without any, data comes from logs or a
-        language model."""
+        """By name. Without any, data comes from logs or a language model."""
         return {}
 
     def explain(self, task: Task, history: list[Step], step: Step) -> tuple[str, str]:
-        """(why the next state follows, why the reward follows) by rule, for training data; "" where no rule
-        can tell. `history`: the steps before."""
+        """(why the next state follows, why the reward follows) by rule; "" where none can tell."""
         return "", ""
 
     def counterfactuals(self, episodes: list[Episode], count: int, rng: np.random.Generator) -> list[Episode]:
-        """About `count` one-step episodes of source "counterfactual": a recorded page judged under another
-        task, so that the reward is learnt as a judgement of task and page. `label` names the constraint that
-        is broken, "none" where the task is fulfilled."""
+        """About `count` one-step episodes: a recorded page judged under another task, so that the reward is
+        learnt as a judgement of both. `label`: the constraint that is broken, "none" where all are met."""
         return []
 
     def renamer(self, rng: np.random.Generator) -> Callable[[str], str] | None:
-        """A consistent renaming of entities in every text of a training row (entity randomization); training
-        data only."""
+        """A consistent renaming of entities in every text of a training row (entity randomization)."""
         return None
 
     def vocabulary(self) -> list[str]:
@@ -153,8 +139,7 @@ class Environment:
 
 
 def environment_class(name: str) -> type[Environment]:
-    """The class behind `--env`: a built-in name, "package.module:Class" or "path/to/file.py" (the one
-    Environment in it). Raises ValueError that says what was found and what was expected."""
+    """The class behind `--env`. Raises ValueError that says what was found and what was expected."""
     if name.endswith(".py"):
         if not Path(name).is_file():
             raise ValueError(f"--env {name}: no such file")
@@ -162,8 +147,8 @@ def environment_class(name: str) -> type[Environment]:
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module          # dataclasses look their module up there
         spec.loader.exec_module(module)
-        classes = [c for c in vars(module).values() if inspect.isclass(c) and c.__module__ == module.__name__]
-        found = [c for c in classes if issubclass(c, Environment)]
+        found = [c for c in vars(module).values()
+                 if isinstance(c, type) and issubclass(c, Environment) and c.__module__ == spec.name]
         if len(found) != 1:
             raise ValueError(f"--env {name}: found {len(found)} subclasses of Environment in it, not one; "
                              "or name it: package.module:Class")
@@ -173,35 +158,33 @@ def environment_class(name: str) -> type[Environment]:
         raise ValueError(f"--env {name}: expected one of {', '.join(BUILT_IN)}, package.module:Class, "
                          "or path/to/file.py")
     try:
-        found = getattr(importlib.import_module(module_name), class_name)
+        return getattr(importlib.import_module(module_name), class_name)
     except (ModuleNotFoundError, AttributeError) as error:
         if isinstance(error, ModuleNotFoundError) and not module_name.startswith(error.name or " "):
             raise                                # a package that the environment itself lacks
         raise ValueError(f"--env {name}: {error}") from None
-    return found
 
 
-def make_env(name: str, data_dir: str = "", seed: int = 7, options: list[str] | None = None,
+def make_env(name: str, data_dir: str = "", seed: int = 7, options: Sequence[str] = (),
              **more: Any) -> Environment:
     """The environment behind `--env`, with `options` as "name=value" texts. `data_dir`, `seed` and `more`
     (such as the recorded episodes' `file`, or `workers`) are passed on where its `__init__` takes them.
     Raises ValueError naming the flag that does not fit."""
     cls = environment_class(name)
-    known = {} if cls.__init__ is object.__init__ else inspect.signature(cls.__init__).parameters
+    known = inspect.signature(cls).parameters
     given = {k: v for k, v in {"data_dir": data_dir, "seed": seed, **more}.items() if k in known}
     if data_dir and "data_dir" not in known:
         raise ValueError(f"--data-dir {data_dir}: {name} takes no data folder")
-    for option in options or []:
+    own = {key: type(known[key].default) for key in sorted(known) if key not in ("data_dir", "seed")}
+    for option in options:
         key, _, text = option.partition("=")
-        if key not in known or key in ("self", "data_dir", "seed"):
-            own = sorted(set(known) - {"self", "data_dir", "seed"})
+        if key not in own:
             raise ValueError(f"--env-options {option}: {name} has no option {key!r}; "
                              f"it has {', '.join(own) or 'none'}")
-        kind = type(known[key].default)
         try:
-            given[key] = {"true": True, "false": False}[text.lower()] if kind is bool else kind(text)
+            given[key] = {"true": True, "false": False}[text.lower()] if own[key] is bool else own[key](text)
         except (KeyError, ValueError):
-            raise ValueError(f"--env-options {option}: expected a {kind.__name__} "
+            raise ValueError(f"--env-options {option}: expected a {own[key].__name__} "
                              "(true or false for bool)") from None
     env = cls(**given)
     env.name = env.name or name
