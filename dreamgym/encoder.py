@@ -1,11 +1,11 @@
-"""phi(state, action) of DreamGym, Eq. 4: what the experience replay buffer is searched by, and what history
-is selected by.
+"""phi(state, action) of DreamGym, Eq. 4: what the replay buffer is searched by, and what history is selected
+by.
 
-An encoder maps states and actions to unit vectors: `encoder(states, actions) -> float32 [N, dim]`. The cosine
-of two vectors is the mean of the cosine of the actions and that of the states, so a long page cannot drown a
-short action.
-The paper does not name its encoder. Default here: words, weighted by rarity, randomly projected; no model, no
-download.
+    vectors_ND = load_encoder("words")(states, actions)        # unit vectors, float32
+
+The cosine of two vectors is the mean of the cosine of the actions and that of the states, so a long page
+cannot drown a short action. The paper does not name its encoder. Ours, by default: words, weighted by rarity
+and randomly projected; no model, no download.
 """
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import cache
 
 import numpy as np
 
@@ -20,93 +21,80 @@ WORD = re.compile(r"\w+")
 CACHED_TEXTS = 100_000
 
 
-class WordEncoder:
-    """A random projection of tf-idf bags of words, one half of the vector for the action and one for the
-    state. `fit` counts words."""
+class Encoder:
+    """Half of a vector is the action's, half the state's; a subclass embeds single texts."""
 
-    def __init__(self, dim: int = 256, idf: dict[str, float] | None = None):
-        self.dim, self.idf = dim, idf or {}
-        self.rarest = max(self.idf.values(), default=1.0)
-        self.clear_caches()
+    def __init__(self) -> None:
+        self.texts: dict[str, np.ndarray] = {}
 
     def clear_caches(self) -> None:
-        self.words: dict[str, np.ndarray] = {}
-        self.texts: dict[str, np.ndarray] = {}
+        self.texts.clear()
+
+    def __call__(self, states: Sequence[str], actions: Sequence[str]) -> np.ndarray:
+        new = sorted({*states, *actions} - self.texts.keys(), key=lambda text: (len(text), text))
+        self.texts.update(zip(new, self.embed(new)))
+        halves = [np.stack([self.texts[text] for text in texts]) for texts in (actions, states)]
+        if len(self.texts) >= CACHED_TEXTS:
+            self.clear_caches()
+        return np.concatenate(halves, axis=1) * np.float32(0.5 ** 0.5)
+
+
+class WordEncoder(Encoder):
+    """A random projection of tf-idf bags of words; `fit` counts words."""
+
+    def __init__(self, dim: int = 256, idf: dict[str, float] | None = None):
+        super().__init__()
+        self.dim, self.idf = dim, idf or {}
 
     def fit(self, texts: Iterable[str]) -> WordEncoder:
         """Sets the weight of each word from the texts it occurs in: log(1 + N / count)."""
-        counts, total = Counter(), 0
-        for text in set(texts):
-            counts.update(set(WORD.findall(text.lower())))
-            total += 1
-        self.idf = {word: float(np.log1p(total / count)) for word, count in counts.items()}
-        self.rarest = max(self.idf.values(), default=1.0)
+        bags = [set(WORD.findall(text.lower())) for text in set(texts)]
+        counts = Counter(word for bag in bags for word in bag)
+        self.idf = {word: float(np.log1p(len(bags) / count)) for word, count in counts.items()}
         self.clear_caches()
         return self
 
-    def __call__(self, states: Sequence[str], actions: Sequence[str]) -> np.ndarray:
-        """[N] states and actions -> unit vectors, float32 [N, dim]."""
-        halves = [np.stack([self._text(text) for text in texts]) for texts in (actions, states)]
-        return np.concatenate(halves, axis=1) * np.float32(0.5 ** 0.5)
-
-    def _text(self, text: str) -> np.ndarray:
-        if text not in self.texts:
-            if len(self.texts) >= CACHED_TEXTS:
-                self.texts.clear()
+    def embed(self, texts: list[str]) -> list[np.ndarray]:
+        rarest, found = max(self.idf.values(), default=1.0), []
+        for text in texts:
             vector = np.zeros(self.dim // 2, np.float32)
             for word, count in Counter(WORD.findall(text.lower())).items():
-                vector += count * self.idf.get(word, self.rarest) * self._word(word)
-            self.texts[text] = vector / max(float(np.linalg.norm(vector)), 1e-9)
-        return self.texts[text]
-
-    def _word(self, word: str) -> np.ndarray:
-        """A random direction that depends on the word alone, the same on every machine."""
-        if word not in self.words:
-            generator = np.random.default_rng(zlib.crc32(word.encode()))
-            self.words[word] = generator.choice(np.float32([-1, 1]),
-                                                self.dim // 2) * np.float32((self.dim // 2) ** -0.5)
-        return self.words[word]
+                vector += count * self.idf.get(word, rarest) * direction(word, self.dim // 2)
+            found.append(vector / max(float(np.linalg.norm(vector)), 1e-9))
+        return found
 
 
-class ModelEncoder:
-    """Mean-pooled last hidden states of a Hugging Face encoder, of action and state apart."""
+@cache
+def direction(word: str, dim: int) -> np.ndarray:
+    """A random direction that depends on the word alone, the same on every machine."""
+    signs = np.random.default_rng(zlib.crc32(word.encode())).choice(np.float32([-1, 1]), dim)
+    return signs * np.float32(dim ** -0.5)
+
+
+class ModelEncoder(Encoder):
+    """Mean-pooled last hidden states of a Hugging Face encoder."""
 
     def __init__(self, name_or_path: str, device: str = "cpu", batch: int = 64, max_tok: int = 512):
         from transformers import AutoModel, AutoTokenizer
+        super().__init__()
         self.model = AutoModel.from_pretrained(name_or_path).to(device).eval()
         self.tokenizer = AutoTokenizer.from_pretrained(name_or_path)
         self.batch, self.max_tok, self.dim = batch, max_tok, 2 * self.model.config.hidden_size
-        self.clear_caches()
 
-    def clear_caches(self) -> None:
-        self.texts: dict[str, np.ndarray] = {}
-
-    def __call__(self, states: Sequence[str], actions: Sequence[str]) -> np.ndarray:
-        """[N] states and actions -> unit vectors, float32 [N, dim]."""
-        self._embed([text for text in {*states, *actions} if text not in self.texts])
-        halves = [np.stack([self.texts[text] for text in texts]) for texts in (actions, states)]
-        if len(self.texts) >= CACHED_TEXTS:
-            self.texts.clear()
-        return np.concatenate(halves, axis=1) * np.float32(0.5 ** 0.5)
-
-    def _embed(self, texts: list[str]) -> None:
+    def embed(self, texts: list[str]) -> list[np.ndarray]:
         import torch
-        texts = sorted(texts,
-                       key=lambda text: (len(text), text))      # a set has another order in each process
+        found = []
         for start in range(0, len(texts), self.batch):
-            part = texts[start:start + self.batch]
-            rows = self.tokenizer(part, return_tensors="pt", padding=True, truncation=True,
-                                  max_length=self.max_tok)
+            rows = self.tokenizer(texts[start:start + self.batch], return_tensors="pt", padding=True,
+                                  truncation=True, max_length=self.max_tok).to(self.model.device)
             with torch.inference_mode():
-                hidden_BTH = self.model(**rows.to(self.model.device)).last_hidden_state.float()
+                hidden_BTH = self.model(**rows).last_hidden_state.float()
             mask_BT1 = rows["attention_mask"][..., None].float()
-            mean_BH = torch.nn.functional.normalize((hidden_BTH
-                                                     * mask_BT1).sum(1) / mask_BT1.sum(1).clamp(min=1),
-                                                    dim=-1)
-            self.texts.update(zip(part, mean_BH.cpu().numpy()))
+            mean_BH = (hidden_BTH * mask_BT1).sum(1) / mask_BT1.sum(1).clamp(min=1)
+            found += list(torch.nn.functional.normalize(mean_BH, dim=-1).cpu().numpy())
+        return found
 
 
-def load_encoder(name: str, idf: dict[str, float] | None = None,
-                 device: str = "cpu") -> WordEncoder | ModelEncoder:
+def load_encoder(name: str, idf: dict[str, float] | None = None, device: str = "cpu") -> Encoder:
     """"words", or a path or hub name of a Hugging Face encoder."""
     return WordEncoder(idf=idf) if name == "words" else ModelEncoder(name, device)

@@ -2,14 +2,14 @@
 
 Environments, the experience model, scripted players and imported logs all produce `Episode`s. A file holds
 one episode a line, with a `schema` number; msgspec checks the types, `check_episode` the rest, and an error
-names file, line and field. docs/data.md has an example. Left out on purpose: tensors, tokenizers, and
-anything that only one environment knows (that is in `Task.goal`).
+names file, line and field (docs/data.md). What only one environment knows is in `Task.goal`.
 """
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -29,15 +29,14 @@ class StopReason(StrEnum):
 
 
 class Task(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One instruction. `goal` is the environment's own handle on it; it is empty for a generated task, which
-    only the dream can play."""
+    """One instruction."""
     id: str
     text: str                      # one line
     env: str = ""
     start: str = ""                # the first state; a dream needs it
-    goal: dict = {}
+    goal: dict = {}                # the environment's own handle; empty for a generated task
     groups: list[str] = []         # labels for reports, such as "split valid_seen" or "type pick_and_place"
-    generated: bool = False
+    generated: bool = False        # only the dream can play it
     parent: str = ""               # the seed task of a generated one
 
 
@@ -54,26 +53,23 @@ class Step(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fiel
 
     @property
     def valid(self) -> bool:
-        """An action that changes nothing is an invalid one, in both worlds; one that ends the episode is
-        not."""
+        """In both worlds an action that changes nothing is invalid, unless it ends the episode."""
         return self.done or self.next_state != self.state
 
 
 class TokenSegment(msgspec.Struct, kw_only=True):
-    """Token ids of one context window of a policy: ids only grow, mask 1 = sampled by the policy, `logps` of
-    the masked tokens in order.
-    `turn_ends[i]` is the index in `logps` after the i-th action, so that a reward can be placed on a turn."""
+    """Token ids of one context window of a policy; they only grow."""
     ids: list[int] = []
-    mask: list[int] = []
-    logps: list[float] = []
-    turn_ends: list[int] = []
+    mask: list[int] = []           # 1 = sampled by the policy
+    logps: list[float] = []        # of the masked tokens in order
+    turn_ends: list[int] = []      # index in `logps` after each action, so that a reward can be placed on it
 
 
 class Episode(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     id: str
     task: Task
     steps: list[Step] = []
-    world: str = "real"            # "real" | "dream"
+    world: Literal["real", "dream"] = "real"
     source: str = ""               # who acted: "policy", the name of a player, "counterfactual", "imported"
     stop: StopReason = StopReason.RUNNING
     raw_score: float = 0.0         # the benchmark's own score
@@ -91,6 +87,17 @@ class Episode(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
         return self.reward == 1.0
 
 
+def successes(episodes: Iterable[Episode]) -> float:
+    """Share of successful episodes; 0 for none."""
+    outcomes = [episode.success for episode in episodes]
+    return sum(outcomes) / max(1, len(outcomes))
+
+
+def number_lines(text: str) -> str:
+    """How a policy sees a state of an environment with `numbered_lines`."""
+    return "\n".join(f"[{i}] {line}" for i, line in enumerate(text.split("\n"), 1))
+
+
 def rename_step(step: Step, change: Callable[[str], str]) -> Step:
     """The step with `change` made in every text of it."""
     names = ("state", "action", "next_state", "grounded", "reasoning", "reward_reasoning")
@@ -103,42 +110,42 @@ def rename_episode(episode: Episode, change: Callable[[str], str]) -> Episode:
     return replace(episode, task=task, steps=[rename_step(step, change) for step in episode.steps])
 
 
-def to_json(record: Task | Episode) -> dict:
-    """A record as plain JSON values, with the schema number and without token segments."""
-    if isinstance(record, Episode):
-        record = replace(record, segments=[])
-    return {"schema": SCHEMA} | msgspec.to_builtins(record)
-
+# ---- checks and files --------------------------------------------------------------------------------------
 
 def check_episode(episode: Episode, where: str = "episode") -> Episode:
     """The episode itself, or a ValueError that names `where` and the field that cannot be."""
     check_task(episode.task, f"{where}, task")
     if not episode.steps:
         raise ValueError(f"{where}: field `steps` is empty; expected at least one step")
-    if episode.world not in ("real", "dream"):
-        raise ValueError(f"{where}: field `world` is {episode.world!r}, expected real or dream")
+    state = episode.steps[0].state
     for i, step in enumerate(episode.steps):
-        at = f"{where}, steps[{i}]"
-        if len(step.action.splitlines()) > 1 or len(step.grounded.splitlines()) > 1:
-            raise ValueError(f"{at}: fields `action` and `grounded` are single lines; found a line break")
-        if step.reward not in (0, 1):
-            raise ValueError(f"{at}: field `reward` is {step.reward}, expected 0 or 1 (the benchmark's score "
-                             "goes into `raw_score`)")
-        if step.reward == 1 and not step.done:
-            raise ValueError(f"{at}: reward 1 with done false; only a successful last step pays")
-        if step.done and i + 1 < len(episode.steps):
-            raise ValueError(f"{at}: done before the last step")
-        if i and step.state != episode.steps[i - 1].next_state:
-            raise ValueError(f"{at}: field `state` differs from the `next_state` before it")
+        for wrong, problem in (
+                (len(step.action.splitlines()) > 1 or len(step.grounded.splitlines()) > 1,
+                 "fields `action` and `grounded` are single lines; found a line break"),
+                (step.reward not in (0, 1),
+                 f"field `reward` is {step.reward}, expected 0 or 1 (a partial score goes into `raw_score`)"),
+                (step.reward and not step.done, "reward 1 with done false; only a successful last step pays"),
+                (step.done and i + 1 < len(episode.steps), "done before the last step"),
+                (step.state != state, "field `state` differs from the `next_state` before it")):
+            if wrong:
+                raise ValueError(f"{where}, steps[{i}]: {problem}")
+        state = step.next_state
     return episode
 
 
-def check_task(task: Task, where: str = "task") -> Task:
+def check_task(task: Task, where: str) -> Task:
     """The task itself, or a ValueError that names `where`."""
     if len(task.text.strip().splitlines()) != 1:
         raise ValueError(f"{where}: field `text` is empty or has line breaks ({task.text[:40]!r}); expected "
                          "one line")
     return task
+
+
+def to_json(record: Task | Episode) -> dict:
+    """A record as plain JSON values, with the schema number and without token segments."""
+    if isinstance(record, Episode):
+        record = replace(record, segments=[])
+    return {"schema": SCHEMA} | msgspec.to_builtins(record)
 
 
 def from_json(record: object, kind: type, where: str):
@@ -164,14 +171,14 @@ def read_jsonl(path: Path | str) -> Iterator[tuple[str, object]]:
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
-                try:
+                try:                             # a Windows editor begins a file with a byte order mark
                     yield f"{path}:{number}", msgspec.json.decode(line.removeprefix(b"\xef\xbb\xbf"))
                 except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
                     raise ValueError(f"{path}:{number}: not JSON ({str(error)[:200]})") from None
 
 
 def read_episodes(path: Path | str) -> list[Episode]:
-    """All episodes of a JSONL file. Raises ValueError naming file, line and field."""
+    """All episodes of a JSONL file."""
     episodes: dict[str, Episode] = {}
     for where, record in read_jsonl(path):
         episode = from_json(record, Episode, where)
@@ -183,17 +190,5 @@ def read_episodes(path: Path | str) -> list[Episode]:
 
 
 def read_tasks(path: Path | str) -> list[Task]:
-    """All tasks of a JSONL file. Raises ValueError naming file, line and field."""
+    """All tasks of a JSONL file."""
     return [from_json(record, Task, where) for where, record in read_jsonl(path)]
-
-
-def number_lines(text: str) -> str:
-    """The text with "[1] " … in front of its lines: how a policy sees a state of an environment with
-    `numbered_lines`."""
-    return "\n".join(f"[{i}] {line}" for i, line in enumerate(text.split("\n"), 1))
-
-
-def successes(episodes: Iterable[Episode]) -> float:
-    """Share of successful episodes; 0 for none."""
-    outcomes = [episode.success for episode in episodes]
-    return sum(outcomes) / max(1, len(outcomes))

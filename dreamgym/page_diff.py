@@ -6,9 +6,8 @@
 
     encode(page, {"state": known}) -> text;   decode(text, {"state": known}) == page
 
-A page that is not close to any known one is written out; `encode` always checks that `decode` gives the page
-back. Small models copy long text badly and name lines well; larger ones may write whole pages instead
-(--page-format full).
+A page that is not close to any known one is written out. Small models copy long text badly and name lines
+well; larger ones may write whole pages instead (--page-format full).
 """
 from __future__ import annotations
 
@@ -19,15 +18,16 @@ MARK = "= "
 
 
 def encode(page: str, known: Mapping[str, str]) -> str:
-    """The shortest of: a known page's name with its edits, or the page itself. Lengths are counted in
-    words."""
+    """The shortest, in words, of the page itself and its forms that decode gives back."""
     candidates = [page] if not page.startswith(MARK) else []
     for name, text in known.items():
         if text == page:
             return MARK + name
         written = "\n".join([MARK + name, *_edits(text.split("\n"), page.split("\n"))])
-        if _decodes(written, known, page):
-            candidates.append(written)
+        try:
+            candidates += [written] * (decode(written, known) == page)
+        except ValueError:       # edits that name lines have no form for this page
+            pass
     return min(candidates, key=lambda text: len(text.split())) if candidates else page
 
 
@@ -38,9 +38,9 @@ def _edits(known: list[str], lines: list[str]) -> list[str]:
     for what, a, b, c, d in SequenceMatcher(None, known, lines, autojunk=False).get_opcodes():
         if what == "equal":
             continue
-        if what == "insert" and a < len(known) and a > 0:
+        if what == "insert" and 0 < a < len(known):
             a, c = a - 1, c - 1
-        elif what == "insert" and a < len(known):
+        elif what == "insert" and a == 0 < len(known):
             b, d = a + 1, d + 1
         edits += [f"- {line}" for line in known[a:b]] + [f"+ {line}" for line in lines[c:d]]
     return edits
@@ -56,23 +56,16 @@ def decode(text: str, known: Mapping[str, str]) -> str:
         raise ValueError(f"{first!r}: no such page; known are {', '.join(known)}")
     lines, place = known[first[len(MARK):]].split("\n"), None
     for edit in edits:
-        if edit.startswith("- "):
-            start = place or 0
-            if edit[2:] not in lines[start:]:
+        sign, line = edit[:2], edit[2:]
+        if sign == "- ":
+            if line not in lines[place or 0:]:
                 raise ValueError(f"{edit!r}: the page has no such line after the edit before")
-            place = lines.index(edit[2:], start)
+            place = lines.index(line, place or 0)
             del lines[place]
-        elif edit.startswith("+ "):
+        elif sign == "+ ":
             place = len(lines) if place is None else place
-            lines.insert(place, edit[2:])
+            lines.insert(place, line)
             place += 1
         else:
             raise ValueError(f"{edit!r}: expected a line that begins with '- ' or '+ '")
     return "\n".join(lines)
-
-
-def _decodes(text: str, known: Mapping[str, str], page: str) -> bool:
-    try:
-        return decode(text, known) == page
-    except ValueError:
-        return False

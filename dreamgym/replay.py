@@ -4,26 +4,21 @@
     buffer.add(transitions, vectors_ND)                # offline ones first, then the dreamt ones of each step
     found = buffer.search(vectors_BD, 4, task_texts)   # per query [(transition, cosine), ...], best first
 
-The caller makes the unit vectors phi(state, action): no model lives here. A small buffer is searched
-exactly, by one matrix product. From `exact_below` transitions on an hnswlib index takes every new row and
-answers first; what exclusions and copies leave open is searched exactly. hnswlib does not save its level
-generator, so `save` reads its own index back: after a save, this run and a resumed one insert rows at the
-same levels.
-Left out on purpose: atomic folders (the checkpoint around this one is), several indexes, other distances.
+The caller makes the unit vectors phi(state, action). A small buffer is searched exactly, by one matrix
+product. From `exact_below` transitions on an hnswlib index answers first; what exclusions and copies leave
+open is searched exactly. hnswlib does not save its level generator, so `save` reads its own index back: after
+a save, this run and a resumed one insert rows at the same levels.
 D dimensions, N rows added, R rows of the buffer, B queries, F candidates.
 """
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
 import hnswlib
 import msgspec
 import numpy as np
-
-from dreamgym.episode import read_jsonl
 
 SCHEMA = 2
 TIE = 1e-6         # cosines closer than this are equal: those of equal texts differ by rounding
@@ -41,79 +36,47 @@ class Transition(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     reasoning: str
     episode_id: str
     task: str                      # the task's text; retrieval excludes by it
-    synthetic: bool
+    synthetic: bool                # written by an experience model
     step: int                      # counts from 0
-
-
-def _transition(record: object, where: str) -> Transition:
-    """The checked Transition. Raises ValueError for what would not survive JSON: numpy scalars, NaN."""
-    try:
-        transition = msgspec.convert(record, Transition)
-    except msgspec.ValidationError as error:
-        raise ValueError(f"{where}: {error}") from None
-    if not math.isfinite(transition.reward):
-        raise ValueError(f"{where}: field `reward` is {transition.reward}, expected a finite number")
-    return transition
 
 
 class ReplayBuffer:
     """Bounded list of transitions with one unit vector each. The same calls give the same answers.
 
-    capacity: most transitions kept. exact_below: no index while there are fewer (the default is measured, see
-    benchmarks/replay_search.py). seed: of the index's level generator.
+    exact_below: no index while there are fewer (the default is measured, see benchmarks/replay_search.py).
+    seed: of the index's level generator.
     """
 
     def __init__(self, dim: int, capacity: int = 200_000, exact_below: int = 40_000, seed: int = 0) -> None:
-        if dim < 1 or capacity < 1:
-            raise ValueError(f"ReplayBuffer: dim is {dim} and capacity is {capacity}, expected at least 1")
         self.dim, self.capacity, self.exact_below, self.seed = dim, capacity, exact_below, seed
-        self._records: list[Transition] = []                  # oldest first, as the rows of the arrays
+        self.records: list[Transition] = []                   # oldest first, as the rows of the arrays
         self._vectors_RD = np.zeros((0, dim), np.float32)
         self._uid_R = np.zeros(0, np.int64)                   # ascending; the labels of the index
-        self._synthetic_R = np.zeros(0, bool)
         self._next_uid = 0
         self._index: hnswlib.Index | None = None       # all rows, and evicted ones marked deleted
 
     def __len__(self) -> int:
-        return len(self._records)
+        return len(self.records)
 
     def share_synthetic(self) -> float:
-        """Share of transitions that an experience model wrote; 0 for an empty buffer."""
-        return float(self._synthetic_R.mean()) if len(self) else 0.0
-
-    def transitions(self) -> list[Transition]:
-        """All transitions, oldest first."""
-        return list(self._records)
-
-    def _check(self, vectors: np.ndarray) -> np.ndarray:
-        vectors = np.asarray(vectors, np.float32)
-        if vectors.ndim != 2 or vectors.shape[1] != self.dim:
-            raise ValueError(f"ReplayBuffer: vectors have shape {vectors.shape}, expected (rows, {self.dim})")
-        if not np.isfinite(vectors).all():
-            row = int((~np.isfinite(vectors)).any(axis=1).argmax())
-            raise ValueError(f"ReplayBuffer: the vector of row {row} is not finite")
-        return vectors
+        return sum(t.synthetic for t in self.records) / max(1, len(self))
 
     # ---- writing -------------------------------------------------------------------------------------
 
     def add(self, transitions: Sequence[Transition], vectors_ND: np.ndarray) -> None:
-        """Append transitions. Over capacity the oldest synthetic ones go first, then the oldest real ones: a
-        synthetic transition never displaces a real one. Each call copies the arrays, so add many at a
-        time."""
-        vectors_ND, n = self._check(vectors_ND), len(transitions)
-        if n != len(vectors_ND):
-            raise ValueError(f"ReplayBuffer.add: {n} transitions, but {len(vectors_ND)} vectors")
-        new = [_transition(msgspec.structs.asdict(transition), f"ReplayBuffer.add, transition {i}")
-               for i, transition in enumerate(transitions)]
-        records, uid_R = self._records + new, np.append(self._uid_R, self._next_uid + np.arange(n))
-        synthetic_R = np.append(self._synthetic_R, [t.synthetic for t in new]).astype(bool)
-        leaving_first = np.lexsort((uid_R, ~synthetic_R))
+        """Over capacity the oldest synthetic ones go first, then the oldest real ones: a synthetic transition
+        never displaces a real one. Each call copies the arrays, so add many at a time."""
+        n = len(transitions)
+        assert vectors_ND.shape == (n, self.dim) and np.isfinite(vectors_ND).all(), vectors_ND.shape
+        records = self.records + list(transitions)
+        uid_R = np.append(self._uid_R, self._next_uid + np.arange(n))
+        leaving_first = sorted(range(len(records)), key=lambda row: not records[row].synthetic)
         keep_R = np.ones(len(records), bool)
         keep_R[leaving_first[:max(0, len(records) - self.capacity)]] = False
         evicted = uid_R[~keep_R & (uid_R < self._next_uid)]
-        self._records = [record for record, keep in zip(records, keep_R) if keep]
-        self._vectors_RD = np.concatenate([self._vectors_RD, vectors_ND])[keep_R]
-        self._uid_R, self._synthetic_R = uid_R[keep_R], synthetic_R[keep_R]
+        self.records = [record for record, keep in zip(records, keep_R) if keep]
+        self._vectors_RD = np.append(self._vectors_RD, np.float32(vectors_ND), axis=0)[keep_R]
+        self._uid_R = uid_R[keep_R]
         self._update_index(evicted, first_new=int(np.searchsorted(self._uid_R, self._next_uid)))
         self._next_uid += n
 
@@ -136,13 +99,10 @@ class ReplayBuffer:
         """The k transitions of highest cosine for each query: B lists of (transition, cosine), best first.
 
         exclude_tasks: for each query the task text whose transitions are never returned; "" excludes nothing.
-        min_score: lowest cosine returned. Equal (state, action, next state) come once. Of equal cosines real
-        transitions come first, then older ones. A list is shorter than k only where no more qualify.
+        Equal (state, action, next state) come once. Of equal cosines real transitions come first, then older
+        ones. A list is shorter than k only where no more qualify.
         """
-        vectors_BD = self._check(vectors_BD)
-        if k < 1 or len(exclude_tasks) != len(vectors_BD):
-            raise ValueError(f"ReplayBuffer.search: k is {k}, with {len(exclude_tasks)} excluded tasks for "
-                             f"{len(vectors_BD)} queries; expected k >= 1 and one task, or '', each")
+        vectors_BD = np.float32(vectors_BD)
         found: list[list] = [[] for _ in vectors_BD]
         open_queries = list(range(len(vectors_BD))) if len(self) else []
         fetch, use_index = 8 * k + 64, self._index is not None
@@ -176,8 +136,8 @@ class ReplayBuffer:
         row_F, score_F = row_F[order], score_F[order]
         tier_F = np.cumsum(-np.diff(score_F, prepend=score_F[:1]) > TIE)      # equal cosines are one tier
         hits, seen = [], set()
-        for i in np.lexsort((row_F, self._synthetic_R[row_F], tier_F)):
-            record = self._records[row_F[i]]
+        for i in np.lexsort((row_F, [self.records[row].synthetic for row in row_F], tier_F)):
+            record = self.records[row_F[i]]
             text = (record.state, record.action, record.next_state)
             high = min_score is None or score_F[i] >= min_score
             if high and text not in seen and not (task and record.task == task):
@@ -193,11 +153,9 @@ class ReplayBuffer:
         """Write records.jsonl, vectors.npy, uids.npy, meta.json and, where there is one, index.bin."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        for name in ("meta.json", "index.bin"):     # meta.json comes last: without it a folder is not whole
-            (folder / name).unlink(missing_ok=True)
-        (folder / "records.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(self._records))
-        np.save(folder / "vectors.npy", self._vectors_RD, allow_pickle=False)
-        np.save(folder / "uids.npy", self._uid_R, allow_pickle=False)
+        (folder / "records.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(self.records))
+        np.save(folder / "vectors.npy", self._vectors_RD)
+        np.save(folder / "uids.npy", self._uid_R)
         if self._index:
             self._index.save_index(str(folder / "index.bin"))
             self._load_index(folder)
@@ -211,24 +169,20 @@ class ReplayBuffer:
 
     @classmethod
     def load(cls, folder: str | Path) -> ReplayBuffer:
-        """Read what `save` wrote. Raises ValueError naming file, line and field."""
+        """Read what `save` wrote. Raises ValueError for files that do not fit each other or this version."""
         folder = Path(folder)
-        path = folder / "meta.json"
-        if not path.is_file():
-            raise ValueError(f"{path}: no such file; expected the folder of a saved replay buffer")
-        meta = json.loads(path.read_text())
+        meta, path = json.loads((folder / "meta.json").read_text()), folder / "records.jsonl"
         if meta.get("schema") != SCHEMA:
-            raise ValueError(f"{path}: schema is {meta.get('schema')!r}, expected {SCHEMA}")
+            raise ValueError(f"{folder}: schema is {meta.get('schema')!r}, expected {SCHEMA}")
         buffer = cls(**meta["settings"])
-        buffer._records = [_transition(row, where) for where, row in read_jsonl(folder / "records.jsonl")]
-        buffer._vectors_RD = buffer._check(np.load(folder / "vectors.npy", allow_pickle=False))
-        buffer._uid_R = np.load(folder / "uids.npy", allow_pickle=False)
-        sizes = [len(buffer), len(buffer._vectors_RD), len(buffer._uid_R)]
-        if len(set(sizes)) > 1:
-            raise ValueError(f"{folder}: records.jsonl, vectors.npy and uids.npy have {sizes} rows, expected "
-                             "equally many: the folder was edited or copied in part")
-        buffer._synthetic_R = np.array([record.synthetic for record in buffer._records], bool)
+        try:
+            buffer.records = msgspec.json.Decoder(Transition).decode_lines(path.read_bytes())
+        except msgspec.DecodeError as error:
+            raise ValueError(f"{path}: {error}") from None
+        buffer._vectors_RD, buffer._uid_R = np.load(folder / "vectors.npy"), np.load(folder / "uids.npy")
         buffer._next_uid = meta["next_uid"]
+        if not len(buffer) == len(buffer._vectors_RD) == len(buffer._uid_R):
+            raise ValueError(f"{folder}: records.jsonl, vectors.npy and uids.npy have other numbers of rows")
         if (folder / "index.bin").exists():
             buffer._load_index(folder)
         return buffer

@@ -1,11 +1,9 @@
 """M_task: the experience model's own weights write harder and different tasks (DreamGym, Eq. 6).
 
-The paper shares the parameters of M_task and M_exp. `variation_samples` makes pairs of training tasks for
-the experience model's training; `write_tasks` then asks the same weights for candidates and selects.
-The paper lets a language model select. Here the acceptable candidate with most words is kept, since tiny
-models judge badly.
-A generated task has no goal in the real environment: only the dream can play it.
-Left out on purpose: any grammar of tasks.
+The paper shares the parameters of M_task and M_exp, and lets a language model select. Here
+`variation_samples` makes pairs of training tasks for the experience model's training; `write_tasks` asks the
+same weights for candidates and keeps the acceptable one with most words, since tiny models judge badly. A
+generated task has no goal in the real environment: only the dream can play it.
 """
 from __future__ import annotations
 
@@ -33,7 +31,6 @@ def variation_samples(tasks: Sequence[Task], count: int, rng: np.random.Generato
     draws among the tasks that share one with the seed, so that targets are harder than seeds on average.
     """
     texts = list(dict.fromkeys(task.text for task in tasks))
-    length = {text: len(words(text)) for text in texts}
     having: dict[str, list[str]] = {}
     for text in texts:
         for word in sorted(set(words(text))):
@@ -46,7 +43,7 @@ def variation_samples(tasks: Sequence[Task], count: int, rng: np.random.Generato
         seed = seeds[rng.integers(len(seeds))]
         others = [text for text in groups[seed][rng.integers(len(groups[seed]))] if text != seed]
         drawn = [others[i] for i in rng.integers(len(others), size=3)]
-        pairs.append((seed, max(drawn, key=lambda text: length[text])))
+        pairs.append((seed, max(drawn, key=lambda text: len(words(text)))))
     return pairs
 
 
@@ -78,17 +75,14 @@ def write_tasks(experience_model, seeds: Sequence[Task], per_seed: int, check: C
     Each seed gets at most one new task, from `per_seed` candidates; no new task is a copy of another.
     check: text -> why it is refused, "" for a good one: `problem` with its known texts and words.
     """
-    written = experience_model.write_variations([seed.text for seed in seeds], per_seed, temperature)
     made: list[Task] = []
     counts: Counter[str] = Counter()
+    written = experience_model.write_variations([seed.text for seed in seeds], per_seed, temperature)
     for seed, candidates in zip(seeds, written):
-        good = []
-        for text in candidates:
-            reason = check(text)
-            if not reason and _key(text) in {_key(task.text) for task in [seed, *made]}:
-                reason = "copy"
-            counts[reason or "accepted"] += 1
-            good += [] if reason else [text]
+        taken = {_key(task.text) for task in [seed, *made]}
+        reasons = [check(text) or ("copy" if _key(text) in taken else "accepted") for text in candidates]
+        counts.update(reasons)
+        good = [text for text, reason in zip(candidates, reasons) if reason == "accepted"]
         if good:
             longest = max(good, key=lambda text: len(words(text)))
             made.append(replace(seed, id=f"{name}-{len(made)}", text=longest, goal={}, generated=True,
