@@ -165,7 +165,8 @@ def _one_of(field: str, options: tuple[str, ...] | list[str]) -> str:
 def _projects(title: str, where: str, *arguments: str):
     sort = chosen("sort", SORTS, "Sort by")
     found = rows("SELECT path, stars FROM code_projects WHERE (visibility != 'private' OR id IN (SELECT "
-                 f"project FROM code_members WHERE user = ?)) AND {where} ORDER BY {SORTS[sort]}", g.name, *arguments)
+                 f"project FROM code_members WHERE user = ?)) AND {where} ORDER BY {SORTS[sort]}", g.name,
+                 *arguments)
     return page(title, "projects", projects=paged(found))
 
 
@@ -302,7 +303,8 @@ def _items(title: str, kind: str, where: str, argument: Any, project: sqlite3.Ro
     label = chosen("label", ("any", *LABELS), strict=False)
     found = rows("SELECT number, title, state, label, path FROM code_items JOIN code_projects "
                  "ON code_projects.id = project WHERE kind = ? AND ? IN (state, 'any') AND "
-                 f"? IN (label, 'any') AND {where} = ? ORDER BY created DESC, code_items.id DESC", kind, state, label, argument)
+                 f"? IN (label, 'any') AND {where} = ? ORDER BY created DESC, code_items.id DESC",
+                 kind, state, label, argument)
     return page(title, "items", kind=kind, items=paged(found), project=project)
 
 

@@ -262,6 +262,7 @@ def draw(atlas: Atlas, marks: list[Place], line: list[tuple], across: int = 640,
         above, weight, radius, colour = ((-12, 700, 8, "#d6336c") if place in marks else
                                          (20 if place.id % 2 else -10, 400, 4, "#6b7280"))
         parts.append(f'<circle cx="{x}" cy="{y}" r="{radius}" fill="{colour}" stroke="#fff" '
-                     f'stroke-width="2"/><text x="{x}" y="{y + above:.1f}" font-weight="{weight}" fill="#374151" stroke="#fff" '
-                     f'stroke-width="3" paint-order="stroke">{place.name}</text>')
+                     f'stroke-width="2"/><text x="{x}" y="{y + above:.1f}" font-weight="{weight}" '
+                     f'fill="#374151" stroke="#fff" stroke-width="3" '
+                     f'paint-order="stroke">{place.name}</text>')
     return "".join([*parts, "</svg>"])

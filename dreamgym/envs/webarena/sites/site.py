@@ -2,8 +2,8 @@
 
 A site is a module with `SITE`, its tables (`SCHEMA`) and its first data (`fill(db, rng)`). Its views are
 registered with `SITE.get` and `SITE.post`; its pages are the blocks of templates/SITE.html, named like the
-views. A view finds the database's connection in `g.db`, the visitor in `g.user` (a row of `users`, or None) and
-the user name in `g.name`. Every POST ends in `go`: a redirect, and a message that the next page shows once. A
+views. A view finds the database in `g.db`, the visitor in `g.user` (a row of `users`, or None) and the user
+name in `g.name`. Every POST ends in `go`: a redirect, and a message that the next page shows once. A
 session is a row of `sessions`, not a signed cookie, so that a reset of the database also logs everybody out.
 """
 from __future__ import annotations
@@ -181,7 +181,7 @@ def number(name: str, lowest: int = 0, highest: int = 999) -> int | None:
 
 
 def asked(name: str) -> str:
-    """A text of the address, white space collapsed and cut. Like what `chosen` returns, it is one of the page's
+    """A text of the address, white space collapsed and cut. With those of `chosen` it is one of the page's
     filters, which the macros `filter_form` and `paging` show and pass on."""
     g.filters[name] = " ".join(request.args.get(name, "").split())[:100]
     return g.filters[name]
