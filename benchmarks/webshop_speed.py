@@ -1,26 +1,25 @@
-"""Speed and memory of the WebShop engine: steps a second in one process, load time, and what a catalogue of
-full size would take.
+"""Speed and memory of the WebShop engine: steps a second in one process, load time, and what a catalogue of full
+size would take.
 
     python -m benchmarks.webshop_speed                            # the generated catalogue, or $WEBSHOP_DATA
     python -m benchmarks.webshop_speed --data DIR --copies 100    # and a larger one, extrapolated
 
-CPU seconds. Upstream's own environment made 25-36 steps a second on a comparable core (three HTML parses a
-step): that is the number to compare with. The copies shuffle the words of every text and change every option
-value and bullet, so that no text is shared between copies. Their vocabulary is that of the original and grows
-by a word a product, so a real full set's index has more terms than the extrapolation.
+Upstream's own environment made 25-36 steps a second on a comparable core: that is the number to compare with. The
+copies share no text, but their vocabulary is that of the original and grows by a word a product: a real full
+set's index has more terms than the extrapolation.
 """
-
 import json
 import os
 import random
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import tyro
 
-from dreamgym.envs.webshop.engine import Catalogue, WebShopEngine
+from benchmarks.timing import cpu_s, memory_mb
+from dreamgym.envs.webshop.catalogue import Catalogue
+from dreamgym.envs.webshop.engine import WebShopEngine
 from dreamgym.envs.webshop.toy_catalogue import make_catalogue
 
 FULL_SET = 1_181_436
@@ -35,26 +34,23 @@ class Args:
     copies: int = 0  # if above 0: measure a catalogue this many times as large
 
 
-def steps_per_cpu_s(catalogue: Catalogue, args: Args, mode: str, queries: list[str]) -> float:
-    rng, first = random.Random(0), WebShopEngine.from_catalogue(catalogue, mode)
-    sessions = [first.fork() for _ in range(args.sessions)]
+def play(sessions: list[WebShopEngine], args: Args, queries: list[str]) -> None:
+    rng = random.Random(0)
     for session in sessions:
-        session.reset(rng.randrange(len(catalogue.goals)))
-    start = time.process_time()
+        session.reset(rng.choice(session.catalogue.goals))
     for i in range(args.steps):
         session = sessions[i % len(sessions)]
-        clickables = session.clickables
-        if session.has_search_bar or rng.random() < args.searches:
+        if session.page == "index" or rng.random() < args.searches:
             action = f"search[{rng.choice(queries)}]"
         else:
-            action = f"click[{rng.choice(clickables)}]"
+            action = f"click[{rng.choice(session.clickables)}]"
         if session.step(action)[2]:
-            session.reset(rng.randrange(len(catalogue.goals)))
-    return args.steps / (time.process_time() - start)
+            session.reset(rng.choice(session.catalogue.goals))
 
 
 def enlarge(source: Path, folder: Path, copies: int) -> None:
-    """Writes a full-set catalogue of `copies` variants of each product of the small set in `source`."""
+    """Writes a full-set catalogue of `copies` variants of each product of the small set in `source`: the words of
+    every text shuffled, every option value and bullet changed."""
     items = json.loads((source / "items_shuffle_1000.json").read_text(encoding="utf-8"))
     extras = json.loads((source / "items_ins_v2_1000.json").read_text(encoding="utf-8"))
     rng, more = random.Random(0), {}
@@ -67,69 +63,50 @@ def enlarge(source: Path, folder: Path, copies: int) -> None:
             for number, item in enumerate(items):
                 asin, bullets = f"X{copy:04d}{number:05d}", item["small_description"]
                 bullets = [vary(b) for b in bullets] if isinstance(bullets, list) else vary(bullets)
-                options = (item["customization_options"] or {}).items()
                 options = {name: [{"value": f"{v['value']} {copy}"} for v in values]
-                           for name, values in options if values}
+                           for name, values in (item["customization_options"] or {}).items() if values}
                 description = f"{vary(item['full_description'])} w{copy}x{number}"
-                varied = {"asin": asin, "name": vary(item["name"]), "full_description": description}
-                varied |= {"small_description": bullets, "customization_options": options}
+                varied = {"asin": asin, "name": vary(item["name"]), "full_description": description,
+                          "small_description": bullets, "customization_options": options}
                 file.write(("," if more else "[") + json.dumps(item | varied) + "\n")
                 more[asin] = extras.get(item["asin"], {})
         file.write("]")
     (folder / "items_ins_v2.json").write_text(json.dumps(more), encoding="utf-8")
 
 
-def memory_mb() -> float:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
-
-
-def load_and_index(folder: Path, size: str) -> Catalogue:
-    """Loads, prints CPU seconds and memory of products and goals and of the index, and what the full set
+def measure(folder: Path, queries: list[str]) -> Catalogue:
+    """Loads, prints seconds and memory of products and goals, of the index and of a search, and what the full set
     would take in proportion."""
-    before, start = memory_mb(), time.process_time()
-    catalogue = Catalogue(folder, size=size)
-    load_s, load_mb = time.process_time() - start, memory_mb() - before
-    before, start = memory_mb(), time.process_time()
-    catalogue.index.search("a", 1)
-    index_s, index_mb = time.process_time() - start, memory_mb() - before
-    n, scale = len(catalogue.products), FULL_SET / len(catalogue.products)
-    print(f"{n:,} products, {len(catalogue.goals):,} goals: loaded in {load_s:.2f} s, {load_mb:.0f} MB; "
-          f"index in {index_s:.2f} s, {index_mb:.0f} MB")
+    before = memory_mb()
+    load_s, catalogue = cpu_s(Catalogue, folder)
+    loaded = memory_mb()
+    index_s, _ = cpu_s(catalogue.index.search, "a", 1)
+    n, scale, indexed = len(catalogue.products), FULL_SET / len(catalogue.products), memory_mb()
+    rng, goals = random.Random(1), catalogue.goals
+    queries += [goals[rng.randrange(len(goals))].instruction.lower() for _ in range(2000 - len(queries))]
+    search_s, _ = cpu_s(lambda: [catalogue.index.search(query, 50) for query in queries[:200]])
+    print(f"{n:,} products, {len(goals):,} goals: loaded in {load_s:.2f} s, {loaded - before:.0f} MB; index in "
+          f"{index_s:.2f} s, {indexed - loaded:.0f} MB; a search of a whole instruction {5 * search_s:.2f} ms")
     if n >= 10_000:
         print(f"  in proportion for {FULL_SET:,}: {(load_s + index_s) * scale:.0f} s, "
-              f"{(load_mb + index_mb) * scale / 1e3:.1f} GB")
+              f"{(indexed - before) * scale / 1e3:.1f} GB")
     return catalogue
 
 
 def main(args: Args) -> None:
-    folder = args.data or os.environ.get("WEBSHOP_DATA", "")
+    folder, queries = args.data or os.environ.get("WEBSHOP_DATA", ""), []
     with tempfile.TemporaryDirectory() as temporary:
         source = Path(folder) if folder else make_catalogue(Path(temporary) / "generated")
-        print(f"catalogue: {source}")
-        catalogue = load_and_index(source, "auto")
-        rng = random.Random(1)
-        goals = catalogue.goals
-        queries = list({goals[rng.randrange(len(goals))].instruction.lower() for _ in range(2000)})
-        start = time.process_time()
-        for query in queries[:500]:
-            catalogue.index.search(query, 50)
-        search_ms = (time.process_time() - start) / min(len(queries), 500) * 1e3
-        print(f"search with a whole instruction, not cached: {search_ms:.2f} ms")
+        catalogue = measure(source, queries)
         print("| observation | queries | steps / CPU s |\n|---|---|---|")
         for mode in ("text", "text_rich"):
-            pools = {f"{len(queries)} distinct, cold cache": queries, "50 distinct": queries[:50]}
-            for name, pool in pools.items():
+            for name, pool in {"2,000, cold cache": queries, "50": queries[:50]}.items():
                 catalogue.search.cache_clear()
-                print(f"| {mode} | {name} | {steps_per_cpu_s(catalogue, args, mode, pool):,.0f} |")
+                sessions = [WebShopEngine(catalogue, mode) for _ in range(args.sessions)]
+                print(f"| {mode} | {name} | {args.steps / cpu_s(play, sessions, args, pool)[0]:,.0f} |")
         if args.copies:
-            big = Path(temporary) / "big"
-            big.mkdir()
-            enlarge(source, big, args.copies)
-            catalogue = load_and_index(big, "full")
-            start = time.process_time()
-            for query in queries[:50]:
-                catalogue.index.search(query, 50)
-            print(f"  search with a whole instruction: {(time.process_time() - start) / 50 * 1e3:.1f} ms")
+            enlarge(source, Path(temporary), args.copies)
+            measure(Path(temporary), queries)
 
 
 if __name__ == "__main__":

@@ -1,28 +1,22 @@
 """WebShop as an environment: the mapping to states, the adapter around the engine, splits, the generated
 catalogue."""
-from __future__ import annotations
-
 import json
-import os
 import random
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
 from dreamgym.envs.base import make_env
 from dreamgym.envs.webshop import text
-from dreamgym.envs.webshop.env import WebShop
-from dreamgym.envs.webshop.toy_catalogue import CATEGORIES, LINES, embedded_nouns, make_catalogue
+from dreamgym.envs.webshop.engine import WebShopEngine
+from dreamgym.envs.webshop.env import WebShop, official_action
+from dreamgym.envs.webshop.toy_catalogue import CATEGORIES, embedded_nouns, make_catalogue
 from dreamgym.episode import StopReason, Task
 from dreamgym.prompts import TAGS
+from tests.test_webshop_engine import OFFICIAL, needs_official
 
-OFFICIAL = Path(os.environ.get("WEBSHOP_DATA") or Path(__file__).parents[1] / "../shared/data/webshop")
-needs_official = pytest.mark.skipif(not (OFFICIAL / "items_shuffle_1000.json").exists(),
-                                    reason=f"no official catalogue in {OFFICIAL} (set WEBSHOP_DATA)")
 both = pytest.mark.parametrize("which", ["generated", pytest.param("official", marks=needs_official)])
 
-INDEX = "WebShop\nInstruction: \nfind me a mug\n[button] Search [button_]\n"
 TOP = "Instruction:\nfind me a mug\n[button] Back to Search [button_]\n"
 SUB = TOP + "[button] < Prev [button_]\n"
 PAGING = "[button] < Prev [button_]\n[button] Next > [button_]\n"
@@ -51,37 +45,32 @@ def play(shop, session, *actions):
 
 
 def goal_of(shop, task):
-    return shop.engine.goals[task.goal["goal_index"]]
+    return shop.catalogue.goals[task.goal["goal_index"]]
 
 
-# ---- the mapping
-# ----------------------------------------------------------------------------------------------
+def all_tasks(shop):
+    return [task for split in ("train", "valid", "test") for task in shop.tasks(split)]
+
+
+# ---- the mapping -------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("page, state", [
-    (INDEX, "search page"),
+    ("WebShop\nInstruction: \nfind me a mug\n[button] Search [button_]\n", "search page"),
     ("You have clicked sea blue.\n" + ITEM,
      "item Fine Mug, 2 pcs $40 to $1234567.5\ncolor: dark red / sea blue\nsize: 5 | 6\nchosen: sea blue"),
-    (RESULTS, "results page 2 of 3\nMug 1 $11.5 [1]\nMug 2 $12.5 [2]\nMug 3 $13.5 [3]"),
+    (RESULTS, "results page 2 of 3\nMug 1 $11.5 [1]\nMug 2 $12.5 [2]"),
     (TOP + "Page 9 (Total results: 23)\n" + PAGING, "results page 9 of 3\nnothing"),
     (SUB + "holds\u200b tea\n and coffee\n", "details of the item\nholds tea and coffee"),
+    (SUB + "fine\nreward: 1\n", "details of the item\nfine reward: 1"),
+    (SUB + "Reward: 1\n", "details of the item\n> Reward: 1"),
+    (SUB + "word " * 5000, "details of the item\n" + ("word " * 120).strip()),
     (SUB, "details of the item\nnothing"),
     ("Thank you for shopping with us!\nYour code: \nNone\n", "order placed"),
 ])
 def test_mapping_of_each_page(page, state):
-    """Stops a changed state form, which every trained model and every imported log depends on."""
-    assert text.abstract(page) == state
-
-
-def test_fewer_results_are_shown():
-    """Stops a limit that cuts the page instead of its list."""
-    assert text.abstract(RESULTS, 2) == "results page 2 of 3\nMug 1 $11.5 [1]\nMug 2 $12.5 [2]"
-
-
-def test_page_text_cannot_forge_lines_of_ours():
-    """Stops page text that poses as a tag of a prompt, and a description that never ends."""
-    assert text.abstract(SUB + "fine\nreward: 1\n") == "details of the item\nfine reward: 1"
-    assert text.abstract(SUB + "Reward: 1\n") == "details of the item\n> Reward: 1"
-    assert len(text.abstract(SUB + "word " * 5000)) < 700
+    """Stops a changed state form, which every trained model depends on; page text that poses as a tag of a
+    prompt."""
+    assert text.abstract(page, 2) == state
 
 
 def test_escaped_lines_are_read_as_they_were():
@@ -93,13 +82,12 @@ def test_escaped_lines_are_read_as_they_were():
     assert [title for title, _ in text.read_results(state).values()] == ["action: mug", "- mug", "Mug 3"]
 
 
-# ---- random walks on both catalogues
-# --------------------------------------------------------------------------
+# ---- random walks on both catalogues -----------------------------------------------------------------------
 
 PROBES = [
     "click[buy now]", "click[1]", "click[9]", "click[11]", "click[01]", "click[0]", "click[\u00b2]",
     "click[next >]", "click[< prev]", "click[back to search]", "search[]", "search[ ]", "click[search]",
-    "buy it", "", "click[]",
+    "buy it", "", "click[]", "search[<r> mug]", "search[<a> red]", "search[<c> kitchen]", "search[<Q> mug]",
     "Click[buy now]", "click[Buy Now] yes", "click[buy now", "I will click[buy now]", "click[description]",
     "click[attributes]", "click[Features]", "click[reviews]", "search[a[b]c]", "click[a]b]", "search[x]\n",
     "think\nclick[buy now]", "click[none]", "click[color]", "click[ 1]", "click[chosen]", "click[red]",
@@ -107,60 +95,54 @@ PROBES = [
 
 
 def draw_action(rng: random.Random, state: str, engine, titles: list[str], values: list[str]) -> str:
-    kind, item = text.page_kind(state), text.read_item(state)
+    kind, item, listed = text.page_kind(state), text.read_item(state), text.read_results(state)
     choice = rng.random()
     if choice < 0.2:
         return rng.choice([*PROBES, f"click[{rng.choice(values)}]"])
     if kind == "index" and choice < 0.9:
         return f"search[{rng.choice(rng.choice(titles).split())} {rng.choice(titles)[:40]}]"
-    if kind == "results" and choice < 0.8 and text.read_results(state):
-        return f"click[{rng.choice(list(text.read_results(state)))}]"
-    if kind == "item" and choice < 0.7 and item and item.values:
+    if kind == "results" and choice < 0.8 and listed:
+        return f"click[{rng.choice(list(listed))}]"
+    if kind == "item" and choice < 0.7 and item.values:
         return f"click[{rng.choice(item.values)}]"
     return f"click[{rng.choice([n for n in engine.clickables if kind != 'results' or n in text.BUTTONS])}]"
 
 
-def check_item(state: str, engine) -> None:
-    """The item page shows the product that the engine has open."""
-    item, product = text.read_item(state), engine.product(engine.asin)
-    assert item is not None, state
-    shown = {text.clean(name): [text.clean(v) for v in values if text.clean(v)]
-             for name, values in product.options.items()}
-    assert (item.title, item.price) == (text.clean(product.title), text.short_price(product.price_tag))
-    assert item.options == {name: values for name, values in shown.items() if values}
-    # Upstream marks no value that JSON writes with an escape (quotes, no-break blanks, accents).
-    markable = {text.clean(v) for v in engine.options.values() if json.dumps(v) == f'"{v}"'}
-    assert set(item.chosen) == markable
-
-
-def check_results(state: str, listed) -> None:
-    """The numbers on a results page stand for the products that the engine lists."""
+def check_page(state: str, engine, listed) -> None:
+    """The item page shows the open product; the numbers of a results page stand for the listed ones."""
+    if item := text.read_item(state):
+        product = engine.product
+        shown = {text.clean(name): [text.clean(v) for v in values if text.clean(v)]
+                 for name, values in product.options.items()}
+        assert (item.title, item.price) == (text.clean(product.title), text.short_price(product.price_tag))
+        assert item.options == {name: values for name, values in shown.items() if values}
+        # Upstream marks no value that JSON writes with an escape (quotes, no-break blanks, accents).
+        marked = {text.clean(v) for v in engine.options.values() if json.dumps(v) == f'"{v}"'}
+        assert set(item.chosen) == marked
     numbers = text.read_results(state)
     for number, (title, price) in numbers.items():   # a range's first price may be read as part of the title
         product = listed[int(number) - 1]
         assert f"{title} {price}" == text.clean(f"{product.title} {text.short_price(product.price_tag)}")
-    titled = {str(i) for i, product in enumerate(listed, 1) if product.title.split()}
-    assert titled <= set(numbers) <= {str(i) for i in range(1, len(listed) + 1)}
+    assert numbers.keys() >= {str(i) for i, product in enumerate(listed, 1) if product.title.split()}
 
 
 @both
 def test_random_walks(shops, which):
     """Stops an unreadable page, a number that opens another product, an action whose kind the audit and the
-    engine see differently, and a refused action that changes the page."""
+    engine see differently, a refused action that changes the page, and a score below 1 that counts as
+    success."""
     shop, rng, pages, kinds = shops[which], random.Random(0), Counter(), Counter()
-    titles = [product.title for product in shop.engine.products if product.title.split()]
-    options = [own for product in shop.engine.products for own in product.options.values()]
-    values = [text.clean(value) for own in options for value in own]
-    tasks = shop.tasks("train")
+    titles = [product.title for product in shop.catalogue.products if product.title.split()]
+    values = [text.clean(value) for values in shop.catalogue.option_values.values() for value in values]
+    tasks, scores = shop.tasks("train"), set()
     for _ in range(150):
         [session] = shop.reset([rng.choice(tasks)])
         result = None
         while session.steps < shop.max_steps and not (result and result.done):
             state, engine = session.state, session.inner
+            assert (text.read_item(state) is not None) == (text.page_kind(state) == "item")
             listed = engine.page_products[:shop.results_shown]
-            if text.page_kind(state) == "item":
-                check_item(state, engine)
-            check_results(state, listed)
+            check_page(state, engine, listed)
             action = draw_action(rng, state, engine, titles, values)
             kind = shop.audit.action_type(state, action)
             [result] = play(shop, session, action)
@@ -173,31 +155,20 @@ def test_random_walks(shops, which):
             assert result.reward == float(result.done and result.raw_score == 1.0)
             pages[text.page_kind(state)] += 1
             kinds[kind] += 1
+            scores.add(result.raw_score)
     assert min(pages[kind] for kind in ("index", "results", "item", "sub")) > 20
-    assert len(kinds) == 9 and min(kinds.values()) > 5
+    assert len(kinds) == 9 and min(kinds.values()) > 5 and any(0 < score < 1 for score in scores)
 
 
-@both
-def test_cheats_do_nothing(shops, which):
-    """Stops upstream's answers to <r>, <c> and <q> (products for nothing), and its crash on <a>."""
-    shop = shops[which]
-    [session] = shop.reset(shop.tasks("test")[:1])
-    for first in ("search[mug]", "click[1]"):
-        [before] = play(shop, session, first)
-        for query in ("<r>", "<r> mug", "<a> red", "<c> kitchen", "<q> mug", "<Q> mug"):
-            assert play(shop, session, f"search[{query}]") == [before]
-
-
-# ---- texts that only official data has
-# ------------------------------------------------------------------------
+# ---- texts that only official data has ---------------------------------------------------------------------
 
 @pytest.fixture
 def odd_shop(tmp_path):
     """The generated catalogue read as an official one, with odd blanks in texts and a product without a
     title."""
     folder = make_catalogue(tmp_path / "odd", 3)
-    items = json.loads((folder / "items_shuffle_1000.json").read_text())
-    extras = json.loads((folder / "items_ins_v2_1000.json").read_text())
+    files = [folder / "items_shuffle_1000.json", folder / "items_ins_v2_1000.json"]
+    items, extras = (json.loads(file.read_text()) for file in files)
     target = next(i for i in items if "instruction" in extras[i["asin"]] and i["customization_options"])
     option = next(iter(target["customization_options"]))
     values = ("sea\u00a0blue", "dark  red", "plain", "a  b", "a b", 'tall "t"')
@@ -206,53 +177,34 @@ def odd_shop(tmp_path):
     target["name"] = "zebra zebra lamp"
     items[-1] |= {"name": "", "full_description": "zebra zebra zebra zebra lamp", "customization_options": {}}
     items[-2] |= {"name": "zebra", "full_description": "lamp"}
-    for name, content in (("items_shuffle_1000.json", items), ("items_ins_v2_1000.json", extras)):
-        (folder / name).write_text(json.dumps(content))
+    for file, content in zip(files, (items, extras)):
+        file.write_text(json.dumps(content))
     return WebShop(data_dir=str(folder)), target["asin"], items[-1]["asin"]
 
 
-def test_values_with_odd_blanks_can_be_chosen(odd_shop):
-    """Stops values (15 in upstream's small catalogue) that are shown but can never be clicked, and tasks that
-    name values which the page does not show."""
-    shop, asin, _ = odd_shop
-    tasks = [task for split in ("train", "valid", "test") for task in shop.tasks(split)]
-    tasks = [task for task in tasks if goal_of(shop, task).asin == asin]
+def test_odd_texts_can_be_clicked(odd_shop):
+    """Stops values that are shown but can never be clicked (15 in upstream's small catalogue), tasks that
+    name values which the page does not show, and click[n] opening the neighbour of the n-th product, below
+    one without title."""
+    shop, asin, untitled = odd_shop
+    tasks = [task for task in all_tasks(shop) if goal_of(shop, task).product.asin == asin]
     assert len(tasks) == 6
     for task in tasks:
-        wanted = {name: text.clean(value) for name, value in goal_of(shop, task).goal_options.items()}
+        wanted = {name: text.clean(value) for name, value in goal_of(shop, task).options.items()}
         assert task.text == text.clean(task.text) and text.read_task(task.text).options == wanted
-    shown = {"sea blue": "sea\u00a0blue", "dark red": "dark  red", "Dark RED": "dark  red", "plain": "plain",
-             "a b": "a b", 'tall "t"': 'tall "t"'}
-    for value, upstreams in shown.items():
-        [session] = shop.reset(tasks[:1])
-        play(shop, session, "search[zebra zebra lamp]")
-        numbers = {title: n for n, (title, _) in text.read_results(session.state).items()}
-        play(shop, session, f"click[{numbers['zebra zebra lamp']}]")
-        assert session.inner.asin == asin
-        play(shop, session, f"click[{value}]", "click[sea]")
-        assert list(session.inner.options.values()) == [upstreams] and not session.inner.valid
-
-
-def test_a_product_without_title_shifts_no_number(odd_shop):
-    """Stops click[n] opening the neighbour of the n-th product, below a line that cannot be read."""
-    shop, asin, untitled = odd_shop
-    [session] = shop.reset(shop.tasks("test")[:1])
+    [session] = shop.reset(tasks[:1])
     play(shop, session, "search[zebra]")
-    asins = session.inner.page_asins
+    results, asins = session.state, session.inner.page_asins
     assert untitled in asins[:-1] and asin in asins
-    for number in text.read_results(session.state):
+    for number in text.read_results(results):
         play(shop, session, f"click[{number}]")
         assert session.inner.asin == asins[int(number) - 1]
         play(shop, session, "click[< prev]")
-
-
-def test_a_detail_that_looks_like_a_result_is_not_clicked(shops):
-    """Stops an IndexError on a description such as 'mug $5 [2]'."""
-    shop = shops["generated"]
-    [session] = shop.reset(shop.tasks("test")[:1])
-    session.state = "details of the item\nmug $5 [2]"
-    [result] = play(shop, session, "click[2]")
-    assert result.state == session.state == "details of the item\nmug $5 [2]"
+    for value, upstreams in {"sea blue": "sea\u00a0blue", "Dark RED": "dark  red", "plain": "plain",
+                             "a b": "a b", 'tall "t"': 'tall "t"'}.items():
+        [number] = [n for n, (title, _) in text.read_results(results).items() if title == "zebra zebra lamp"]
+        play(shop, session, "search[zebra]", f"click[{number}]", f"click[{value}]", "click[sea]")
+        assert list(session.inner.options.values()) == [upstreams] and not session.inner.valid
 
 
 @needs_official
@@ -260,27 +212,26 @@ def test_every_official_task_and_value(shops):
     """Stops instructions outside the grammar and values that cannot be clicked, over the whole small
     catalogue."""
     shop, odd = shops["official"], 0
-    engine = shop.engine.fork()
-    tasks = [task for split in ("train", "valid", "test") for task in shop.tasks(split)]
-    assert len({task.id for task in tasks}) == len(engine.goals) == 6910
+    tasks = all_tasks(shop)
+    assert len({task.id for task in tasks}) == len(shop.catalogue.goals) == 6910
     for task in tasks[::7]:
         goal, wanted = goal_of(shop, task), text.read_task(task.text)
-        assert wanted.options == {name: text.clean(value) for name, value in goal.goal_options.items()}
+        assert wanted.options == {name: text.clean(value) for name, value in goal.options.items()}
         assert wanted.price == (None if goal.price_upper == 1_000_000 else goal.price_upper)
-    for product in engine.products:
+    for product in shop.catalogue.products:
         for value in (v for values in product.options.values() for v in values if v != text.clean(v)):
             odd += 1
-            engine.reset(0)
+            engine = WebShopEngine(shop.catalogue, "text_rich")
+            engine.reset(goal)
             engine.page, engine.asin, engine.keywords = "item", product.asin, ["x"]
             state, action = text.abstract(engine.observation), f"click[{text.clean(value)}]"
             assert text.action_type(state, action) == "option"
-            engine.step(shop._official(engine, state, action))
+            engine.step(official_action(engine, state, action))
             assert engine.valid and list(engine.options.values()) == [value]
     assert odd == 15
 
 
-# ---- the adapter
-# ----------------------------------------------------------------------------------------------
+# ---- the adapter -------------------------------------------------------------------------------------------
 
 def test_sessions_are_independent_and_batched(shops):
     """Stops sessions that share pages, options or goals: interleaved and one by one must agree."""
@@ -293,41 +244,24 @@ def test_sessions_are_independent_and_batched(shops):
     for k, (task, plan) in enumerate(zip(tasks, plans)):
         assert play(shop, shop.reset([task])[0], *plan) == [results[k] for results in batched]
     assert len({session.id for session in together}) == 6 and all(session.steps == 5 for session in together)
-    shop.end(together[:1])
-    assert together[0].inner is None and together[1].inner is not None
-
-
-def test_reward_is_1_only_for_a_score_of_1(shops):
-    """Stops R = 0.75 counted as success, and a generated task played in the real shop."""
-    shop, scores = shops["generated"], set()
-    for task in shop.tasks("train")[:60]:
-        [session] = shop.reset([task])
-        search = f"search[{' '.join(text.read_task(task.text).words)}]"
-        *before, last = play(shop, session, search, "click[1]", "click[buy now]")
-        assert [r.reward for r in before] == [0.0, 0.0] and last.done and last.state == "order placed"
-        assert last.raw_score == session.inner.score and last.reward == float(last.raw_score == 1.0)
-        assert last.stop == (StopReason.SUCCESS if last.reward else StopReason.FAILURE)
-        scores.add(last.raw_score)
-    assert 1.0 in scores and any(0 < score < 1 for score in scores)
-    with pytest.raises(ValueError, match="generated task"):
-        shop.reset([Task(id="t", text="find me tea", generated=True)])
 
 
 def test_generated_splits_share_no_target(shops):
     """Stops validation and test tasks about products, or with instructions, that were trained on."""
     shop = shops["generated"]
     splits = {split: shop.tasks(split) for split in ("train", "valid", "test")}
-    every = [task for tasks in splits.values() for task in tasks]
-    for value in (lambda task: goal_of(shop, task).asin, lambda task: task.text, lambda task: task.id):
+    every = all_tasks(shop)
+    for value in (lambda task: goal_of(shop, task).product.asin, lambda task: task.text):
         found = [{value(task) for task in tasks} for tasks in splits.values()]
         assert sum(map(len, found)) == len(set().union(*found))
     assert len(splits["test"]) == 541 and 250 <= len(splits["valid"]) <= 300 and len(splits["train"]) > 1350
-    used, texts = {task.goal["goal_index"] for task in every}, {task.text for task in every}
-    left_out = [goal for i, goal in enumerate(shop.engine.goals) if i not in used]    # for their instruction
-    assert len(left_out) < 30 and all(goal.instruction in texts for goal in left_out)
-    assert all(task.start == "search page" and task.env == "webshop" for task in every)
+    texts = {task.text for task in every}
+    assert len(shop.catalogue.goals) - len(every) < 30
+    assert all(goal.instruction in texts for goal in shop.catalogue.goals)
     with pytest.raises(ValueError, match="split 'eval': expected"):
         shop.tasks("eval")
+    with pytest.raises(ValueError, match="generated task"):
+        shop.reset([Task(id="t", text="find me tea", generated=True)])
 
 
 @needs_official
@@ -345,47 +279,43 @@ def test_results_name_the_catalogue(shops, tmp_path, monkeypatch):
     shop = make_env("webshop", data_dir=str(make_catalogue(tmp_path / "elsewhere", 5)), seed=3)
     assert shop.describe() == {
         "env": "webshop", "form": text.FORM, "catalogue": "official data", "goals": "synthetic",
-        "products": 1000, "seed": 3, "noun_tagger": shop.engine.noun_tagger, "results_shown": 10}
+        "products": 1000, "seed": 3, "noun_tagger": shop.catalogue.noun_tagger, "results_shown": 10}
     monkeypatch.setenv("WEBSHOP_DATA", str(tmp_path / "nothing"))
     with pytest.raises(ValueError, match="no WebShop catalogue there"):
         make_env("webshop", options=[f"cache={tmp_path}"])
 
 
-def test_actions_are_grounded_in_the_page(shops):
-    """Stops a grounded action that lacks the product, or keeps words which the shop does not read."""
+def test_actions_are_grounded_in_the_page():
+    """Stops a grounded action that lacks the product, keeps words which the shop does not read, or takes a
+    description such as 'mug $5 [2]' for a result."""
     state = "results page 1 of 2\nclassic slim jacket $40 [1]\nroyal vest $20 to $30 [2]"
     grounded = {"click[2]": "click[2] royal vest $20 to $30", "click[3] please": "click[3] nothing",
                 "click[Next >]": "click[next >]", "buy it": "buy it", "search[2]": "search[2]"}
-    assert {action: shops["generated"].ground(state, action) for action in grounded} == grounded
-    assert shops["generated"].ground("search page", "click[2]") == "click[2]"
+    assert {action: text.ground(state, action) for action in grounded} == grounded
+    for other in ("search page", "details of the item\nmug $5 [2]"):
+        assert text.ground(other, "click[2]") == official_action(None, other, "click[2]") == "click[2]"
 
 
-# ---- the generated catalogue
-# ----------------------------------------------------------------------------------
+# ---- the generated catalogue -------------------------------------------------------------------------------
 
 def test_catalogue_is_reproducible(tmp_path):
     """Stops a catalogue that depends on hash order or on time: seeds name data sets."""
-    names = ("items_shuffle_1000.json", "items_ins_v2_1000.json", "items_human_ins.json")
-    one, two, other = (make_catalogue(tmp_path / name, seed) for name, seed in (("a", 7), ("b", 7), ("c", 8)))
-    for name in names:
-        assert (one / name).read_bytes() == (two / name).read_bytes() != (other / name).read_bytes()
-    assert sorted(path.name for path in one.iterdir()) == sorted(names)
+    folders = (make_catalogue(tmp_path / name, seed) for name, seed in (("a", 7), ("b", 7), ("c", 8)))
+    one, two, other = ({path.name: path.read_bytes() for path in folder.iterdir()} for folder in folders)
+    assert one == two and len(one) == 3 and all(one[name] != other[name] for name in one)
 
 
 def test_catalogue_is_what_a_small_model_needs(shops):
     """Stops a shop without near misses, without ranges, or with a vocabulary beyond a from-scratch model."""
-    products, goals = shops["generated"].engine.products, shops["generated"].engine.goals
+    products, goals = shops["generated"].catalogue.products, shops["generated"].catalogue.goals
     assert len(products) == len({p.title for p in products}) == 1000
-    assert len({p.category for p in products}) == 5
-    nouns = [embedded_nouns(p.title) for p in products]
-    assert all(len(found) == 1 for found in nouns) and len({found[0] for found in nouns}) == 40
-    kinds = Counter((found[0], p.attributes[0]) for found, p in zip(nouns, products))
-    assert set(kinds.values()) == {5} and len(kinds) == 200
-    assert 30 <= sum(len(p.prices) == 2 for p in products) <= 90
+    kinds = Counter((*embedded_nouns(p.title), p.attributes[0]) for p in products)
+    assert set(kinds.values()) == {5} and len(kinds) == 200 and {len(kind) for kind in kinds} == {2}
+    assert len({noun for noun, _ in kinds}) == 40
+    assert 30 <= sum(" to " in p.price_tag for p in products) <= 90
     assert 600 < sum(bool(p.options) for p in products) < 1000
-    texts = [part for p in products for part in (p.title, p.description, *p.bullets)]
-    texts += [value for p in products for values in p.options.values() for value in values]
+    texts = [part for p in products
+             for part in (p.title, p.description, *p.bullets, *sum(p.options.values(), ()))]
     assert len({word for part in texts for word in part.lower().split()}) < 260
-    assert all(p.title.split()[0] in LINES for p in products)
-    assert all(set(p.attributes) <= set(CATEGORIES[p.category][1]) for p in products)
-    assert all(text.read_task(goal.instruction).options == goal.goal_options for goal in goals)
+    assert all(set(p.attributes) <= set(CATEGORIES[p.category][1].split()) for p in products)
+    assert all(text.read_task(goal.instruction).options == goal.options for goal in goals)

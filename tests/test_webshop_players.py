@@ -1,19 +1,17 @@
-"""Who acts in WebShop when no model does, the traces of the rules, counterfactual purchases, and the
-audit."""
-from __future__ import annotations
-
+"""WebShop's players, the traces of the rules, counterfactual purchases, and the audit."""
 import re
 from collections import Counter
 
 import numpy as np
 import pytest
 
+from dreamgym import offline
 from dreamgym.envs.base import Session
 from dreamgym.envs.webshop import text
 from dreamgym.envs.webshop.env import WebShop
 from dreamgym.envs.webshop.relabel import BREAKABLE, item_pages, other_goal
 from dreamgym.envs.webshop.scripted import Shopper
-from dreamgym.episode import Episode, Step, StopReason, Task, check_episode
+from dreamgym.episode import Episode, Step, Task, check_episode
 
 PAGE = "item red vest $20\ncolor: red / blue\nchosen: none"
 
@@ -23,20 +21,7 @@ def task_of(instruction: str) -> Task:
 
 
 def play(shop, task: Task, kind: str, seed: int) -> Episode:
-    """One explained episode of a player."""
-    [session] = shop.reset([task])
-    act = shop.players()[kind].make(session, np.random.default_rng(seed))
-    episode = Episode(id=f"{kind}-{seed}", task=task, source=kind)
-    while not episode.stop.value:
-        state = session.state
-        action = act(state)
-        [result] = shop.step([session], [action])
-        step = Step(state=state, action=action, next_state=result.state, reward=result.reward,
-                    done=result.done, grounded=shop.ground(state, action))
-        step.reasoning, step.reward_reasoning = shop.explain(task, episode.steps, step)
-        episode.steps.append(step)
-        episode.stop = result.stop if session.steps < shop.max_steps or result.done else StopReason.STEP_LIMIT
-    return check_episode(episode)
+    return offline.play(shop, task, shop.players()[kind], np.random.default_rng(seed), f"{kind}-{seed}")
 
 
 @pytest.fixture(scope="module")
@@ -67,17 +52,18 @@ def is_range(state: str) -> bool:
     return " to $" in state.split("\n")[0]
 
 
-# ---- players
-# --------------------------------------------------------------------------------------------------
+# ---- players -----------------------------------------------------------------------------------------------
 
 def test_how_well_each_player_does(shop, played):
-    """Stops a demonstrator that teaches failure, and mistakes that leave imitation nothing to improve on."""
+    """Stops a demonstrator that teaches failure, mistakes that leave imitation nothing to improve on, and
+    players with a random source of their own."""
     share = {kind: np.mean([episode.success for episode in episodes]) for kind, episodes in played.items()}
     assert share["demonstrator"] > 0.9
     assert 0.4 < share["imperfect"] < 0.9 and share["random"] < 0.1 and 0.3 < share["prober"]
-    assert all(len(episode.steps) <= 15 for episodes in played.values() for episode in episodes)
     assert sum(player.share for player in shop.players().values()) == pytest.approx(1)
     assert [kind for kind, player in shop.players().items() if player.imitate] == ["imperfect"]
+    for kind, episodes in played.items():
+        assert play(shop, episodes[4].task, kind, 4) == episodes[4]
 
 
 def test_only_the_prober_is_refused(shop, played):
@@ -85,10 +71,10 @@ def test_only_the_prober_is_refused(shop, played):
     refused = {kind: [step for _, step in steps_of(episodes)
                       if shop.audit.action_type(step.state, step.action) == "refused"]
                for kind, episodes in played.items()}
-    assert not refused["demonstrator"] and not refused["imperfect"] and not refused["random"]
+    assert [kind for kind, steps in refused.items() if steps] == ["prober"]
     assert len(refused["prober"]) > 200 and not any(step.valid or step.reward for step in refused["prober"])
     assert {text.page_kind(step.state) for step in refused["prober"]} == {"index", "results", "item", "sub"}
-    values = {v for product in shop.engine.products for own in product.options.values() for v in own}
+    values = set(sum(shop.catalogue.option_values.values(), []))
     assert any(step.action[6:-1] in values for step in refused["prober"])
 
 
@@ -100,23 +86,17 @@ def test_players_see_states_only(played):
         assert [act(step.state) for step in episode.steps[:6]] == [step.action for step in episode.steps[:6]]
 
 
-def test_same_seed_same_episode(shop):
-    """Stops players with a random source of their own."""
-    task = shop.tasks("test")[5]
-    assert all(play(shop, task, kind, 4) == play(shop, task, kind, 4) for kind in shop.players())
-
-
 def test_absent_option_sends_the_demonstrator_back():
     """Stops buying the first fitting product although its options lack the wanted value."""
     instruction = "find me slim jacket with color: red, and price lower than 50.00 dollars"
     act = Shopper(instruction, np.random.default_rng(0))
     results = ("results page 1 of 1\nclassic slim jacket $40 [1]\nroyal slim jacket $60 [2]\n"
                "urban slim jacket $30 [3]")
-    assert [act("search page"), act(results)] == ["search[slim jacket]", "click[1]"]
-    assert act("item classic slim jacket $40\ncolor: blue / black\nchosen: none") == "click[< prev]"
-    assert act(results) == "click[3]"                # neither the first again, nor the one that is too dear
-    assert act("item urban slim jacket $30\ncolor: red / black\nchosen: none") == "click[red]"
-    assert act("item urban slim jacket $30\ncolor: red / black\nchosen: red") == "click[buy now]"
+    item = "item urban slim jacket $30\ncolor: {} / black\nchosen: {}"
+    states = ["search page", results, item.format("blue", "none"), results, item.format("red", "none"),
+              item.format("red", "red")]
+    assert list(map(act, states)) == [           # neither the first again, nor the one that is too dear
+        "search[slim jacket]", "click[1]", "click[< prev]", "click[3]", "click[red]", "click[buy now]"]
 
 
 @pytest.mark.parametrize("instruction", ["find me tea", "a tea: with nothing: to read:", "find me the"])
@@ -130,19 +110,7 @@ def test_odd_pages_and_tasks_do_not_crash_a_player(shop, instruction):
             assert isinstance(act(state), str)
 
 
-# ---- traces
-# ---------------------------------------------------------------------------------------------------
-
-def test_every_step_has_two_traces_on_one_line(played):
-    """Stops training rows without reasoning, and reward traces that are long where nothing was bought."""
-    for _, step in steps_of(*played.values()):
-        assert step.reasoning and step.reasoning.isprintable() and step.reasoning == step.reasoning.strip()
-        if step.done:
-            assert step.reasoning == "the order is placed"
-            assert step.reward_reasoning.startswith("check ") or is_range(step.state)
-        else:
-            assert step.reward_reasoning == "no purchase"
-
+# ---- traces ------------------------------------------------------------------------------------------------
 
 def read_verdict(trace: str) -> tuple[list[tuple[str, str, bool]], str]:
     """The checks of a purchase, (wanted, what it was compared with, met), and the verdict, of a trace such as
@@ -175,12 +143,19 @@ def check_buy_trace(episode: Episode) -> str:
     return verdict
 
 
-def test_buy_traces_end_with_the_real_verdict(played):
-    """Stops a trace that contradicts its own facts, or the reward that is trained beside it."""
-    bought = [episode for episodes in played.values() for episode in episodes if episode.steps[-1].done]
-    traced = [episode for episode in bought if episode.steps[-1].reward_reasoning]
-    verdicts = Counter(check_buy_trace(episode) for episode in traced)
-    assert min(verdicts["success"], verdicts["failure"]) > 100 and len(bought) - len(traced) < 10
+def test_every_step_has_two_true_traces_on_one_line(played):
+    """Stops training rows without reasoning, and a purchase's trace that contradicts its own facts or the
+    reward that is trained beside it."""
+    verdicts = Counter()
+    for episode, step in steps_of(*played.values()):
+        assert step.reasoning and step.reasoning.isprintable() and step.reasoning == step.reasoning.strip()
+        if step.done:
+            assert step.reasoning == "the order is placed"
+            assert step.reward_reasoning or is_range(step.state)
+            verdicts[step.reward_reasoning and check_buy_trace(episode)] += 1
+        else:
+            assert step.reward_reasoning == "no purchase"
+    assert min(verdicts["success"], verdicts["failure"]) > 100 and verdicts[""] < 10
 
 
 def test_option_traces_look_before_they_choose(played):
@@ -189,52 +164,45 @@ def test_option_traces_look_before_they_choose(played):
     for _, step in steps_of(played["imperfect"], played["prober"]):
         item, (_, value) = text.read_item(step.state), text.split_action(step.action)
         if item and text.action_type(step.state, step.action) in ("option", "refused") and value:
-            facts, _, end = step.reasoning.partition(" : ")[2].rpartition("so ")
-            assert step.reasoning.startswith(f"look for {value} : ")
-            after = text.read_item(step.next_state).chosen
-            assert end == ("it is chosen" if value in after else "the same page")
+            end = "it is chosen" if value in text.read_item(step.next_state).chosen else "the same page"
             looked = item.values[:item.values.index(value) + 1] if value in item.values else item.values
-            assert facts == "".join(f"{other} {'yes' if other == value else 'no'} " for other in looked)
+            facts = "".join(f"{other} {'yes' if other == value else 'no'} " for other in looked)
+            assert step.reasoning == f"look for {value} : {facts}so {end}"
             chosen[end] += 1
     assert min(chosen.values()) > 30 and len(chosen) == 2
 
 
-@pytest.mark.parametrize("instruction, action, next_state, reward, done, traces", [
-    ("find me vest with color: blue", "click[buy now]", text.PLACED, 0, True,
-     ("the order is placed", "check vest : red no vest yes met blue : missing so failure")),
-    ("find me vest with color: blue", "click[buy now]", text.PLACED, 1, True, ("the order is placed", "")),
-    ("find me vest with color: blue", "click[buy now]", "search page", 0, True,
-     ("", "check vest : red no vest yes met blue : missing so failure")),
-    ("find me vest", "click[buy now]", PAGE, 0, False, ("", "")),
-    ("no wish at all:", "click[buy now]", text.PLACED, 1, True, ("the order is placed", "")),
-    ("find me vest", "click[green]", PAGE, 0, False,
+BLUE_VEST = "find me vest with color: blue"
+MISSING = "check vest : red no vest yes met blue : missing so failure"
+LISTED = "results page 1 of 2\nclassic slim jacket $40 [1]\nroyal vest $20 [2]"
+REFUSED = "that is not possible here so the same page"
+
+
+@pytest.mark.parametrize("instruction, state, action, next_state, reward, done, traces", [
+    (BLUE_VEST, PAGE, "click[buy now]", text.PLACED, 0, True, ("the order is placed", MISSING)),
+    (BLUE_VEST, PAGE, "click[buy now]", text.PLACED, 1, True, ("the order is placed", "")),
+    (BLUE_VEST, PAGE, "click[buy now]", "search page", 0, True, ("", MISSING)),
+    ("find me vest", PAGE, "click[buy now]", PAGE, 0, False, ("", "")),
+    ("no wish at all:", PAGE, "click[buy now]", text.PLACED, 1, True, ("the order is placed", "")),
+    ("find me vest", PAGE, "click[green]", PAGE, 0, False,
      ("look for green : red no blue no so the same page", "no purchase")),
-    ("find me vest", "click[green]", PAGE.replace("none", "green"), 0, False, ("", "no purchase")),
-    ("find me vest", "click[blue]", PAGE, 0, False, ("", "no purchase")),
-    ("find me vest", "click[< prev]", "search page", 1, True, ("", "")),
+    ("find me vest", PAGE, "click[green]", PAGE.replace("none", "green"), 0, False, ("", "no purchase")),
+    ("find me vest", PAGE, "click[blue]", PAGE, 0, False, ("", "no purchase")),
+    ("find me vest", PAGE, "click[< prev]", "search page", 1, True, ("", "")),
+    *(("find me vest", LISTED, action, LISTED, 0, False, (trace, "no purchase")) for action, trace in (
+        ("click[2]", "2 is royal vest $20 and opens"), ("click[3]", REFUSED), ("buy it", REFUSED),
+        ("search[slim vest]", "the shop lists matches for slim vest"),
+        ("click[back to search]", "back to the search page"),
+        ("click[next >]", "the next page of the same results"))),
 ])
-def test_traces_never_contradict_the_record(shop, instruction, action, next_state, reward, done, traces):
-    """Stops imported logs from getting a trace that ends in another outcome than the recorded one."""
-    step = Step(state=PAGE, action=action, next_state=next_state, reward=float(reward), done=done)
+def test_traces_match_the_record(shop, instruction, state, action, next_state, reward, done, traces):
+    """Stops imported logs from getting a trace that ends in another outcome than the recorded one, an opened
+    product without its name, and a refusal that is told as something done."""
+    step = Step(state=state, action=action, next_state=next_state, reward=float(reward), done=done)
     assert shop.explain(task_of(instruction), [], step) == traces
 
 
-@pytest.mark.parametrize("action, trace", [
-    ("click[2]", "2 is royal vest $20 and opens"), ("click[3]", "that is not possible here so the same page"),
-    ("search[slim vest]", "the shop lists matches for slim vest"),
-    ("click[back to search]", "back to the search page"),
-    ("click[next >]", "the next page of the same results"),
-    ("buy it", "that is not possible here so the same page"),
-])
-def test_traces_of_a_results_page(shop, action, trace):
-    """Stops an opened product without its name, and a refusal that is told as something done."""
-    state = "results page 1 of 2\nclassic slim jacket $40 [1]\nroyal vest $20 [2]"
-    step = Step(state=state, action=action, next_state=state)
-    assert shop.explain(task_of("find me vest"), [], step) == (trace, "no purchase")
-
-
-# ---- the audit
-# ------------------------------------------------------------------------------------------------
+# ---- the audit ---------------------------------------------------------------------------------------------
 
 def test_audit_agrees_with_the_engine(shop, played, counterfactuals):
     """Stops an audit that differs from WebShop's own reward. Only a price range may differ: the page shows
@@ -243,36 +211,28 @@ def test_audit_agrees_with_the_engine(shop, played, counterfactuals):
     for episode, step in steps_of(*played.values(), counterfactuals):
         verdict = shop.audit.success(episode.task, step.state, step.action, step.next_state)
         assert (verdict is None) == (shop.audit.action_type(step.state, step.action) != "buy")
-        if verdict is None:
-            continue
-        if is_range(step.state) and verdict != bool(step.reward):
+        if is_range(step.state) and verdict not in (None, bool(step.reward)):
             wanted, item = text.read_task(episode.task.text), text.read_item(step.state)
             assert verdict and item.price_low <= wanted.price < float(item.price.split("$")[-1])
             seen["range"] += 1
-        else:
+        elif verdict is not None:
             assert verdict == bool(step.reward), (episode.task.text, step.state)
             seen[verdict] += 1
     assert seen[True] > 800 and seen[False] > 800 and seen["range"] < 40
-
-
-def test_audit_has_no_verdict_on_what_it_cannot_read(shop):
-    """Stops a verdict made up for an instruction or a page outside the grammar."""
-    assert shop.audit.success(task_of("no wish at all:"), PAGE, "click[buy now]", text.PLACED) is None
-    assert shop.audit.success(task_of("find me vest"), "item vest", "click[buy now]", text.PLACED) is None
+    for instruction, page in (("no wish at all:", PAGE), ("find me vest", "item vest")):     # cannot be read
+        assert shop.audit.success(task_of(instruction), page, "click[buy now]", text.PLACED) is None
 
 
 def test_audit_finds_pages_that_change(shop, played):
     """Stops a count that a real shop does not pass, or that calls a chosen option a contradiction."""
-    episodes = sum(played.values(), [])
-    counts = [shop.audit.inconsistencies(episode.steps) for episode in episodes]
+    counts = [shop.audit.inconsistencies(episode.steps) for episode in sum(played.values(), [])]
     assert sum(again for again, _ in counts) > 200 and not any(differ for _, differ in counts)
     other = [PAGE, PAGE.replace("none", "red"), PAGE.replace("blue", "green"), PAGE.replace("$20", "$30")]
     steps = [Step(state="search page", action="click[1]", next_state=page) for page in other]
     assert shop.audit.inconsistencies(steps) == (2, 1)
 
 
-# ---- counterfactuals
-# ------------------------------------------------------------------------------------------
+# ---- counterfactuals ---------------------------------------------------------------------------------------
 
 def test_counterfactuals_break_what_their_label_says(counterfactuals):
     """Stops near misses that break two things or none: each constraint must be learnt by itself."""
@@ -288,8 +248,7 @@ def test_counterfactuals_break_what_their_label_says(counterfactuals):
         missing = [met for _, _, met in read_verdict(step.reward_reasoning)[0]].count(False)
         assert missing >= 1 if broken == "many" else missing == (broken != "none")
         wanted = text.read_task(episode.task.text)
-        kinds = ["attribute"] * (len(wanted.words) - 1) + ["noun"]
-        kinds += ["option"] * len(wanted.options) + ["price"]
+        kinds = [*["attribute"] * (len(wanted.words) - 1), "noun", *["option"] * len(wanted.options), "price"]
         checks = text.checks(wanted, text.read_item(step.state))
         if not is_range(step.state) and broken != "many":
             unmet = [kind for kind, (_, _, met) in zip(kinds, checks, strict=True) if not met]
@@ -305,9 +264,9 @@ def test_counterfactuals_depend_on_the_seed_alone(shop, played):
 
 def test_item_pages_are_what_the_page_says(shop, played):
     """Stops the purchase of another product than the page shows, or with other options."""
-    pages = item_pages(shop.engine, played["imperfect"])
-    assert len({state for _, _, state, _ in pages}) == len(pages) > 100
-    for product, chosen, state, _ in pages:
+    pages = item_pages(shop.catalogue, [step.state for _, step in steps_of(played["imperfect"])])
+    assert len({state for state, _, _ in pages}) > 100
+    for state, product, chosen in pages:
         item = text.read_item(state)
         assert (item.title, item.price) == (product.title, text.short_price(product.price_tag))
         assert sorted(item.chosen) == sorted(chosen.values())
@@ -316,7 +275,7 @@ def test_item_pages_are_what_the_page_says(shop, played):
 
 def test_what_cannot_be_broken_is_left_alone(shop):
     """Stops a crash on products of one option value, as official data has them."""
-    product = next(p for p in shop.engine.products if not p.options)
-    assert other_goal(shop.engine, product, {}, "option", np.random.default_rng(0)) is None
+    product = next(p for p in shop.catalogue.products if not p.options)
     single = product._replace(options={"finish": ("matte",)})
-    assert other_goal(shop.engine, single, {"finish": "matte"}, "option", np.random.default_rng(0)) is None
+    for bought, chosen in ((product, {}), (single, {"finish": "matte"})):
+        assert other_goal(shop.catalogue, bought, chosen, "option", np.random.default_rng(0)) is None

@@ -3,10 +3,8 @@
     python collect.py --env logs --import-file FILE.jsonl
 
 docs/data.md has the file's form. Tasks are those that were recorded, split by a hash of their text; each
-starts in the first state that was recorded for it. Success can be measured in the dream only.
+starts in the first state that was recorded for it.
 """
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 
@@ -29,7 +27,7 @@ class Logs(Environment):
             raise ValueError("--env logs: no recorded episodes; give --import-file FILE.jsonl to collect.py")
         played = [episode for episode in read_episodes(file) if episode.source != "counterfactual"]
         starts = {(episode.task.text, episode.steps[0].state): episode.task for episode in reversed(played)}
-        texts = sorted({text for text, _ in starts}, key=_hash)
+        texts = sorted({text for text, _ in starts}, key=lambda text: hashlib.sha256(text.encode()).digest())
         if len(texts) < 3:
             raise ValueError(f"{file}: found {len(texts)} different tasks, expected at least 3: "
                              "one each to train, choose and test on")
@@ -44,15 +42,10 @@ class Logs(Environment):
     def tasks(self, split: str) -> list[Task]:
         return [task for task in self.all if self.split_of[task.text] == split]
 
-    def reset(self, tasks):
+    def reset(self, *_):
         raise ValueError(NO_WORLD)
 
-    def step(self, sessions, actions):
-        raise ValueError(NO_WORLD)
+    step = reset
 
     def describe(self) -> dict:
         return {"env": "logs", "file": self.fingerprint}
-
-
-def _hash(text: str) -> bytes:
-    return hashlib.sha256(text.encode()).digest()

@@ -1,6 +1,4 @@
 """What the truth says about a step of WebShop, by rule: for reports, never for training."""
-from __future__ import annotations
-
 from dreamgym.envs.base import Audit
 from dreamgym.envs.webshop import text
 from dreamgym.episode import Step, Task
@@ -9,12 +7,10 @@ from dreamgym.episode import Step, Task
 class WebShopAudit(Audit):
 
     def action_type(self, state: str, action: str) -> str:
-        """search | open | option | prev | back | next | sub | buy | refused."""
         return text.action_type(state, action)
 
     def success(self, task: Task, state: str, action: str, next_state: str) -> bool | None:
-        """Whether a purchase fulfils the task; None for other steps, and where page or task cannot be read.
-        A price range counts by its lower end; the price that is drawn within it is not on the page."""
+        """A price range counts by its lower end; the price that is drawn within it is not on the page."""
         item = text.read_item(state)
         if not text.is_purchase(state, action) or item is None:
             return None

@@ -1,23 +1,21 @@
 """Full-text search that ranks like Lucene's BM25 (k1 0.9, b 0.4) behind English text analysis, in NumPy.
 
-`BM25Index(texts, ids).search(query, k)` gives document positions, best first. It is what WebShop's search box
-is (pyserini's default searcher), so all its details count: Lucene's tokens, Porter's stemmer with its
-author's later departures, document lengths rounded as Lucene stores them in one byte, float32 scores, ties by
-document id. Left out on purpose: fields, phrases, deleting and adding documents.
+WebShop's search box is pyserini's default searcher, so all its details count: Lucene's tokens, Porter's
+stemmer with its author's later departures, document lengths rounded as Lucene stores them in one byte,
+float32 scores, ties by document id.
 """
-
 import math
 import re
 from array import array
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterable
 from functools import lru_cache
 
 import numpy as np
 import regex
 
 K1, B = np.float32(0.9), np.float32(0.4)
-MAX_TOKEN_CHARS = 255  # Lucene's tokenizer cuts longer ones
-BLOCK_DOCS = 16384  # documents inverted at a time while building: bounds the memory of the Python-side arrays
+MAX_TOKEN_CHARS = 255                            # Lucene's tokenizer cuts longer ones
 STOP_WORDS = frozenset(
     "a an and are as at be but by for if in into is it no not of on or such that the their then there these "
     "they this to was will with".split()
@@ -54,63 +52,54 @@ _TOKEN = regex.compile(
     rf"|(?:\p{{LB=Complex_Context}}{_EXT})+|\p{{Script=Han}}{_EXT}|\p{{Script=Hiragana}}{_EXT}",
     regex.V1,
 )
-# The same rules for text that is all ASCII, in the faster standard module.
-_ASCII_RUN = r"(?:[0-9]+(?:[,;.'][0-9]+)*|[A-Za-z]+(?:[:.'][A-Za-z]+)*)+"
-_ASCII_TOKEN = re.compile(rf"_*{_ASCII_RUN}(?:_+{_ASCII_RUN})*_*")
 
-# Porter's suffixes as "suffix>replacement", in the order they are tried.
-_STEP2_TEXT = """ational>ate tional>tion enci>ence anci>ance izer>ize bli>ble alli>al entli>ent eli>e
-    ousli>ous ization>ize ation>ate ator>ate alism>al iveness>ive fulness>ful ousness>ous aliti>al iviti>ive
-    biliti>ble logi>log"""
-_STEP3_TEXT = "icate>ic ative> alize>al iciti>ic ical>ic ful> ness>"
-_STEP4_TEXT = """al> ance> ence> er> ic> able> ible> ant> ement> ment> ent> sion>s tion>t ou> ism> ate> iti>
-    ous> ive> ize>"""
-_STEP2, _STEP3, _STEP4 = (
-    [pair.split(">") for pair in text.split()] for text in (_STEP2_TEXT, _STEP3_TEXT, _STEP4_TEXT)
+# Porter's suffixes as "suffix>replacement", and the measure that what stands before them must exceed.
+_STEPS = (
+    ("""ational>ate tional>tion enci>ence anci>ance izer>ize bli>ble alli>al entli>ent eli>e ousli>ous
+     ization>ize ation>ate ator>ate alism>al iveness>ive fulness>ful ousness>ous aliti>al iviti>ive biliti>ble
+     logi>log""", 0),
+    ("icate>ic ative> alize>al iciti>ic ical>ic ful> ness>", 0),
+    ("""al> ance> ence> er> ic> able> ible> ant> ement> ment> ent> (?<=[st])ion> ou> ism> ate> iti> ous> ive>
+     ize>""", 1),
 )
 
 
-def _shape(word):
-    """One 'v' or 'c' a letter; y is a vowel only after a consonant. `shape.count('vc')` is Porter's measure
-    m."""
+def _suffix_rule(text: str, more_than: int) -> tuple[re.Pattern, dict[str, str], int]:
+    table = dict(pair.split(">") for pair in text.split())
+    return re.compile(f"(?:{'|'.join(table)})$"), table, more_than
+
+
+_SUFFIX_RULES = [_suffix_rule(*step) for step in _STEPS]
+
+
+def _shape(word: str) -> str:
+    """One 'v' or 'c' a letter; y is a vowel only after a consonant. `shape.count("vc")` is Porter's
+    measure."""
     shape = ""
     for letter in word:
         shape += "v" if letter in "aeiou" or (letter == "y" and shape[-1:] == "c") else "c"
     return shape
 
 
-def _ends_cvc(word):
+def _ends_cvc(word: str) -> bool:
     return _shape(word).endswith("cvc") and word[-1] not in "wxy"
 
 
-def _swap_suffix(word, table, more_than):
-    """Replace the first suffix of `table` that the word ends in, if the measure of what stands before it is
-    above `more_than`."""
-    for suffix, new in table:
-        if word.endswith(suffix):
-            if new and new in "st":  # step 4 drops 'ion' after s or t, which belong to what stands before it
-                stem, new = word[:-3], ""
-            else:
-                stem = word[: -len(suffix)]
-            return stem + new if _shape(stem).count("vc") > more_than else word
-    return word
-
-
-def _drop_ed_ing(word):
+def _drop_ed_ing(word: str) -> str:
     if word.endswith("eed"):
         return word[:-1] if "vc" in _shape(word[:-3]) else word
-    stem = word[:-2] if word.endswith("ed") else word[:-3] if word.endswith("ing") else None
-    if stem is None or "v" not in _shape(stem):
+    stem = re.sub("(?:ed|ing)$", "", word)
+    if stem == word or "v" not in _shape(stem):
         return word
     if stem.endswith(("at", "bl", "iz")):
         return stem + "e"
-    if len(stem) > 1 and stem[-1] == stem[-2] and _shape(stem)[-1] == "c":
+    if stem[-1] == stem[-2:-1] and _shape(stem)[-1] == "c":
         return stem if stem[-1] in "lsz" else stem[:-1]
     return stem + "e" if _shape(stem).count("vc") == 1 and _ends_cvc(stem) else stem
 
 
-def porter_stem(word):
-    """Porter's stem of a lower-case word (M. F. Porter, 1980), with the departures his own later code makes
+def porter_stem(word: str) -> str:
+    """Porter's stem of a lower-case word (M. F. Porter, 1980), with the departures of his own later code
     (bli, logi, words of 1 or 2 letters)."""
     if len(word.encode("utf-16-le")) <= 4:
         return word
@@ -121,7 +110,10 @@ def porter_stem(word):
     word = _drop_ed_ing(word)
     if word.endswith("y") and "v" in _shape(word[:-1]):
         word = word[:-1] + "i"
-    word = _swap_suffix(_swap_suffix(_swap_suffix(word, _STEP2, 0), _STEP3, 0), _STEP4, 1)
+    for suffixes, replacements, more_than in _SUFFIX_RULES:
+        match = suffixes.search(word)
+        if match and _shape(word[:match.start()]).count("vc") > more_than:
+            word = word[:match.start()] + replacements.get(match[0], "")
     if word.endswith("e"):
         measure = _shape(word[:-1]).count("vc")
         if measure > 1 or (measure == 1 and not _ends_cvc(word[:-1])):
@@ -129,108 +121,56 @@ def porter_stem(word):
     return word[:-1] if word.endswith("ll") and _shape(word).count("vc") > 1 else word
 
 
-def words(text):
-    """The tokens Lucene's StandardTokenizer finds in `text`, in order."""
-    found = _ASCII_TOKEN.findall(text) if text.isascii() else _TOKEN.findall(text)
-    if len(text) > MAX_TOKEN_CHARS and len(max(found, key=len, default="")) > MAX_TOKEN_CHARS:
-        pieces = []
-        for word in found:  # what is left of a long token is cut into tokens anew
-            pieces += [word[:MAX_TOKEN_CHARS], *words(word[MAX_TOKEN_CHARS:])]
-        return pieces
+def words(text: str) -> list[str]:
+    """The tokens that Lucene's StandardTokenizer finds, in order; what is left of a long one is cut anew."""
+    found = []
+    for word in _TOKEN.findall(text):
+        rest = word[MAX_TOKEN_CHARS:]
+        found += [word[:MAX_TOKEN_CHARS], *words(rest)] if rest else [word]
     return found
 
 
-def _term_of(word):
-    """The index term of one token: possessive dropped, lower case, stemmed; "" for a stop word."""
-    if word[-2:-1] in ("'", "\u2019", "\uff07") and word[-1] in "sS":
-        word = word[:-2]
-    word = word.lower()
-    return "" if word in STOP_WORDS else porter_stem(word)
-
-
 @lru_cache(maxsize=1 << 18)
-def _terms_of_piece(piece):
-    return tuple(term for word in words(piece) if (term := _term_of(word)))
+def _terms_of_piece(piece: str) -> list[str]:
+    """Index terms: possessives dropped, lower case, no stop words, stemmed."""
+    lower = [re.sub("['\u2019\uff07][sS]$", "", word).lower() for word in words(piece)]
+    return [porter_stem(word) for word in lower if word not in STOP_WORDS]
 
 
-def analyze(text):
+def analyze(text: str) -> list[str]:
     """The index terms of `text`, in order, repeats kept."""
-    # no token reaches across white space
-    return [term for piece in text.split() for term in _terms_of_piece(piece)]
+    return [term for piece in text.split() for term in _terms_of_piece(piece)]   # no token holds white space
 
 
 class BM25Index:
-    """An inverted index over documents, term by term in flat arrays (about 6 bytes a posting): built once,
-    read only, shared by all sessions.
+    """An inverted index: built once, read only, shared by all sessions. ids: one ASCII id a document; equal
+    scores are ordered by it. Scores are Lucene's BM25Similarity in float32: idf = ln(1 + (N - n + 0.5) / (n +
+    0.5)), times tf / (tf + K1 (1 - B + B length / mean length))."""
 
-    texts: one string a document, any iterable. ids: one ASCII id a document; equal scores are ordered by it.
-    Scores are Lucene's BM25Similarity in float32: idf = ln(1 + (N - n + 0.5) / (n + 0.5)), times tf / (tf +
-    K1 (1 - B + B length / mean length)).
-    """
-
-    def __init__(self, texts, ids):
-        self._term_numbers = {}
-        blocks, lengths = self._invert(texts)
-        self._merge(blocks)
-        self._id_rank = np.empty(len(ids), np.int32)
-        by_id = np.argsort(np.array(ids, dtype="S"), kind="stable")
-        self._id_rank[by_id] = np.arange(len(ids), dtype=np.int32)
-        if len(lengths) != len(ids):
-            raise ValueError(f"{len(lengths)} texts came with {len(ids)} ids: give one id for each text")
-        self._n_docs = int(np.count_nonzero(lengths))  # Lucene counts documents that have a term
-        mean_length = np.float32(lengths.sum() / max(self._n_docs, 1))
-        stored = _one_byte_lengths(lengths).astype(np.float32)
-        # An index without any term has no mean length, and no posting to use it.
-        with np.errstate(divide="ignore", invalid="ignore"):
-            self._inverse_norm = np.float32(1) / (K1 * ((np.float32(1) - B) + B * stored / mean_length))
-
-    def _invert(self, texts):
-        """Blocks of (terms, documents, frequencies) sorted by term then document, and all document lengths in
-        terms."""
-        blocks, lengths, terms, docs, freqs = [], array("i"), array("i"), array("i"), array("H")
-        numbers = self._term_numbers
+    def __init__(self, texts: Iterable[str], ids: list[str]):
+        self._postings = defaultdict(lambda: array("i"))       # term -> document, frequency, document, ...
+        lengths = []
         for doc, text in enumerate(texts):
             counts = Counter(analyze(text))
             lengths.append(counts.total())
-            terms.extend([numbers.setdefault(term, len(numbers)) for term in counts])
-            freqs.extend(min(n, 65535) for n in counts.values())
-            docs.extend([doc] * len(counts))
-            if doc % BLOCK_DOCS == BLOCK_DOCS - 1:
-                blocks.append(_sorted_block(terms, docs, freqs))
-                terms, docs, freqs = array("i"), array("i"), array("H")
-        blocks.append(_sorted_block(terms, docs, freqs))
-        return blocks, np.array(lengths, np.int64)
+            for term, count in counts.items():
+                self._postings[term].extend((doc, count))
+        lengths = np.array(lengths, np.int64)
+        self._id_rank = np.argsort(np.argsort(np.array(ids, dtype="S"), kind="stable"))
+        self._n_docs = int(np.count_nonzero(lengths))          # Lucene counts documents that have a term
+        mean_length = np.float32(lengths.sum() / max(self._n_docs, 1) or 1)
+        stored = one_byte_lengths(lengths).astype(np.float32)
+        self._inverse_norm = np.float32(1) / (K1 * ((np.float32(1) - B) + B * stored / mean_length))
 
-    def _merge(self, blocks):
-        """Lay the blocks' postings out term after term: CSR arrays without sorting everything at once."""
-        n_terms = len(self._term_numbers)
-        doc_counts = np.zeros(n_terms, np.int64)
-        for terms, _, _ in blocks:
-            doc_counts += np.bincount(terms, minlength=n_terms)
-        self._starts = np.concatenate([[0], np.cumsum(doc_counts)])
-        self._docs, self._freqs = np.empty(self._starts[-1], np.int32), np.empty(self._starts[-1], np.uint16)
-        free = self._starts[:-1].copy()
-        blocks.reverse()
-        while blocks:
-            terms, docs, freqs = blocks.pop()
-            _, first, counts = np.unique(terms, return_index=True, return_counts=True)
-            place = free[terms] + np.arange(len(terms)) - np.repeat(first, counts)
-            self._docs[place], self._freqs[place] = docs, freqs
-            free += np.bincount(terms, minlength=n_terms)
-
-    def search(self, query, k):
-        """Positions of the at most `k` best documents for `query`, best first; a repeated query term counts
-        that many times."""
-        totals = np.zeros(len(self._id_rank), np.float64)  # Lucene, too, sums its float32 parts in double
+    def search(self, query: str, k: int) -> np.ndarray:
+        """Positions of the at most `k` best documents, best first; a repeated query term counts that
+        often."""
+        totals = np.zeros(len(self._id_rank), np.float64)      # Lucene, too, sums its float32 parts in double
         for term, boost in Counter(analyze(query)).items():
-            number = self._term_numbers.get(term)
-            if number is None:
-                continue
-            postings = slice(self._starts[number], self._starts[number + 1])
-            docs = self._docs[postings]
+            docs, freqs = np.array(self._postings.get(term, ()), np.int32).reshape(-1, 2).T
             n = len(docs)
             weight = np.float32(boost) * np.float32(math.log(1 + (self._n_docs - n + 0.5) / (n + 0.5)))
-            freqs = self._freqs[postings].astype(np.float32)
+            freqs = freqs.astype(np.float32)
             totals[docs] += weight - weight / (np.float32(1) + freqs * self._inverse_norm[docs])
         scores = totals.astype(np.float32)
         hits = np.flatnonzero(scores)
@@ -239,13 +179,7 @@ class BM25Index:
         return hits[np.lexsort((self._id_rank[hits], -scores[hits]))[:k]]
 
 
-def _sorted_block(terms, docs, freqs):
-    terms = np.array(terms, np.int32)
-    order = np.argsort(terms, kind="stable")
-    return terms[order], np.array(docs, np.int32)[order], np.array(freqs, np.uint16)[order]
-
-
-def _one_byte_lengths(lengths):
+def one_byte_lengths(lengths: np.ndarray) -> np.ndarray:
     """Document lengths as Lucene reads them back from one byte: exact below 24, above that 24 plus a number
     cut to its 4 highest bits."""
     excess = np.maximum(lengths - 24, 0)

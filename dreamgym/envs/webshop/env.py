@@ -1,11 +1,9 @@
 """WebShop as an environment: tasks, sessions and abstract text states, on top of the exact engine.
 
 With `$WEBSHOP_DATA` (or `data_dir`) set, the official catalogue is read; otherwise one is generated into
-`cache`. `describe()` says which, and with which noun tagger: both belong into every result. An episode has 15
-steps. Reward is 1 where upstream's score R is 1; R is the raw score.
+`cache`. `describe()` says which, and with which noun tagger: both belong into every result. Reward is 1 where
+upstream's score R is 1; R is the raw score.
 """
-from __future__ import annotations
-
 import os
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +13,7 @@ import numpy as np
 from dreamgym.envs.base import Environment, Player, Session, StepResult
 from dreamgym.envs.webshop import relabel, scripted, text
 from dreamgym.envs.webshop.audit import WebShopAudit
+from dreamgym.envs.webshop.catalogue import Catalogue
 from dreamgym.envs.webshop.engine import WebShopEngine
 from dreamgym.envs.webshop.prompts import PROMPTS
 from dreamgym.envs.webshop.toy_catalogue import embedded_nouns, make_catalogue
@@ -29,7 +28,6 @@ VALID_EVERY = 6                                  # and of the others one in six 
 class WebShop(Environment):
     """WebShop, real. `human_goals` (official data): instructions by people instead of synthetic ones."""
     name = "webshop"
-    max_steps = 15
     prompts = PROMPTS
     audit = WebShopAudit()
 
@@ -40,51 +38,43 @@ class WebShop(Environment):
         folder = Path(data_dir or Path(cache) / f"catalogue-{seed}")
         if self.generated and not (folder / "items_human_ins.json").exists():
             make_catalogue(folder, seed)
-        nouns = embedded_nouns if self.generated else None
-        self.engine = WebShopEngine(folder, "text_rich", human_goals, seed, nouns=nouns)
+        self.catalogue = Catalogue(folder, human_goals, seed, embedded_nouns if self.generated else None)
         self.seed, self.human_goals = seed, human_goals
         self.results_shown = 5 if self.generated else 10            # of a page's ten results
         self.started = 0
 
     def describe(self) -> dict:
-        nouns = "catalogue's own nouns" if self.generated else self.engine.noun_tagger
+        nouns = "catalogue's own nouns" if self.generated else self.catalogue.noun_tagger
         return {"env": self.name, "form": text.FORM, "catalogue": self.label, "seed": self.seed,
-                "goals": "human" if self.human_goals else "synthetic", "products": len(self.engine.products),
-                "noun_tagger": nouns, "results_shown": self.results_shown}
-
-    # ---- tasks
+                "goals": "human" if self.human_goals else "synthetic",
+                "products": len(self.catalogue.products), "noun_tagger": nouns,
+                "results_shown": self.results_shown}
 
     def tasks(self, split: str) -> list[Task]:
-        """All tasks of a split. Official data is split by goal number, as upstream splits it. The generated
-        catalogue is split by target product: no product and no instruction is in two splits."""
+        """Official data is split by goal number, as upstream splits it. The generated catalogue is split by
+        target product: no product and no instruction is in two splits."""
         if split not in OFFICIAL_SPLITS:
             raise ValueError(f"split {split!r}: expected {', '.join(OFFICIAL_SPLITS)}")
-        if self.generated:
-            return [self._task(number) for number in self._generated_splits[split]]
-        return [self._task(number) for number in range(len(self.engine.goals))[OFFICIAL_SPLITS[split]]]
-
-    def _task(self, number: int) -> Task:
-        goal = self.engine.goals[number]
-        return Task(id=f"webshop-{number}", text=text.clean(goal.instruction), env=self.name,
-                    start=text.START, goal={"goal_index": number}, groups=[f"category {goal.category}"])
+        goals = self.catalogue.goals
+        numbers = self._splits[split] if self.generated else range(len(goals))[OFFICIAL_SPLITS[split]]
+        return [Task(id=f"webshop-{number}", text=text.clean(goals[number].instruction), env=self.name,
+                     start=text.START, goal={"goal_index": number},
+                     groups=[f"category {goals[number].product.category}"]) for number in numbers]
 
     @cached_property
-    def _generated_splits(self) -> dict[str, list[int]]:
-        """Split -> goal numbers. Two products may have the same instruction: it stays where it is seen
-        first."""
-        targets = sorted({goal.asin for goal in self.engine.goals})
+    def _splits(self) -> dict[str, list[int]]:
+        """Split -> goal numbers of the generated catalogue. Two products may have the same instruction: it
+        stays where it is seen first."""
+        targets = sorted({goal.product.asin for goal in self.catalogue.goals})
         test = set(targets[::TEST_EVERY])
-        others = [asin for asin in targets if asin not in test]
-        valid = set(others[::VALID_EVERY])
-        groups = {"train": set(others) - valid, "valid": valid, "test": test}
+        valid = set([asin for asin in targets if asin not in test][::VALID_EVERY])
         splits, known = {}, set()
-        for split, asins in groups.items():
-            splits[split] = [i for i, goal in enumerate(self.engine.goals)
-                             if goal.asin in asins and goal.instruction not in known]
-            known |= {self.engine.goals[i].instruction for i in splits[split]}
+        for split, asins in {"train": set(targets) - test - valid, "valid": valid, "test": test}.items():
+            found = {i: goal.instruction for i, goal in enumerate(self.catalogue.goals)
+                     if goal.product.asin in asins and goal.instruction not in known}
+            splits[split] = list(found)
+            known |= set(found.values())
         return splits
-
-    # ---- playing
 
     def reset(self, tasks: list[Task]) -> list[Session]:
         """Raises ValueError for a generated task: only the dream can play those."""
@@ -92,10 +82,10 @@ class WebShop(Environment):
         for task in tasks:
             if "goal_index" not in task.goal:
                 raise ValueError(f"task {task.id}: has no goal_index; only a dream plays a generated task")
-            engine = self.engine.fork()
-            state = text.abstract(engine.reset(task.goal["goal_index"]), self.results_shown)
+            engine = WebShopEngine(self.catalogue, "text_rich")
+            engine.reset(self.catalogue.goals[task.goal["goal_index"]])
             self.started += 1
-            sessions.append(Session(f"real-{self.started}", task, state, inner=engine))
+            sessions.append(Session(f"real-{self.started}", task, text.START, inner=engine))
         return sessions
 
     def step(self, sessions: list[Session], actions: list[str]) -> list[StepResult]:
@@ -103,7 +93,7 @@ class WebShop(Environment):
 
     def _step(self, session: Session, action: str) -> StepResult:
         engine = session.inner
-        page, score, done = engine.step(self._official(engine, session.state, action))
+        page, score, done = engine.step(official_action(engine, session.state, action))
         if engine.valid:
             session.state = text.abstract(page, self.results_shown)
         session.steps += 1
@@ -116,25 +106,11 @@ class WebShop(Environment):
         for session in sessions:
             session.inner = None
 
-    def _official(self, engine: WebShopEngine, state: str, action: str) -> str:
-        """`click[2]` on a results page -> upstream's click on that product; a value as the state shows it ->
-        upstream's own text of it, which may hold no-break or double blanks; anything else as it is."""
-        verb, argument = text.split_action(action)
-        kind = text.page_kind(state)
-        # '01', '\u00b2' and the like are not among the numbers of a results page.
-        if verb == "click" and kind == "results" and argument in text.read_results(state):
-            return f"click[{engine.page_asins[int(argument) - 1]}]"
-        if verb == "click" and kind == "item" and argument not in (targets := engine.clickables):
-            return next((f"click[{target}]" for target in targets if text.clean(target) == argument), action)
-        return action
-
-    # ---- optional parts of the contract
-
     def ground(self, state: str, action: str) -> str:
         return text.ground(state, action)
 
     def players(self) -> dict[str, Player]:
-        products = self.engine.products[:2000]
+        products = self.catalogue.products[:2000]
         values = {value for product in products for values in product.options.values() for value in values}
         return scripted.players(sorted(values) or ["red"])
 
@@ -142,4 +118,16 @@ class WebShop(Environment):
         return relabel.explain(task.text, step)
 
     def counterfactuals(self, episodes: list[Episode], count: int, rng: np.random.Generator) -> list[Episode]:
-        return relabel.counterfactuals(self.engine, episodes, count, rng)
+        return relabel.counterfactuals(self.catalogue, episodes, count, rng)
+
+
+def official_action(engine: WebShopEngine, state: str, action: str) -> str:
+    """`click[2]` on a results page -> upstream's click on that product; a value as the state shows it ->
+    upstream's own text of it, which may hold no-break or double blanks; anything else as it is."""
+    (verb, argument), kind = text.split_action(action), text.page_kind(state)
+    # '01', '\u00b2' and the like are not among the numbers of a results page.
+    if verb == "click" and kind == "results" and argument in text.read_results(state):
+        return f"click[{engine.page_asins[int(argument) - 1]}]"
+    if verb == "click" and kind == "item" and argument not in (targets := engine.clickables):
+        return next((f"click[{target}]" for target in targets if text.clean(target) == argument), action)
+    return action

@@ -2,10 +2,8 @@
 
 All of them read abstract states only (never the engine), so that whatever they do can be imitated. A player
 is a function `act(state) -> action` with its own memory of one episode. The mix of an offline set follows the
-paper's (demonstrations, oracle and random policies); the shares are ours: see `players`.
+paper's (demonstrations, oracle and random policies); the shares are ours.
 """
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np
@@ -29,56 +27,49 @@ def wishes(task_text: str) -> Wanted:
 
 class Shopper:
     """Searches for the wanted words, opens each fitting result, goes back when an option is absent, chooses
-    the options, buys.
-
-    `slip` is the chance, per step, of a mistake: opening any result, buying at once, choosing another value,
-    reading the details, leaving a good product. Mistakes leave imitation something to improve on: a clean
-    imitation gives GRPO no variance.
-    """
+    the options, buys. `slip` is the chance of a mistake in a step: a clean imitation gives GRPO no
+    variance."""
 
     def __init__(self, task_text: str, rng: np.random.Generator, slip: float = 0.0):
         self.wanted = wishes(task_text)
         self.rng, self.slip = rng, slip
-        self.seen: set[str] = set()              # titles and prices of products that were opened
-        self.pages = 0
+        self.seen: set[tuple[str, str]] = set()  # title and price of products that were opened
+        self.paged = False                       # looked at a second page of results
 
     def __call__(self, state: str) -> str:
-        kind = page_kind(state)
+        kind, item = page_kind(state), read_item(state)
         if kind == "index":
             return f"search[{' '.join(self.wanted.words)}]"
         if kind == "results":
-            return self._choose_product(state)
-        if kind == "item" and (item := read_item(state)):
-            slipped = self.rng.random() < self.slip
-            return self._slip(item) if slipped else self._choose_option(item)
+            return f"click[{self._choose_product(read_results(state))}]"
+        if item:
+            choose = self._slip if self.rng.random() < self.slip else self._choose_option
+            return f"click[{choose(item)}]"
         return "click[< prev]" if kind in ("sub", "item") else "click[back to search]"
 
-    def _choose_product(self, state: str) -> str:
-        listed = read_results(state)
+    def _choose_product(self, listed: dict[str, tuple[str, str]]) -> str:
         if listed and self.rng.random() < self.slip:
-            return f"click[{self.rng.choice(list(listed))}]"
+            return self.rng.choice(list(listed))
         for number, (title, price) in listed.items():
             low = float(price[1:].split(" ")[0])
             fits = all(word in title.lower().split() for word in self.wanted.words)
             cheap = self.wanted.price is None or low <= self.wanted.price
-            if fits and cheap and f"{title} {price}" not in self.seen:
-                self.seen.add(f"{title} {price}")
-                return f"click[{number}]"
-        if listed and self.pages < 1:
-            self.pages += 1
-            return "click[next >]"
-        return f"click[{self.rng.choice(list(listed))}]" if listed else "click[back to search]"
+            if fits and cheap and (title, price) not in self.seen:
+                self.seen.add((title, price))
+                return number
+        if listed and not self.paged:
+            self.paged = True
+            return "next >"
+        return self.rng.choice(list(listed)) if listed else "back to search"
 
     def _choose_option(self, item: Item) -> str:
-        for name, value in self.wanted.options.items():
-            if value not in item.options.get(name, []):
-                return "click[< prev]" if self.pages < 1 else "click[buy now]"
-        missing = [value for value in self.wanted.options.values() if value not in item.chosen]
-        return f"click[{missing[0]}]" if missing else "click[buy now]"
+        wanted = self.wanted.options.items()
+        if any(value not in item.options.get(name, []) for name, value in wanted):
+            return "buy now" if self.paged else "< prev"
+        return next((value for _, value in wanted if value not in item.chosen), "buy now")
 
     def _slip(self, item: Item) -> str:
-        buttons = ["click[buy now]", "click[buy now]", "click[< prev]", "click[features]"]
-        return str(self.rng.choice(buttons + [f"click[{value}]" for value in item.values[:2]]))
+        return self.rng.choice(["buy now", "buy now", "< prev", "features", *item.values[:2]])
 
 
 def explorer(task_text: str, rng: np.random.Generator) -> Act:
@@ -86,22 +77,17 @@ def explorer(task_text: str, rng: np.random.Generator) -> Act:
     words = wishes(task_text).words
 
     def act(state: str) -> str:
-        kind = page_kind(state)
+        kind, item = page_kind(state), read_item(state)
         if kind == "index":
             return f"search[{' '.join(rng.permutation(words)[:rng.integers(1, len(words) + 1)])}]"
+        choices = ["< prev", "< prev", "back to search"]
         if kind == "results":
-            choices = [f"click[{n}]" for n in read_results(state)] * 2
-            choices += ["click[next >]", "click[back to search]"]
-            if not state.startswith("results page 1 "):
-                choices.append("click[< prev]")
+            back = [] if state.startswith("results page 1 ") else ["< prev"]
+            choices = [*list(read_results(state)) * 2, "next >", "back to search", *back]
         elif kind == "item":
-            item = read_item(state)
-            choices = [f"click[{value}]" for value in (item.values if item else [])]
-            choices += ["click[buy now]", "click[< prev]", "click[back to search]"]
-            choices += ["click[description]", "click[features]"][rng.integers(2):][:1]
-        else:
-            choices = ["click[< prev]", "click[< prev]", "click[back to search]"]
-        return str(rng.choice(choices))
+            choices = [*(item.values if item else []), "buy now", "< prev", "back to search",
+                       ("description", "features")[rng.integers(2)]]
+        return f"click[{rng.choice(choices)}]"
     return act
 
 
@@ -116,18 +102,19 @@ def prober(task_text: str, rng: np.random.Generator, values: list[str]) -> Act:
         if probes >= MAX_PROBES or rng.random() >= 0.6:
             return shopper(state)
         probes += 1
+        choices = ["click[buy now]", "click[1]", "click[next >]", "search[]"]
         if item:
             tried = [*shopper.wanted.options.values(), *rng.choice(values, 6)]
             absent = [f"click[{value}]" for value in tried if value not in item.values]
-            return str(rng.choice([*absent[:4], "click[next >]"])) if absent else "click[next >]"
-        if kind == "results":
-            return str(rng.choice(["click[9]", "click[buy now]", f"click[{rng.choice(values)}]", "buy it"]))
-        return str(rng.choice(["click[buy now]", "click[1]", "click[next >]", "search[]"]))
+            choices = [*absent[:4], "click[next >]"]
+        elif kind == "results":
+            choices = ["click[9]", "click[buy now]", f"click[{rng.choice(values)}]", "buy it"]
+        return str(rng.choice(choices))
     return act
 
 
 def players(values: list[str]) -> dict[str, Player]:
-    """The players of an offline set. `values`: option values that exist somewhere in the shop."""
+    """`values`: option values that exist somewhere in the shop."""
     return {
         "demonstrator": Player(lambda session, rng: Shopper(session.task.text, rng), share=0.30),
         "imperfect": Player(lambda session, rng: Shopper(session.task.text, rng, slip=0.25), share=0.35,

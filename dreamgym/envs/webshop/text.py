@@ -1,7 +1,7 @@
 """WebShop as text: the one mapping from official pages to short states, and everything that reads them.
 
 The experience model writes the same form, so that a policy sees one language in both worlds (DreamGym,
-section 4: abstract text states). Pure functions: nothing here sees the engine, a goal, or a model. The forms:
+section 4: abstract text states). Nothing here sees the engine, a goal, or a model. The forms:
 
     search page | results page 1 of 5    | item classic jacket $40   | details of the item | order placed
                 | classic jacket $40 [1] | color: red / blue / black | this jacket is slim |
@@ -10,8 +10,6 @@ section 4: abstract text states). Pure functions: nothing here sees the engine, 
 A product is clicked by its number (`click[2]`); every other action is upstream's own string. Lines that could
 be taken for a tag of a prompt get "> " in front (`prompts.escape`); readers take it off again.
 """
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 
@@ -21,14 +19,18 @@ FORM = 2                                         # changes with the form of stat
 START = "search page"
 PLACED = "order placed"
 NOTHING = "nothing"
-BUTTONS = ("back to search", "< prev", "next >", "description", "features", "reviews", "buy now")
+CLICKS = {                                       # page kind -> its buttons, and what kind of action they are
+    "results": {"< prev": "prev", "next >": "next"},
+    "item": {"< prev": "prev", "description": "sub", "features": "sub", "reviews": "sub", "buy now": "buy"},
+    "sub": {"< prev": "prev"},
+}
+BUTTONS = ("back to search", "next >", *CLICKS["item"])
 CHEATS = ("<r>", "<a>", "<c>", "<q>")            # upstream's special queries: the engine refuses them here
 MAX_DETAIL_CHARS = 600
 MAX_TASK_CHARS = 2000
 
-_BUTTON = re.compile(r"\s*\[(?:clicked )?button\] (.*) \[(?:clicked )?button_\]$")
-_CLICKED = re.compile(r"\s*\[clicked button\] (.*) \[clicked button_\]$")
-_HEADER = re.compile(r"Page (\d{1,9}) \(Total results: (\d{1,9})\)$")
+_BUTTON = re.compile(r"\s*\[(clicked )?button\] (.*) \[(?:clicked )?button_\]$")
+_HEADER = re.compile(r"Page (\d+) \(Total results: (\d+)\)$")
 _PRICE = re.compile(r"\$(\d+(?:\.\d+)?)")
 _LISTED = re.compile(r"^(.*?) (\$\S+(?: to \$\S+)?) \[(\d+)\]$")
 _ITEM = re.compile(r"^item (.*?) (\$\S+(?: to \$\S+)?)$")
@@ -46,52 +48,43 @@ def short_price(text: str) -> str:
 
 
 def abstract(page: str, results_shown: int = 10) -> str:
-    """Official `text_rich` page -> state. Never raises on odd page text."""
-    return escape(_abstract(page, results_shown))
-
-
-def _abstract(page: str, results_shown: int) -> str:
+    """Official `text_rich` page -> state."""
     lines = page.split("\n")
-    buttons = [(m[1].lower() if (m := _BUTTON.match(line)) else None) for line in lines]
+    found = [_BUTTON.match(line) for line in lines]
+    buttons = [match and match[2].lower() for match in found]
+    after = buttons.index("< prev") + 1 if "< prev" in buttons else 0
     if "back to search" not in buttons:
-        if "search" in buttons:
-            return START
-        if any(line.startswith("Thank you for shopping with us!") for line in lines):
-            return PLACED
+        return START if "search" in buttons else PLACED
     if "buy now" in buttons:
-        return _item_state(lines, buttons)
-    if "next >" in buttons:
-        return _results_state(lines, buttons, results_shown)
-    after = buttons.index("< prev") + 1 if "< prev" in buttons else len(lines)
-    detail = clean(" ".join(lines[after:]))[:MAX_DETAIL_CHARS].strip()
-    return f"details of the item\n{detail or NOTHING}"
+        state = _item_state(lines[after:], found[after:])
+    elif "next >" in buttons:
+        state = _results_state(lines, buttons, results_shown)
+    else:
+        detail = clean(" ".join(lines[after:]))[:MAX_DETAIL_CHARS].strip()
+        state = f"details of the item\n{detail or NOTHING}"
+    return escape(state)
 
 
 def _results_state(lines: list[str], buttons: list[str | None], shown: int) -> str:
-    header = next((m for line in lines if (m := _HEADER.match(line.strip()))), None)
-    number, total = (int(header[1]), int(header[2])) if header else (1, 0)
-    rows: list[str] = []
-    for i, name in enumerate(buttons):
-        if name and name not in BUTTONS and len(rows) < shown:
-            title, price = ([clean(line) for line in lines[i + 1:i + 3]] + ["", ""])[:2]
-            rows.append(f"{title} {short_price(price)} [{len(rows) + 1}]")
-    return "\n".join([f"results page {number} of {-(-total // 10)}", *(rows or [NOTHING])])
+    page_number, total = next((int(m[1]), int(m[2])) for line in lines if (m := _HEADER.match(line)))
+    products = [i for i, name in enumerate(buttons) if name and name not in BUTTONS][:shown]
+    rows = [f"{clean(lines[i + 1])} {short_price(clean(lines[i + 2]))} [{number}]"
+            for number, i in enumerate(products, 1)]
+    return "\n".join([f"results page {page_number} of {-(-total // 10)}", *(rows or [NOTHING])])
 
 
-def _item_state(lines: list[str], buttons: list[str | None]) -> str:
+def _item_state(lines: list[str], buttons: list[re.Match | None]) -> str:
+    """The title is the last text before the price; any other text before it names the options below."""
     options: dict[str, list[str]] = {}
-    chosen, name, title, price = [], "", "", ""
-    after = buttons.index("< prev") + 1 if "< prev" in buttons else 0
-    for line, button in list(zip(lines, buttons))[after:]:
-        if button in ("description", "features", "reviews", "attributes", "buy now") and price:
-            break
-        if button is not None:
-            options.setdefault(name, []).append(clean(button))
-            if clicked := _CLICKED.match(line):
-                chosen.append(clean(clicked[1].lower()))
+    chosen, name = [], ""
+    for line, button in zip(lines, buttons):
+        if button:
+            options.setdefault(name, []).append(clean(button[2].lower()))
+            chosen += options[name][-1:] if button[1] else []
         elif line.startswith("Price: "):
-            title, price = name, short_price(clean(line[len("Price: "):]))
-        elif line.strip() and not price:
+            title, price = name, short_price(clean(line.removeprefix("Price: ")))
+            break
+        elif line.strip():
             name = clean(line)
     rows = [f"{key}: {' / '.join(values)}" for key, values in options.items()]
     return "\n".join([f"item {title} {price}", *rows, f"chosen: {' / '.join(chosen) or 'none'}"])
@@ -133,12 +126,11 @@ def read_item(state: str) -> Item | None:
     head = _ITEM.match(first)
     if not head or not _PRICE.search(head[2]) or not rows or not rows[-1].startswith("chosen: "):
         return None
-    pairs = [row.split(": ", 1) for row in rows[:-1]]
-    if any(len(pair) != 2 for pair in pairs):
+    if not all(": " in row for row in rows):
         return None
-    chosen = rows[-1][len("chosen: "):]
-    options = {key: values.split(" / ") for key, values in pairs}
-    return Item(head[1], head[2], options, [] if chosen == "none" else chosen.split(" / "))
+    *options, (_, chosen) = (row.split(": ", 1) for row in rows)
+    return Item(head[1], head[2], {name: values.split(" / ") for name, values in options},
+                [] if chosen == "none" else chosen.split(" / "))
 
 
 def read_results(state: str) -> dict[str, tuple[str, str]]:
@@ -147,7 +139,8 @@ def read_results(state: str) -> dict[str, tuple[str, str]]:
 
 
 def split_action(action: str) -> tuple[str, str]:
-    """('search' | 'click', argument), or ('', '') for anything that upstream refuses."""
+    """('search' | 'click', argument in lower case), or ('', '') for anything that upstream refuses. The last
+    '[' that a ']' follows counts; text after that ']' is ignored."""
     match = re.match(r"(.+)\[(.+)\]", action)
     return (match[1], match[2].lower()) if match and match[1] in ("search", "click") else ("", "")
 
@@ -155,41 +148,32 @@ def split_action(action: str) -> tuple[str, str]:
 def ground(state: str, action: str) -> str:
     """The action with the title and price of the product whose number it names."""
     verb, argument = split_action(action)
-    if not verb:
-        return action
-    action = f"{verb}[{argument}]"               # upstream ignores what follows the bracket
     if verb == "click" and page_kind(state) == "results" and argument.isdigit():
-        title, price = read_results(state).get(argument, (NOTHING, ""))
-        return f"{action} {title} {price}".strip()
-    return action
+        return " ".join([f"click[{argument}]", *read_results(state).get(argument, (NOTHING,))])
+    return f"{verb}[{argument}]" if verb else action
 
 
 def is_purchase(state: str, action: str) -> bool:
-    return split_action(action) == ("click", "buy now") and page_kind(state) == "item"
+    return action_type(state, action) == "buy"
 
 
 def action_type(state: str, action: str) -> str:
     """search | open | option | prev | back | next | sub | buy | refused (upstream would change nothing)."""
-    verb, argument = split_action(action)
-    kind = page_kind(state)
+    (verb, argument), kind = split_action(action), page_kind(state)
     if verb == "search":
         return "refused" if argument.split(" ")[0] in CHEATS else "search"
-    if verb == "click" and argument == "back to search" and kind != "index":
+    if verb != "click":
+        return "refused"
+    if argument == "back to search" and kind != "index":
         return "back"
-    if verb == "click" and kind == "results":
-        if argument == "next >" or (argument == "< prev" and not state.startswith("results page 1 ")):
-            return argument.strip("<> ")
-        return "open" if argument in read_results(state) else "refused"
-    if verb == "click" and kind == "sub" and argument == "< prev":
-        return "prev"
-    if verb == "click" and kind == "item":
-        if argument in ("description", "features", "reviews"):
-            return "sub"
-        if argument in ("buy now", "< prev"):
-            return "buy" if argument == "buy now" else "prev"
-        item = read_item(state)
-        return "option" if item and argument in item.values else "refused"
-    return "refused"
+    if kind == "results" and argument in read_results(state):
+        return "open"
+    if argument == "< prev" and state.startswith("results page 1 "):
+        return "refused"
+    if argument in CLICKS.get(kind, {}):
+        return CLICKS[kind][argument]
+    item = read_item(state)
+    return "option" if item and argument in item.values else "refused"
 
 
 # ---- reading tasks ----------------------------------------------------------------------------------------
@@ -214,11 +198,10 @@ def title_words(text: str) -> list[str]:
 
 
 def read_task(text: str) -> Wanted:
-    """Reads 'find me WORDS [with NAME: VALUE[, and NAME: VALUE]][, and price lower than N dollars]'. Raises
-    ValueError for any other instruction."""
-    match = _TASK.match(clean(text).lower()) if len(text) <= MAX_TASK_CHARS else None
-    words, options, readable = title_words(match["words"] if match else ""), {}, True
-    for part in filter(None, (match["options"] or "" if match else "").split(", and ")):
+    """Raises ValueError for an instruction of another form than the one that the message names."""
+    match = _TASK.match(clean(text).lower()[:MAX_TASK_CHARS])
+    words, options, readable = title_words(match["words"]), {}, len(text) <= MAX_TASK_CHARS
+    for part in filter(None, (match["options"] or "").split(", and ")):
         name, _, value = part.partition(": ")
         name, value = name.strip(), value.strip(" ,")
         readable &= bool(value) and name not in options and "price lower" not in value

@@ -1,47 +1,40 @@
 """The embedded shop: a generated catalogue in upstream's own JSON formats, read by the same engine as the
 official one.
 
-1,000 products in 5 categories x 8 nouns x 5 leading attributes = 200 kinds of product, 5 products of each.
-The five are near misses of each other: another line, another second attribute, another price, other option
-values. All words are our own and few (about 250), so that a model of 200k parameters trained from scratch can
-read them. Prices lie on a grid of ten; 6 % are ranges, as upstream has them. Product categories share one
-level only, so that upstream's reward tells nouns apart (two shared levels would count as the same type).
+1,000 products in 5 categories x 8 nouns x 5 leading attributes = 200 kinds of product, 5 products of each,
+which are near misses of each other. All words are our own and few (about 250), so that a model of 200k
+parameters trained from scratch can read them. Product categories share one level only, so that upstream's
+reward tells nouns apart (two shared levels would count as the same type).
 """
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path
 
 # category: (nouns, attributes, option name -> values). A product takes three of an option's values.
 CATEGORIES = {
-    "clothing": (["jacket", "shirt", "sweater", "dress", "coat", "skirt", "hoodie", "vest"],
-                 ["waterproof", "slim", "warm", "breathable", "casual", "striped"],
-                 {"color": ["red", "blue", "black", "green", "white", "gray"],
-                  "size": ["small", "medium", "large", "xlarge"]}),
-    "shoes": (["boots", "sandals", "sneakers", "slippers", "loafers", "heels", "clogs", "flats"],
-              ["leather", "padded", "flexible", "sturdy", "wide", "vegan"],
-              {"color": ["red", "blue", "black", "brown", "white", "pink"], "size": ["6", "7", "8", "9"]}),
-    "kitchen": (["kettle", "pan", "bowl", "mug", "knife", "plate", "jar", "tray"],
-                ["ceramic", "nonstick", "stackable", "heavy", "insulated", "handmade"],
-                {"color": ["yellow", "blue", "black", "green", "silver", "orange"]}),
-    "beauty": (["shampoo", "soap", "lotion", "perfume", "serum", "balm", "scrub", "mask"],
-               ["organic", "gentle", "hydrating", "sensitive", "mild", "herbal"],
-               {"scent": ["rose", "lemon", "mint", "vanilla", "coconut", "lavender"],
-                "volume": ["travel", "regular", "family"]}),
-    "grocery": (["tea", "coffee", "cookies", "crackers", "granola", "chocolate", "noodles", "sauce"],
-                ["sugarfree", "spicy", "roasted", "crunchy", "natural", "instant"],
-                {"flavor": ["honey", "ginger", "cherry", "almond", "maple", "apple"],
-                 "pack": ["single", "twin", "bulk"]}),
+    "clothing": ("jacket shirt sweater dress coat skirt hoodie vest",
+                 "waterproof slim warm breathable casual striped",
+                 {"color": "red blue black green white gray", "size": "small medium large xlarge"}),
+    "shoes": ("boots sandals sneakers slippers loafers heels clogs flats",
+              "leather padded flexible sturdy wide vegan",
+              {"color": "red blue black brown white pink", "size": "6 7 8 9"}),
+    "kitchen": ("kettle pan bowl mug knife plate jar tray",
+                "ceramic nonstick stackable heavy insulated handmade",
+                {"color": "yellow blue black green silver orange"}),
+    "beauty": ("shampoo soap lotion perfume serum balm scrub mask",
+               "organic gentle hydrating sensitive mild herbal",
+               {"scent": "rose lemon mint vanilla coconut lavender", "volume": "travel regular family"}),
+    "grocery": ("tea coffee cookies crackers granola chocolate noodles sauce",
+                "sugarfree spicy roasted crunchy natural instant",
+                {"flavor": "honey ginger cherry almond maple apple", "pack": "single twin bulk"}),
 }
-LINES = ["modern", "classic", "royal", "rustic", "urban", "northern", "golden", "simple", "bright", "noble"]
-LOWERCASE_NOUNS = frozenset(noun for nouns, _, _ in CATEGORIES.values() for noun in nouns)
+LINES = "modern classic royal rustic urban northern golden simple bright noble".split()
+NOUNS = frozenset(noun for nouns, _, _ in CATEGORIES.values() for noun in nouns.split())
 
 
 def embedded_nouns(title: str) -> list[str]:
-    """The rule tagger's answer for our own titles, which hold exactly one noun; conformance runs inject their
-    own table instead."""
-    return [word for word in title.lower().split() if word in LOWERCASE_NOUNS]
+    """The noun tagger of our own titles, which hold exactly one noun."""
+    return [word for word in title.lower().split() if word in NOUNS]
 
 
 def _price(rng: random.Random, base: int) -> str:
@@ -56,17 +49,17 @@ def _product(rng: random.Random, asin: str, kind: tuple[str, str, str], line: st
     """A product of a kind (category, noun, leading attribute) in upstream's JSON form, and its attributes."""
     category, noun, attribute = kind
     _, attributes, options = CATEGORIES[category]
-    second = rng.choice([a for a in attributes if a != attribute]) if rng.random() < 0.5 else None
-    owned = [attribute] + ([second] if second else [])
-    title = " ".join([line, *owned, noun])
+    owned = [attribute]
+    if rng.random() < 0.5:
+        owned.append(rng.choice([a for a in attributes.split() if a != attribute]))
     names = list(options) if rng.random() < 0.85 else list(options)[:rng.randrange(2)]
-    chosen = {}
+    listed = {}
     for name in names:
-        values = options[name]
-        chosen[name] = sorted(rng.sample(values, min(3, len(values) - 1)), key=values.index)
-    listed = {name: [{"value": value, "image": None} for value in values] for name, values in chosen.items()}
+        values = options[name].split()
+        chosen = sorted(rng.sample(values, min(3, len(values) - 1)), key=values.index)
+        listed[name] = [{"value": value, "image": None} for value in chosen]
     item = {
-        "asin": asin, "name": title, "category": category, "query": noun,
+        "asin": asin, "name": " ".join([line, *owned, noun]), "category": category, "query": noun,
         "product_category": f"{category.title()} \u203a {noun.title()}",
         "pricing": _price(rng, base), "images": ["none"],
         "full_description": f"this {noun} is {' and '.join(owned)}",
@@ -77,37 +70,30 @@ def _product(rng: random.Random, asin: str, kind: tuple[str, str, str], line: st
 
 
 def make_catalogue(folder: Path | str, seed: int = 0) -> Path:
-    """Writes items_shuffle_1000.json, items_ins_v2_1000.json and items_human_ins.json (upstream's small-set
-    names) and returns the folder.
-
-    The same seed gives the same bytes. 42 % of the products carry an instruction, as upstream; the others are
-    only there to be found.
-    """
+    """Writes a small set in upstream's file names; the same seed gives the same bytes. 42 % of the products
+    carry an instruction, as upstream; the others are only there to be found."""
     rng = random.Random(f"dreamgym-shop-{seed}")
     items, instructions = [], {}
     for category, (nouns, attributes, _) in CATEGORIES.items():
-        for noun in nouns:
+        for noun in nouns.split():
             base = 10 * rng.randint(1, 4)
-            for attribute in rng.sample(attributes, 5):
+            for attribute in rng.sample(attributes.split(), 5):
                 for line in rng.sample(LINES, 5):
                     kind = (category, noun, attribute)
                     item, owned = _product(rng, f"DG{len(items):08d}", kind, line, base)
                     items.append(item)
-                    entry: dict = {"attributes": owned}
+                    entry = instructions[item["asin"]] = {"attributes": owned}
                     if rng.random() < 0.42:
                         wanted = owned if rng.random() < 0.6 else owned[:1]
-                        instruction = f"find me {' '.join(wanted)} {noun}"
-                        entry |= {"instruction": instruction, "instruction_attributes": wanted}
-                    instructions[item["asin"]] = entry
+                        entry["instruction"] = f"find me {' '.join(wanted)} {noun}"
+                        entry["instruction_attributes"] = wanted
     rng.shuffle(items)
     human = {}
     for item in items[:40]:
-        entry = instructions[item["asin"]]
-        human[item["asin"]] = [{
-            "instruction": f"i need a {' '.join(entry['attributes'])} {item['query']}.",
-            "instruction_attributes": entry["attributes"],
-            "instruction_options": [values[0]["value"] for values in item["customization_options"].values()],
-        }]
+        owned = instructions[item["asin"]]["attributes"]
+        options = [values[0]["value"] for values in item["customization_options"].values()]
+        human[item["asin"]] = [{"instruction": f"i need a {' '.join(owned)} {item['query']}.",
+                                "instruction_attributes": owned, "instruction_options": options}]
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     contents = {"items_shuffle_1000.json": items, "items_ins_v2_1000.json": instructions,
