@@ -21,6 +21,7 @@ import socket
 import subprocess
 import sys
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -266,7 +267,9 @@ class Run:
         run.write_json(path / f"samplers-{dist.rank}.json", own)
         if dist.is_main:
             self.experience_model.buffer.save(path / "replay")
-            run.write_json(path / "run.json", {"curriculum": self.curriculum.get_state(), **self.counters()})
+            run.write_json(path / "run.json",
+                           {"curriculum": self.curriculum.get_state(), "step": self.step,
+                            "evaluations": self.evaluations, **self.transitions()})
 
     def load(self, path: Path, dist) -> None:
         """Goes on from what `save` wrote, weights and replay buffer apart. Raises ValueError for another
@@ -288,9 +291,8 @@ class Run:
         for name, value in shared.items():
             setattr(self, name, value)
 
-    def counters(self) -> dict:
-        return {name: getattr(self, name)
-                for name in ("step", "dream_transitions", "real_transitions", "evaluations")}
+    def transitions(self) -> dict:
+        return {"dream_transitions": self.dream_transitions, "real_transitions": self.real_transitions}
 
     def world(self, args: Args) -> str:
         """"dream", "real", or "" when the run is over: dream iterations first, then real transitions
@@ -322,29 +324,37 @@ def make_run(args: Args, policy: Policy, experience_model: ExperienceModel, task
     return state
 
 
-def iterate(args: Args, state: Run, env: Environment, check_task, timer, dist) -> tuple[dict, list[Episode]]:
+@dataclass
+class Job:
+    """What stays the same during a run."""
+    args: Args
+    env: Environment
+    splits: dict[str, list[Task]]
+    known_words: set[str]                  # of training tasks and pages: a generated task has no others
+    probes: dict                           # what the experience model's report found
+    out: Path
+    log: run.Log
+    dist: run.Dist
+
+
+def iterate(job: Job, state: Run, timer: run.Timer) -> tuple[dict, list[Episode]]:
     """One training step: generate tasks now and then, sample, roll out, update, feed curriculum and replay
-    buffer."""
-    world, model, made = state.world(args), state.experience_model, {}
+    buffer. Returns what is logged, and the episodes of all ranks."""
+    args, dist, model, world = job.args, job.dist, state.experience_model, state.world(job.args)
     model.clear_caches()  # rounding must not depend on what an uninterrupted run would still hold
-    state.policy.sampler.clear_caches()
-    due = state.step % args.generate_every == args.generate_every - 1
-    if world == "dream" and args.max_generated_fraction and due:
+    fraction, made = args.max_generated_fraction if world == "dream" else 0.0, {}
+    if fraction and state.step % args.generate_every == args.generate_every - 1:
         with timer("tasks"), unsharded(model.model):
-            made = generate(args, state, check_task, dist)
-    groups = args.tasks if args.algo == "grpo" else args.tasks * args.rollouts
-    size = args.rollouts if args.algo == "grpo" else 1
-    fraction = args.max_generated_fraction if world == "dream" else 0.0
+            made = generate(job, state)
+    groups, size = (args.tasks, args.rollouts) if args.algo == "grpo" else (args.tasks * args.rollouts, 1)
     tasks = state.curriculum.sample(groups, run.rng(args.seed, "tasks", state.step), fraction)
     share = -(-groups // dist.world_size)        # whole groups stay on one rank
     mine = [task for task in tasks[dist.rank * share:(dist.rank + 1) * share] for _ in range(size)]
     budget = share_of(args.real_transitions - state.real_transitions, dist) if world == "real" else None
     before = state.policy.counts["turns"]
-    with timer("rollout"), unsharded(state.policy.model):
-        name = f"{world}-{state.step}-r{dist.rank}"
-        played = env if world == "real" else model
-        episodes = rollout(state.policy, played, mine, 1.0, name, max_transitions=budget)
-    mark(episodes, state.step)
+    with timer("rollout"):
+        played = job.env if world == "real" else model
+        episodes = play(job, state, played, mine, 1.0, f"{world}-{state.step}", budget)
     with timer("update"):
         known = rl.informative(episodes, args.drop_malformed)
         batch = rl.make_batch(known, state.policy, state.value_head, args, dist)
@@ -358,15 +368,20 @@ def iterate(args: Args, state: Run, env: Environment, check_task, timer, dist) -
     state.step += 1
     state.dream_transitions += used * (world == "dream")
     state.real_transitions += used * (world == "real")
-    metrics |= {f"tasks/{k}": v for k, v in made.items()} | timer.take()
-    metrics |= {"world": world, "transitions": used}
-    return metrics, episodes
+    return metrics | {f"tasks/{k}": v for k, v in made.items()} | timer.take() | {
+        "world": world, "transitions": used}, episodes
 
 
-def mark(episodes: list[Episode], iteration: int) -> None:
-    """Says in each episode which iteration played it: a resumed run plays the later ones again."""
+def play(job: Job, state: Run, world, tasks: list[Task], temperature: float, name: str,
+         budget: int | None = None) -> list[Episode]:
+    """This rank's episodes. Each says which iteration played it: a resumed run plays the later ones again."""
+    state.policy.sampler.clear_caches()
+    with unsharded(state.policy.model):
+        episodes = rollout(state.policy, world, tasks, temperature, f"{name}-r{job.dist.rank}",
+                           max_transitions=budget)
     for episode in episodes:
-        episode.iteration = iteration
+        episode.iteration = state.step
+    return episodes
 
 
 def share_of(total: int, dist) -> int:
@@ -396,164 +411,169 @@ def feed_curriculum(args: Args, state: Run, episodes: list[Episode]) -> float:
     return state.curriculum.update(episodes, state.step, labels) if episodes else 0.0
 
 
-def generate(args: Args, state: Run, check_task, dist) -> dict:
+def generate(job: Job, state: Run) -> dict:
     """Tasks of high variance are seeds; M_task writes variations (Eq. 6). Rank 0 writes, all ranks take the
-    same tasks."""
+    same tasks. Returns counts of accepted and refused texts."""
     made, counts = [], {}
-    if dist.is_main:
-        seeds = state.curriculum.seeds(args.tasks)
-        made, counts = write_tasks(state.experience_model, seeds, 4, check_task, f"generated-{state.step}",
-                                   0.8)
+    if job.dist.is_main:
+        texts = {task.text for part in job.splits.values() for task in part}
+        texts |= {known.task.text for known in state.curriculum.stats.values()}
+        check = partial(problem, known_texts=texts, known_words=job.known_words)
+        made, counts = write_tasks(state.experience_model, state.curriculum.seeds(job.args.tasks), 4, check,
+                                   f"generated-{state.step}", 0.8)
     state.curriculum.add([from_json(record, Task, "generated task")
-                          for record in dist.broadcast([to_json(task) for task in made])])
+                          for record in job.dist.broadcast([to_json(task) for task in made])])
     return counts
 
 
-def evaluate(state: Run, world, tasks: list[Task], temperature: float, name: str,
-             dist) -> tuple[dict, list[Episode]]:
-    """One episode for each task; all ranks play a share. Returns the report over all of them, and the
-    episodes."""
-    state.policy.sampler.clear_caches()
-    with unsharded(state.policy.model):
-        mine = tasks[dist.rank::dist.world_size]
-        episodes = rollout(state.policy, world, mine, temperature, f"{name}-r{dist.rank}")
-    mark(episodes, state.step)
-    episodes = gather(episodes, dist)
-    return policy_report(episodes, state.policy.env.audit), episodes
-
-
-def evaluate_worlds(state: Run, env: Environment, tasks: list[Task], temperatures: tuple, name: str,
-                    dist) -> tuple[dict, list[Episode]]:
-    """Reports by "real 0", "real 0.4", … and "dream 1" (of the same tasks); without a real environment the
-    dream alone."""
+def evaluate(job: Job, state: Run, tasks: list[Task], temperatures: tuple, name: str) -> dict:
+    """One episode for each task in the real environment at each temperature, if there is one, and in the
+    dream at 1; all ranks play a share. Returns reports by "real 0", "real 0.4", "dream 1"."""
     state.experience_model.clear_caches()
-    plan = [("real", env, t) for t in temperatures] if env.is_real else []
+    plan = [("real", job.env, t) for t in temperatures] if job.env.is_real else []
     found, episodes = {}, []
     for kind, world, temperature in [*plan, ("dream", state.experience_model, 1.0)]:
-        key = f"{kind} {temperature:g}"
-        found[key], played = evaluate(state, world, tasks, temperature, f"{name}-{key.replace(' ', '-')}",
-                                      dist)
+        key, mine = f"{kind} {temperature:g}", tasks[job.dist.rank::job.dist.world_size]
+        played = gather(play(job, state, world, mine, temperature, f"{name}-{key.replace(' ', '-')}"),
+                        job.dist)
+        found[key] = policy_report(played, job.env.audit)
         episodes += played[:20]
-    return found, episodes
+    if job.dist.is_main:
+        run.write_jsonl(job.out / "evaluations.jsonl", map(to_json, episodes), append=True)
+    return found
 
 
-def evaluate_now(args: Args, state: Run, env: Environment, tasks: list[Task], out: Path, log, dist) -> None:
+def validate(job: Job, state: Run) -> None:
     """Validation on the way: real greedy and sampled, dream sampled; the gap alarm."""
-    found, episodes = evaluate_worlds(state, env, tasks, (0.0, 1.0), f"valid-{state.step}", dist)
-    entry = {"iteration": state.step, "dream_transitions": state.dream_transitions,
-             "real_transitions": state.real_transitions, "tasks": len(tasks)}
+    tasks, log = job.splits["valid"], job.log
+    found = evaluate(job, state, tasks, (0.0, 1.0), f"valid-{state.step}")
+    entry = {"iteration": state.step, "tasks": len(tasks), **state.transitions()}
     state.evaluations.append(entry | {key.split(" ")[0]: found[key]
-                                      for key in ("real 1", "dream 1") if key in found}
-                             | {"greedy": found.get("real 0")})
+                                      for key in ("real 1", "dream 1") if key in found})
     keys = ("success", "low", "high", "length", "invalid", "inconsistent", "stops", "reward_confusion")
     log.step("evaluation", state.step,
              entry | {f"{world}/{k}": report[k] for world, report in found.items() for k in keys}, show=[])
-    shown = "  ".join(f"{key} {report['success']:.3f} [{report['low']:.3f}, {report['high']:.3f}]"
-                      for key, report in found.items())
-    log.say(f"validation at {state.step} ({len(tasks)} tasks; world and temperature): {shown}")
-    if alarm := gap_alarm(state.evaluations, run.read_json(Path(out) / "probes.json")):
+    log.say(f"validation at {state.step} ({len(tasks)} tasks; world and temperature): "
+            + "  ".join(f"{key} {with_interval(report)}" for key, report in found.items()))
+    if alarm := gap_alarm(state.evaluations, job.probes):
         log.say(f"GAP ALARM: {alarm}")
         log.step("alarm", state.step, {"alarm": alarm}, show=[])
-    if dist.is_main:
-        run.write_jsonl(out / "evaluations.jsonl", [to_json(e) for e in episodes], append=True)
 
 
-def test_now(state: Run, env: Environment, tasks: list[Task], out: Path, name: str, log, dist) -> dict:
+def test(job: Job, state: Run, name: str) -> dict:
     """The test tasks, played once for the starting policy and once for the final one."""
-    found, episodes = evaluate_worlds(state, env, tasks, TEMPERATURES, f"test-{name}", dist)
-    if dist.is_main:
-        run.write_jsonl(out / f"test-{name}.jsonl", [to_json(e) for e in episodes], append=False)
-    entry = {"policy": name, "tasks": len(tasks), "dream_transitions": state.dream_transitions,
-             "real_transitions": state.real_transitions}
-    log.step("test", state.step,
-             entry | {f"{key}/success": report["success"] for key, report in found.items()}, show=[])
+    found = evaluate(job, state, job.splits["test"], TEMPERATURES, f"test-{name}")
+    entry = {"policy": name, "tasks": len(job.splits["test"]), **state.transitions()}
+    job.log.step("test", state.step,
+                 entry | {f"{key}/success": report["success"] for key, report in found.items()}, show=[])
     return entry | {"reports": found}
 
 
-def train(args: Args, state: Run, splits: dict[str, list[Task]], check_task, out: Path, log,
-          dist) -> list[dict]:
+def with_interval(report: dict) -> str:
+    return f"{report['success']:.3f} [{report['low']:.3f}, {report['high']:.3f}]"
+
+
+def train(job: Job, state: Run) -> list[dict]:
     """The loop. Returns the reports on the test tasks, before and after."""
-    env = state.policy.env
-    run_config = {k: v for k, v in asdict(args).items() if k not in FREE}
-    meta = {"settings": run_config, "policy": asdict(state.policy.settings), "environment": env.describe()}
-    save = lambda: run.save_checkpoint(out, "policy", lambda path: state.save(path, dist), meta, dist)
-    valid, test = splits["valid"][:args.eval_tasks], splits["test"][:args.test_tasks]
-    timer, before = run.Timer(), out / "before.json"
+    args, dist, timer, before = job.args, job.dist, run.Timer(), job.out / "before.json"
+    meta = {"settings": run_config(args), "policy": asdict(state.policy.settings),
+            "environment": job.env.describe()}
+    save = lambda: run.save_checkpoint(job.out, "policy", lambda path: state.save(path, dist), meta, dist)
     total = args.iterations * (args.world == "dream") + round(args.real_transitions / 700)
-    with run.graceful(log) as stop, run.progress(total, "reinforcement learning") as bar:
+    with run.graceful(job.log) as stop, run.progress(total, "reinforcement learning") as bar:
         if not state.evaluations:
             save()                               # a save that cannot work fails in the first minute
-            first = test_now(state, env, test, out, "before", log, dist)
+            first = test(job, state, "before")
             if dist.is_main:
                 run.write_json(before, first)
-            evaluate_now(args, state, env, valid, out, log, dist)
+            validate(job, state)
             save()
         bar.update(state.step)
         asked = stop.agreed(dist)
         while not asked and (world := state.world(args)):
-            values, episodes = iterate(args, state, env, check_task, timer, dist)
-            log_iteration(state, values, episodes, out, log, dist)
-            malformed = values["stop/malformed"] / max(1, len(episodes))
-            if malformed > args.max_malformed:
-                raise ValueError(f"iteration {state.step}: {malformed:.0%} of the dreamt episodes broke off "
-                                 "in malformed answers "
-                                 f"(--max-malformed {args.max_malformed}): train the experience model "
-                                 f"longer, and see {out / 'episodes.jsonl'}")
+            values, episodes = iterate(job, state, timer)
+            log_iteration(job, state, values, episodes)
+            if values["malformed"] > args.max_malformed * len(episodes):
+                raise ValueError(f"iteration {state.step}: {values['malformed']} of {len(episodes)} dreamt "
+                                 f"episodes broke off in malformed answers (--max-malformed "
+                                 f"{args.max_malformed}): train the experience model longer, and see "
+                                 f"{job.out / 'episodes.jsonl'}")
             bar.update(1)
             over = state.world(args) != world
             if over or state.step % args.eval_every == 0:
-                evaluate_now(args, state, env, valid, out, log, dist)
+                validate(job, state)
             asked = stop.agreed(dist)
             if asked or over or state.step % args.save_every == 0:
                 save()
     if state.world(args):
         raise SystemExit(130)
     first = dist.broadcast(run.read_json(before) if dist.is_main else None)
-    return [first] + ([test_now(state, env, test, out, "after", log, dist)] if state.step else [])
+    return [first] + ([test(job, state, "after")] if state.step else [])
 
 
-def log_iteration(state: Run, values: dict, episodes: list[Episode], out: Path, log, dist) -> None:
+def log_iteration(job: Job, state: Run, values: dict, episodes: list[Episode]) -> None:
     """metrics.jsonl, the console line, and the episodes themselves."""
-    report = policy_report(episodes, state.policy.env.audit)
-    values |= {"success": report["success"], "length": report["length"], "invalid": report["invalid"],
-               "stop/malformed": 0}
-    values |= {f"stop/{k}": v for k, v in report["stops"].items()}
-    values |= {f"reward/{k}": v for k, v in report["reward_confusion"].items()}
-    values |= {"dream_transitions": state.dream_transitions, "real_transitions": state.real_transitions,
-               **state.curriculum.summary(),
-               "replay": len(state.experience_model.buffer),
-               "synthetic_share": state.experience_model.buffer.share_synthetic(),
-               **{f"dream/{k}": v for k, v in state.experience_model.counts.items()},
-               **{f"policy/{k}": v for k, v in state.policy.counts.items()}}
-    values["malformed"] = values["stop/malformed"]
-    log.step("rl", state.step, values,
-             ["world", "success", "malformed", "entropy", "kl_ref", "zero_variance", "rollout_s", "update_s"])
-    if dist.is_main:
-        run.write_jsonl(out / "episodes.jsonl", [to_json(e) for e in episodes], append=True)
+    report = policy_report(episodes, job.env.audit)
+    values["malformed"] = report["stops"].get(StopReason.MALFORMED, 0)
+    groups = {"stop": report["stops"], "reward": report["reward_confusion"],
+              "dream": state.experience_model.counts, "policy": state.policy.counts}
+    values |= {f"{group}/{k}": v for group, counts in groups.items() for k, v in counts.items()}
+    values |= {k: report[k] for k in ("success", "length", "invalid")}
+    values |= state.transitions() | state.curriculum.summary()
+    values |= {"replay": len(state.experience_model.buffer),
+               "synthetic_share": state.experience_model.buffer.share_synthetic()}
+    job.log.step("rl", state.step, values, ["world", "success", "malformed", "entropy", "kl_ref",
+                                            "zero_variance", "rollout_s", "update_s"])
+    if job.dist.is_main:
+        run.write_jsonl(job.out / "episodes.jsonl", map(to_json, episodes), append=True)
 
 
-def finish(args: Args, env: Environment, results: list[dict], state: Run, out: Path, log) -> None:
+def finish(job: Job, state: Run, results: list[dict]) -> None:
     """The table and the picture a user ends with."""
-    rows = []
-    for result in results:
-        cells = {key: f"{r['success']:.3f} [{r['low']:.3f}, {r['high']:.3f}]"
-                 for key, r in result["reports"].items()}
-        name = "start (imitation)" if result["policy"] == "before" else "after RL"
-        rows.append({"policy": name, **cells,
-                     "RL transitions, dream / real": f"{result['dream_transitions']:,} / "
-                     f"{result['real_transitions']:,}"})
+    names = {"before": "start (imitation)", "after": "after RL"}
+    rows = [{"policy": names[result["policy"]],
+             **{key: with_interval(report) for key, report in result["reports"].items()},
+             "RL transitions, dream / real": "{dream_transitions:,} / {real_transitions:,}".format(**result)}
+            for result in results]
+    env, out = job.env, job.out
     note = "" if env.is_real else ("no real environment (--env logs): success in the dream only, "
                                    "which says nothing about the real one")
     run.write_json(out / "result.json",
-                   {"environment": env.describe(), "label": env.label, "settings": asdict(args), "rows": rows,
-                                         "test": results, "validation": state.evaluations, "note": note})
+                   {"environment": env.describe(), "label": env.label, "settings": asdict(job.args),
+                    "rows": rows, "test": results, "validation": state.evaluations, "note": note})
     picture = plots.training_curve(out)
-    log.say(f"\n{env.name}, {env.label}: {results[0]['tasks']} test tasks, world and temperature, 95 % "
-            f"Wilson intervals\n{run.summary_table(rows)}\n{note}")
-    log.say(f"everything is in {out}: result.json, metrics.jsonl, episodes.jsonl, expmodel/report.json, "
-            f"policy/; picture {picture}\n"
-            f"next: python evaluate.py --env {args.env} --policy {out / 'policy'} --play 10   |   "
-            f"tensorboard --logdir {out}")
+    job.log.say(f"\n{env.name}, {env.label}: {results[0]['tasks']} test tasks, world and temperature, 95 % "
+                f"Wilson intervals\n{run.summary_table(rows)}\n{note}")
+    job.log.say(f"everything is in {out}: result.json, metrics.jsonl, episodes.jsonl, expmodel/report.json, "
+                f"policy/; picture {picture}\n"
+                f"next: python evaluate.py --env {job.args.env} --policy {out / 'policy'} --play 10   |   "
+                f"tensorboard --logdir {out}")
+
+
+def run_config(args: Args) -> dict:
+    """The settings that must be equal at resume."""
+    return {k: v for k, v in asdict(args).items() if k not in FREE}
+
+
+def read_splits(args: Args, data: Path) -> dict[str, list[Task]]:
+    """All training tasks, and as many validation and test tasks as are played, the same ones in every run."""
+    splits = {name: read_tasks(data / f"tasks_{name}.jsonl") for name in ("train", "valid", "test")}
+    for name, count in (("valid", args.eval_tasks), ("test", args.test_tasks)):
+        order = run.rng(0, name).permutation(len(splits[name]))[:count]
+        splits[name] = [splits[name][i] for i in order]
+    return splits
+
+
+def start_log(out: Path, resume: Path | None, dist) -> run.Log:
+    """The log at the step of `resume`; what was written after it is dropped, for it is made again."""
+    saved = run.read_json(resume / "run.json") if resume else {"evaluations": []}
+    step = saved["step"] if saved["evaluations"] else -1        # -1: not even evaluated, all is made again
+    log = run.Log(out, dist, step)
+    if dist.is_main:
+        cut_episodes(out / "episodes.jsonl", step - 1)
+        cut_episodes(out / "evaluations.jsonl", step)
+        (out / "result.json").unlink(missing_ok=True)    # it says that the run is finished
+    return log
 
 
 def main() -> None:
@@ -566,49 +586,36 @@ def main() -> None:
             shutil.rmtree(folder, ignore_errors=True)
     dist.barrier()
     data, expmodel = prepare(args, out, dist)
-    data_meta = run.data_meta(data)
+    data_meta = run.load_meta(data)
     env = env_of_data(args.env, data_meta["settings"], workers=run.spare_cores(dist))
-    run.check_meta(data_meta["environment"], env.describe(), data / "meta.json",
-                   "collect again, or use the environment of the data")
-    run.check_meta(run.load_meta(expmodel / "model"), {"environment": env.describe(), "finished": True},
-                   expmodel,
+    world = {"environment": env.describe()}
+    run.check_meta(data_meta, world, data, "collect again, or use the environment of the data")
+    run.check_meta(run.load_meta(expmodel / "model"), world | {"finished": True}, expmodel,
                    "train the experience model on this data to its end")
-    splits = {name: read_tasks(data / f"tasks_{name}.jsonl") for name in ("train", "valid", "test")}
-    for name in ("valid", "test"):               # the same ones in every run
-        splits[name] = [splits[name][i] for i in run.rng(0, name).permutation(len(splits[name]))]
-    offline = [e for e in read_episodes(data / "train.jsonl") if e.source != "counterfactual"]
     resume = run.latest_checkpoint(out, "policy", dist)
     if resume:
-        run_config = {k: v for k, v in asdict(args).items() if k not in FREE}
-        run.check_meta(run.load_meta(resume).get("settings", {}), run_config, resume)
-        run.check_meta(run.load_meta(resume), {"environment": env.describe()}, resume)
-    saved = run.read_json(resume / "run.json") if resume else {"evaluations": []}
-    step = saved["step"] if saved["evaluations"] else -1        # -1: not even evaluated, all is made again
-    log = run.Log(out, dist, resume_step=step)
-    if dist.is_main:
-        cut_episodes(out / "episodes.jsonl", step - 1)
-        cut_episodes(out / "evaluations.jsonl", step)
-        (out / "result.json").unlink(missing_ok=True)    # it says that the run is finished
-        run.write_json(out / "probes.json", run.read_json(expmodel / "report.json")["full"])
+        run.check_meta(run.load_meta(resume).get("settings", {}), run_config(args), resume)
+        run.check_meta(run.load_meta(resume), world, resume)
+    splits = read_splits(args, data)
+    offline = [e for e in read_episodes(data / "train.jsonl") if e.source != "counterfactual"]
+    log = start_log(out, resume, dist)
     log.say(f"{env.name} ({env.label}): {', '.join(f'{len(t)} {n}' for n, t in splits.items())} tasks; "
             f"{args.tasks} tasks x {args.rollouts} rollouts "
             f"= {args.tasks * args.rollouts} episodes an iteration, {args.updates} optimizer steps each")
-    if failed := failed_probes(run.read_json(expmodel / "report.json")["full"]):
+    probes = run.read_json(expmodel / "report.json")["full"]
+    if failed := failed_probes(probes):
         log.say(f"probes of the experience model that did not pass: {'; '.join(failed)}")
     policy = starting_policy(args, env, (out, expmodel), offline, dist, log)
-    seed = run.derive_seed(args.seed, "dream", dist.rank)
     model = load_experience_model(expmodel, env, dist.device, resume / "replay" if resume else None,
-                                  seed=seed)
+                                  seed=run.derive_seed(args.seed, "dream", dist.rank))
     if args.init == "expmodel":
         tiny.check_tokenizer(policy.tokenizer, model.tokenizer)
     state = make_run(args, policy, model, splits["train"], resume, dist)
     words = known_words([t.text for t in splits["train"]] + [s.state for e in offline for s in e.steps])
-    tasks = [t.text for part in splits.values() for t in part]
-    check_task = lambda text: problem(text, tasks + [s.task.text for s in state.curriculum.stats.values()],
-                                      words)
-    results = train(args, state, splits, check_task, out, log, dist)
+    job = Job(args, env, splits, words, probes, out, log, dist)
+    results = train(job, state)
     if dist.is_main:
-        finish(args, env, results, state, out, log)
+        finish(job, state, results)
     env.close()
     log.close()
     dist.close()
