@@ -351,7 +351,7 @@ def main() -> None:
     dist = run.init_dist(args.seed, args.threads)
     base = out_folder(args.env)
     data, out = Path(args.data or base / "data"), Path(args.out or base / "expmodel")
-    data_meta = run.data_meta(data)
+    data_meta = run.load_meta(data)
     collected = data_meta["settings"]
     env = env_of_data(args.env, collected)
     run.check_meta(data_meta["environment"], env.describe(), data / "meta.json",

@@ -1,4 +1,4 @@
-"""What every script shares: ranks, seeds, files, metrics, progress, checkpoints, Ctrl-C, flags and presets.
+"""What every script shares: ranks, seeds, files, metrics, progress, checkpoints, Ctrl-C (flags: flags.py).
 
     args = run.parse(Args)                             # defaults < preset of configs/ < command line
     dist = run.init_dist(args.seed)                    # one process, or the ranks that torchrun started
@@ -7,14 +7,10 @@
 """
 from __future__ import annotations
 
-import argparse
-import ast
 import contextlib
 import dataclasses
 import datetime
-import difflib
 import hashlib
-import io
 import json
 import os
 import random
@@ -26,16 +22,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import torch
-import tyro
 from tqdm import tqdm
 
 from dreamgym.episode import read_jsonl
+from dreamgym.flags import is_main, main, parse  # noqa: F401  (scripts say run.parse, run.main)
 
 SCHEMA = 1
-ROOT = Path(__file__).resolve().parents[1]   # the scripts and configs/ are here
 PROGRESS_EVERY_S = 15.0                      # between the lines of a progress bar that goes into a file
 
 
@@ -133,9 +127,11 @@ def set_random_state(state: dict) -> None:
 # ---- files ---------------------------------------------------------------------------------------
 
 def read_json(path: str | Path):
-    """The value in a JSON file. Raises ValueError naming the file where it is not JSON."""
+    """The value in a JSON file. Raises ValueError naming the file."""
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"found no {path}; expected a folder that a script of ours has finished") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
 
@@ -287,16 +283,12 @@ class _Lines(tqdm):
 
 def progress(total: int, label: str) -> tqdm:
     """A progress bar on rank 0; where stderr is no terminal, or in CI, a line every PROGRESS_EVERY_S."""
-    bar = {"total": total, "desc": label, "leave": False, "disable": not _is_main()}
+    bar = {"total": total, "desc": label, "leave": False, "disable": not is_main()}
     if sys.stderr.isatty() and not os.environ.get("CI"):
         return tqdm(**bar, dynamic_ncols=True)
     # miniters=1: the clock is looked at on every update, else tqdm guesses from early speed and may be silent
     return _Lines(**bar, mininterval=PROGRESS_EVERY_S, maxinterval=PROGRESS_EVERY_S, delay=PROGRESS_EVERY_S,
                   miniters=1, bar_format="{desc}: {n_fmt} of {total_fmt}, {elapsed} so far, {remaining} left")
-
-
-def _is_main() -> bool:
-    return os.environ.get("RANK", "0") == "0"
 
 
 # ---- checkpoints ---------------------------------------------------------------------------------
@@ -318,10 +310,7 @@ def save_checkpoint(folder: str | Path, name: str, writer: Callable[[Path], None
             os.rename(whole, old)
         os.rename(new, whole)
         _sync(whole.parent)
-        if old.exists():
-            shutil.rmtree(old)
-    dist.barrier()
-    return whole
+    return latest_checkpoint(folder, name, dist)
 
 
 def latest_checkpoint(folder: str | Path, name: str, dist: Dist) -> Path | None:
@@ -342,9 +331,8 @@ def _repaired(folder: str | Path, name: str, dist: Dist) -> tuple[Path, Path, Pa
         for rest in (new, old):
             if not whole.exists() and (rest / "meta.json").exists():
                 os.rename(rest, whole)
-        for rest in (new, old):
-            if rest.exists():
-                shutil.rmtree(rest)
+        for rest in filter(Path.exists, (new, old)):
+            shutil.rmtree(rest)
     dist.barrier()
     return whole, new, old
 
@@ -356,11 +344,7 @@ def _sync(path: Path) -> None:
 
 
 def load_meta(folder: str | Path) -> dict:
-    """meta.json of a finished folder. Raises ValueError if there is none."""
-    path = Path(folder) / "meta.json"
-    if not path.exists():
-        raise ValueError(f"found no {path}; expected a folder that a script of ours has finished")
-    return read_json(path)
+    return read_json(Path(folder) / "meta.json")
 
 
 data_meta = load_meta
@@ -406,73 +390,3 @@ class graceful:
         if self.log.is_main and not self.requested:    # not print(), which a handler may not enter twice
             os.write(2, b"\nstopping after this step; run the same command to continue\n")
         self.requested = True
-
-
-# ---- flags and presets ---------------------------------------------------------------------------
-
-def parse(args_class: type, argv: list[str] | None = None):
-    """An `args_class` (a dataclass, one field a flag, its `# comment` the help): defaults < preset < flags.
-    Refused values end the program with exit code 2."""
-    module = sys.modules[args_class.__module__]
-    script = Path(getattr(module, "__file__", "") or "").stem
-    silent = None if _is_main() else io.StringIO()       # else each rank says the same
-    with contextlib.redirect_stdout(silent or sys.stdout), contextlib.redirect_stderr(silent or sys.stderr):
-        try:
-            path, argv = _find_preset(args_class, sys.argv[1:] if argv is None else argv)
-            default = _read_preset(path, script, args_class) if path else args_class()
-            if hasattr(default, "config"):
-                default.config = path
-            return tyro.cli(args_class, args=argv, default=default,
-                            description=(module.__doc__ or "").split("\n")[0])
-        except ValueError as error:      # a preset, or a check in the class's __post_init__
-            print(f"{script}: {error}", file=sys.stderr)
-            raise SystemExit(2) from None
-
-
-def _find_preset(args_class: type, argv: list[str]) -> tuple[str, list[str]]:
-    """(--config FILE, the other flags). Without it, a from-scratch model takes configs/tiny/ENV.json, or
-    default.json for an environment that has none."""
-    flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    flags.add_argument("--config", default="")
-    given, argv = flags.parse_known_args(argv)
-    for name in ("env", "model"):
-        flags.add_argument(f"--{name}", default=getattr(args_class, name, ""))
-    chosen, _ = flags.parse_known_args(argv)
-    if given.config or not chosen.model.startswith("scratch:"):
-        return given.config, argv
-    own = ROOT / "configs/tiny" / f"{Path(chosen.env).name}.json"
-    path = own if own.is_file() else own.parent / "default.json"
-    print(f"preset {path.relative_to(ROOT)}", flush=True)
-    return str(path), argv
-
-
-def _read_preset(path: str, script: str, args_class: type):
-    """An `args_class` with a preset's values: "flag" is for every script that has it, "script.flag" for one.
-    Raises ValueError naming file and key for a flag of no script and for a value of the wrong type."""
-    flags = [(file.stem, line.target.id) for file in ROOT.glob("*.py")   # of each `class Args`, not imported
-             for part in ast.parse(file.read_text(encoding="utf-8")).body
-             if getattr(part, "name", "") == "Args"
-             for line in part.body if isinstance(line, ast.AnnAssign) and line.target.id != "config"]
-    known = sorted({name for owner, flag in flags for name in (flag, f"{owner}.{flag}")})
-    try:
-        preset = msgspec.json.decode(Path(path).read_bytes(), type=dict)
-        preset = {key.replace("-", "_"): value for key, value in preset.items()}
-        for key in preset.keys() - set(known):
-            nearest, = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
-            raise ValueError(f"{key!r} is no flag of any script; nearest: {nearest!r}")
-        own = {key.removeprefix(f"{script}."): value for key, value in preset.items()
-               if key.startswith(f"{script}.")}
-        return msgspec.convert(preset | own, args_class)
-    except (OSError, ValueError, msgspec.DecodeError) as error:
-        raise ValueError(f"--config {path}: {error}") from None
-
-
-def main(script: Callable[[], None]) -> None:
-    """Runs a script's main. What it refuses (a ValueError) ends it with one line and exit code 1."""
-    try:
-        script()
-    except ValueError as error:
-        if os.environ.get("DREAMGYM_DEBUG"):
-            raise
-        print(f"{Path(sys.argv[0]).name}: {error} (DREAMGYM_DEBUG=1 shows where)", file=sys.stderr)
-        raise SystemExit(1) from None

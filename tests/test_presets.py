@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from dreamgym import run
+from dreamgym import flags, run
 
 SCRIPT = '''"""Trains something.
 
@@ -37,7 +37,7 @@ OWN = {"train": """layers: list[int] = field(default_factory=list)   # which lay
 @pytest.fixture
 def parse(tmp_path, monkeypatch):
     """A project in tmp_path, of two scripts and three presets; `parse(script, *argv)` gives flags as a dict."""
-    monkeypatch.setattr(run, "ROOT", tmp_path)
+    monkeypatch.setattr(flags, "ROOT", tmp_path)
     monkeypatch.delenv("RANK", raising=False)
     (tmp_path / "configs/tiny").mkdir(parents=True)
     (tmp_path / "helper.py").write_text("raise RuntimeError('imported')")
@@ -45,8 +45,8 @@ def parse(tmp_path, monkeypatch):
                          "alfworld": {"lr": 5, "learn.depth": 9}, "default": {"lr": 6}}.items():
         write(tmp_path / f"configs/tiny/{name}.json", values)
     classes = {}
-    for name, flags in OWN.items():
-        (tmp_path / f"{name}.py").write_text(SCRIPT.replace("FLAGS", flags))
+    for name, own in OWN.items():
+        (tmp_path / f"{name}.py").write_text(SCRIPT.replace("FLAGS", own))
         spec = importlib.util.spec_from_file_location(f"fake_{name}", tmp_path / f"{name}.py")
         module = importlib.util.module_from_spec(spec)
         monkeypatch.setitem(sys.modules, f"fake_{name}", module)
@@ -151,7 +151,7 @@ def test_main_ends_with_one_line(monkeypatch, capfd):
         run.main(script)
 
 
-@pytest.mark.parametrize("path", sorted(run.ROOT.glob("configs/**/*.json")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(flags.ROOT.glob("configs/**/*.json")), ids=lambda path: path.stem)
 def test_shipped_presets_name_flags_that_exist(path):
     """Stops a preset of ours left behind when a flag is renamed."""
-    run._read_preset(str(path), "no_script", dataclasses.make_dataclass("Args", []))
+    flags._read_preset(str(path), "no_script", dataclasses.make_dataclass("Args", []))

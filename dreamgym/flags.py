@@ -1,0 +1,90 @@
+"""Flags and presets: `args = run.parse(Args)` and `run.main(main)` of every script."""
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import difflib
+import io
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import tyro
+
+ROOT = Path(__file__).resolve().parents[1]   # the scripts and configs/ are here
+
+
+def is_main() -> bool:
+    """True in the one process that talks to the console, before ranks are joined, too."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def parse(args_class: type, argv: list[str] | None = None):
+    """An `args_class` (a dataclass, one field a flag, its `# comment` the help): defaults < preset < flags.
+    Refused values end the program with exit code 2."""
+    module = sys.modules[args_class.__module__]
+    script = Path(getattr(module, "__file__", "") or "").stem
+    silent = None if is_main() else io.StringIO()       # else each rank says the same
+    with contextlib.redirect_stdout(silent or sys.stdout), contextlib.redirect_stderr(silent or sys.stderr):
+        try:
+            path, argv = _find_preset(args_class, sys.argv[1:] if argv is None else argv)
+            default = _read_preset(path, script, args_class) if path else args_class()
+            if hasattr(default, "config"):
+                default.config = path
+            return tyro.cli(args_class, args=argv, default=default,
+                            description=(module.__doc__ or "").split("\n")[0])
+        except ValueError as error:      # a preset, or a check in the class's __post_init__
+            print(f"{script}: {error}", file=sys.stderr)
+            raise SystemExit(2) from None
+
+
+def _find_preset(args_class: type, argv: list[str]) -> tuple[str, list[str]]:
+    """(--config FILE, the other flags). Without it, a from-scratch model takes configs/tiny/ENV.json, or
+    default.json for an environment that has none."""
+    flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    flags.add_argument("--config", default="")
+    given, argv = flags.parse_known_args(argv)
+    for name in ("env", "model"):
+        flags.add_argument(f"--{name}", default=getattr(args_class, name, ""))
+    chosen, _ = flags.parse_known_args(argv)
+    if given.config or not chosen.model.startswith("scratch:"):
+        return given.config, argv
+    own = ROOT / "configs/tiny" / f"{Path(chosen.env).name}.json"
+    path = own if own.is_file() else own.parent / "default.json"
+    print(f"preset {path.relative_to(ROOT)}", flush=True)
+    return str(path), argv
+
+
+def _read_preset(path: str, script: str, args_class: type):
+    """An `args_class` with a preset's values: "flag" is for every script that has it, "script.flag" for one.
+    Raises ValueError naming file and key for a flag of no script and for a value of the wrong type."""
+    flags = [(file.stem, line.target.id) for file in ROOT.glob("*.py")   # of each `class Args`, not imported
+             for part in ast.parse(file.read_text(encoding="utf-8")).body
+             if getattr(part, "name", "") == "Args"
+             for line in part.body if isinstance(line, ast.AnnAssign) and line.target.id != "config"]
+    known = sorted({name for owner, flag in flags for name in (flag, f"{owner}.{flag}")})
+    try:
+        preset = msgspec.json.decode(Path(path).read_bytes(), type=dict)
+        preset = {key.replace("-", "_"): value for key, value in preset.items()}
+        for key in preset.keys() - set(known):
+            nearest, = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
+            raise ValueError(f"{key!r} is no flag of any script; nearest: {nearest!r}")
+        own = {key.removeprefix(f"{script}."): value for key, value in preset.items()
+               if key.startswith(f"{script}.")}
+        return msgspec.convert(preset | own, args_class)
+    except (OSError, ValueError, msgspec.DecodeError) as error:
+        raise ValueError(f"--config {path}: {error}") from None
+
+
+def main(script: Callable[[], None]) -> None:
+    """Runs a script's main. What it refuses (a ValueError) ends it with one line and exit code 1."""
+    try:
+        script()
+    except ValueError as error:
+        if os.environ.get("DREAMGYM_DEBUG"):
+            raise
+        print(f"{Path(sys.argv[0]).name}: {error} (DREAMGYM_DEBUG=1 shows where)", file=sys.stderr)
+        raise SystemExit(1) from None
