@@ -1,49 +1,35 @@
 """WebArena's task files and evaluators: each rule on a case made by hand, in both directions; the official
 files where ../shared has them."""
-
-import copy
-import http.server
 import json
-import threading
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from dreamgym.envs.webarena import evaluators as ev
-from dreamgym.envs.webarena.evaluators import evaluate, located, read_tasks
 from dreamgym.envs.webarena.locators import NotSupported, query
+from dreamgym.envs.webarena.sites import SiteDatabase
 
 BASES = {site: f"http://{site}.test" for site in ev.SITES}
+P = "http://shopping.test/p"
 DATA = Path(__file__).parent.parent.parent / "shared/data/webarena"
-FILES = {"test.raw.json": (812, 118, 36), "test_webarena_lite.raw.json": (165, 40, 1)}
-needs_data = pytest.mark.skipif(
-    not DATA.is_dir(), reason="WebArena's task files are not in ../shared/data/webarena")
-
-RECORD = {
-    "sites": ["shopping"], "task_id": 3, "require_login": True,
-    "storage_state": "./.auth/shopping_state.json", "start_url": "__SHOPPING__/cart", "geolocation": None,
-    "intent_template": "x", "instantiation_dict": {}, "intent": "What does the blue speaker cost?",
-    "require_reset": False, "intent_template_id": 9,
-    "eval": {
-        "eval_types": ["string_match"], "reference_answers": {"exact_match": "12"}, "reference_url": "",
-        "program_html": None}}
+RECORD = {"sites": ["shopping"], "task_id": 3, "start_url": "__SHOPPING__/cart", "intent": "How much?",
+          "intent_template_id": 9, "eval": {"eval_types": ["string_match"], "reference_answers": {"exact_match": "12"},
+                                            "reference_url": "", "program_html": None}}
 
 
-def record(**changes) -> dict:
-    """RECORD with fields replaced; those of `eval` are given as eval_NAME."""
-    made = copy.deepcopy(RECORD)
-    for name, value in changes.items():
-        (made["eval"] if name.startswith("eval_") else made)[
-            name.removeprefix("eval_") if name != "eval_types" else name
-        ] = value
-    return made
+def record(evaluation=None, **changes) -> dict:
+    """RECORD with fields replaced, and fields of its `eval`."""
+    if isinstance(evaluation, dict):
+        evaluation = RECORD["eval"] | evaluation
+    return {**RECORD, "eval": RECORD["eval"] if evaluation is None else evaluation, **changes}
 
 
-def task(tmp_path: Path, **changes) -> ev.WebTask:
-    path = tmp_path / "tasks.json"
-    path.write_text(json.dumps([record(**changes)]))
-    return located(read_tasks(path)[0], BASES)
+def look(locator="", url="last", **contents) -> dict:
+    """`eval` of a task that looks at one page."""
+    target = {"url": url, "locator": locator, "required_contents": contents}
+    return {"eval_types": ["program_html"], "program_html": [target]}
 
 
 @dataclass
@@ -73,252 +59,166 @@ def no_page(url):
     raise AssertionError(f"opened {url}")
 
 
-def string_score(tmp_path, references: dict, answer, judge=None, **more):
-    return evaluate(
-        task(tmp_path, eval_reference_answers=references, **more), answer, "http://shopping.test/", no_page,
-        judge)
+def verdict(evaluation, answer=None, url=P, page=no_page, judge=None, task=None, **more) -> ev.Verdict:
+    made = ev.located(ev.as_task(record(evaluation, **(task or {}))), BASES)
+    return ev.evaluate(made, answer, url, page, judge, **more)
+
+
+def score(*args, **more):
+    return verdict(*args, **more).score
 
 
 # ---- task files --------------------------------------------------------------------------------------------
 
-@needs_data
-@pytest.mark.parametrize("name", FILES)
-def test_official_files_load(name):
-    count, fuzzy, impossible = FILES[name]
-    tasks = read_tasks(DATA / name)
-    assert len(tasks) == count and sum(t.needs_judge for t in tasks) == fuzzy
-    assert sum(t.eval["reference_answers"].get("fuzzy_match") == "N/A" for t in tasks) == impossible
-    assert all(t.lite == ("lite" in name) for t in tasks) and max(len(t.start_urls) for t in tasks) == 3
-    for t in tasks:
-        assert "__SH" not in json.dumps(placed := located(t, BASES).eval)
-        assert "__GITLAB__" not in json.dumps(
-            placed)
+@pytest.fixture(params=["test.raw.json", "test_webarena_lite.raw.json"])
+def official(request):
+    if not DATA.is_dir():
+        pytest.skip("WebArena's task files are not in ../shared/data/webarena")
+    tasks = ev.read_tasks(DATA / request.param)
+    return "lite" in request.param, tasks, [ev.located(task, BASES) for task in tasks]
 
 
-@needs_data
-@pytest.mark.parametrize("name", FILES)
-def test_every_official_locator_is_understood_without_a_browser(name):
-    for t in read_tasks(DATA / name):
-        for target in t.eval["program_html"]:
-            if target["locator"].startswith(("document.", "[...")):
-                assert query("<html><body><p>x</p></body></html>", target["locator"]) in (None, "")
+def test_official_files_load(official):
+    lite, tasks, placed = official
+    assert len(tasks) == (165 if lite else 812) and max(len(task.start_urls) for task in tasks) == 3
+    assert all(task.lite == lite for task in tasks)
+    assert not any(f"__{name.upper()}__" in repr(task) for task in placed for name in BASES)
 
 
-class NoShop:
-    """A shop without orders and reviews."""
-    def latest_order_url(self):
-        return None
-
-    def latest_review(self, sku):
-        return {}
-
-
-@needs_data
-@pytest.mark.parametrize("name, of_shop", [("test.raw.json", 15), ("test_webarena_lite.raw.json", 3)])
-def test_null_agent_scores_nothing(name, of_shop):
-    """The empty answer on the start page is 0 everywhere, without a judge; what asks a shop is not judged
-    where there is none to ask."""
-    helpers = {**ev.PAGE_HELPERS, **ev.shop_helpers(NoShop())}
-    tasks = [located(t, BASES) for t in read_tasks(DATA / name)]
-    assert [
-        t.task_id for t in tasks if evaluate(t, "", t.start_urls[0], site({}), helpers=helpers).score != 0
-    ] == []
-    unasked = [
-        verdict.reason for t in tasks if not (verdict := evaluate(t, "", t.start_urls[0], site({}))).judged]
-    assert len(unasked) == of_shop and all("no helper shopping_" in reason for reason in unasked)
+def test_null_agent_scores_nothing_and_na_gets_the_documented_credit(official):
+    """The empty answer on the start page is 0 everywhere, without a judge; what asks a shop is not judged where
+    there is none to ask. The known weakness of WebArena: the word N/A scores on all impossible tasks."""
+    lite, _, tasks = official
+    blank = lambda url: SimpleNamespace(html="", evaluate=lambda js: None, close=lambda: None)
+    null = [ev.evaluate(task, "", task.start_urls[0], blank) for task in tasks]
+    unasked = [found.reason for found in null if found.score is None]
+    assert len(unasked) == (3 if lite else 15) and all("no helper shopping_" in why for why in unasked)
+    empty = SimpleNamespace(latest_order_url=lambda: None, latest_review=lambda sku: {})
+    helpers = {**ev.PAGE_HELPERS, **ev.shop_helpers(empty)}
+    assert not any(ev.evaluate(task, "", task.start_urls[0], blank, None, helpers).score != 0 for task in tasks)
+    impossible = [task for task in tasks if (found := task.eval.reference_answers) and found.fuzzy_match == "N/A"]
+    assert [ev.evaluate(task, "N/A", P, blank).score for task in impossible] == [1] * (1 if lite else 36)
 
 
-@needs_data
-def test_na_answer_gets_the_documented_credit():
-    """The known weakness of WebArena: the word N/A scores on all 36 impossible tasks, without a judge."""
-    scores = [
-        evaluate(located(t, BASES), "N/A", "http://shopping.test", site({})).score
-        for t in read_tasks(DATA / "test.raw.json")
-        if t.eval["reference_answers"].get("fuzzy_match") == "N/A"]
-    assert scores == [1.0] * 36
-
-
-@pytest.mark.parametrize(
-    "changes, named",
-    [
-        ({"task_id": "3"}, "task_id"), ({"sites": ["shop"]}, "sites"), ({"sites": []}, "sites"),
-        ({"intent": ""}, "intent"), ({"start_url": None}, "start_url"), ({"eval": []}, "eval"),
-        ({"eval_types": ["image_match"]}, "eval.eval_types"),
-        ({"eval_reference_answers": None}, "reference_answers"),
-        ({"eval_reference_answers": {"must_exclude": ["x"]}}, "reference_answers"),
-        ({"eval_reference_answers": {"must_include": [3]}}, "must_include"),
-        ({"eval_reference_answers": {"exact_match": 3}}, "exact_match"),
-        ({"eval_reference_answers": {"fuzzy_match": "N/A"}}, "string_note"),
-        ({"eval_types": ["url_match"]}, "reference_url"),
-        ({"eval_types": ["url_match"], "eval_reference_url": "x", "eval_url_note": "EXACT"}, "url_note"),
-        ({"eval_types": ["program_html"]}, "program_html"),
-        ({"eval_types": ["program_html"], "eval_program_html": [{"url": "last"}]}, "locator"),
-        (
-            {
-                "eval_types": ["program_html"],
-                "eval_program_html": [
-                    {"url": "last", "locator": "window.x", "required_contents": {"exact_match": "1"}}]},
-            "locator"),
-        (
-            {
-                "eval_types": ["program_html"],
-                "eval_program_html": [{"url": "last", "locator": "", "required_contents": {}}]},
-            "required_contents"),
-        (
-            {
-                "eval_types": ["program_html"],
-                "eval_program_html": [
-                    {"url": "func:open('/etc')[0]", "locator": "", "required_contents": {"exact_match": "1"}}
-                ]},
-            "call")])
+@pytest.mark.parametrize("changes, named", [
+    ({"task_id": "3"}, "task_id"), ({"sites": ["shop"]}, "sites"), ({"sites": []}, "sites"),
+    ({"intent": ""}, "intent"), ({"start_url": None}, "start_url"), ({"eval": []}, "eval"),
+    ({"evaluation": {"eval_types": ["image_match"]}}, "eval.eval_types"),
+    ({"evaluation": {"reference_answers": None}}, "reference_answers"),
+    ({"evaluation": {"reference_answers": {"must_exclude": ["x"]}}}, "reference_answers"),
+    ({"evaluation": {"reference_answers": {"must_include": [3]}}}, "must_include"),
+    ({"evaluation": {"reference_answers": {"exact_match": 3}}}, "exact_match"),
+    ({"evaluation": {"reference_answers": {"fuzzy_match": "N/A"}}}, "string_note"),
+    ({"evaluation": {"eval_types": ["url_match"]}}, "reference_url"),
+    ({"evaluation": {"eval_types": ["url_match"], "reference_url": "x", "url_note": "EXACT"}}, "url_note"),
+    ({"evaluation": {"eval_types": ["program_html"]}}, "program_html"),
+    ({"evaluation": {"eval_types": ["program_html"], "program_html": [{"url": "last"}]}}, "locator"),
+    ({"evaluation": look("window.x", exact_match="1")}, "locator"),
+    ({"evaluation": look()}, "required_contents"),
+    ({"evaluation": look(url="func:open('/etc')[0]", exact_match="1")}, "call"),
+    ({"task_id": 1}, "no other task")])
 def test_bad_task_is_named(tmp_path, changes, named):
     path = tmp_path / "mine.json"
     path.write_text(json.dumps([record(task_id=1), record(**changes)]))
-    with pytest.raises(ValueError, match="mine.json: task [13]") as error:
-        read_tasks(path)
-    assert named in str(error.value)
+    with pytest.raises(ValueError, match=f"mine.json: task [13].*{named}"):
+        ev.read_tasks(path)
 
 
-@pytest.mark.parametrize("content", ["", "{", "{}", "[]", "[3]", '[{"task_id": 1}]', "\udcff"])
+@pytest.mark.parametrize("content", ["", "{", "{}", "[]", "[3]", '[{"task_id": 1}]', "\udcff", None])
 def test_bad_file_is_named(tmp_path, content):
     path = tmp_path / "mine.json"
-    path.write_bytes(content.encode("utf-8", "surrogateescape"))
+    if content is not None:
+        path.write_bytes(content.encode("utf-8", "surrogateescape"))
     with pytest.raises(ValueError, match="mine.json: "):
-        read_tasks(path)
+        ev.read_tasks(path)
 
 
-def test_equal_ids_and_a_missing_file(tmp_path):
-    (tmp_path / "two.json").write_text(json.dumps([record(), record()]))
-    with pytest.raises(ValueError, match="no other task"):
-        read_tasks(tmp_path / "two.json")
-    with pytest.raises(ValueError, match="none.json"):
-        read_tasks(tmp_path / "none.json")
-
-
-def test_placeholders_do_not_overlap(tmp_path):
-    bases = {"shopping": "http://a:1/", "shopping_admin": "http://b:2/admin"}
-    path = tmp_path / "tasks.json"
-    path.write_text(
-        json.dumps(
-            [
-                record(
-                    start_url="__SHOPPING_ADMIN__/x |AND| __SHOPPING__/y", eval_types=["url_match"],
-                    eval_reference_url="__SHOPPING__")]))
-    placed = located(read_tasks(path)[0], bases)
-    assert placed.start_urls == ("http://b:2/admin/x", "http://a:1/y")
-    assert placed.eval["reference_url"] == "http://a:1"
+def test_placeholders_do_not_overlap():
+    task = ev.as_task(record({"eval_types": ["url_match"], "reference_url": "__SHOPPING__"},
+                             start_url="__SHOPPING_ADMIN__/x |AND| __SHOPPING__/y"))
+    placed = ev.located(task, {"shopping": "http://a:1/", "shopping_admin": "http://b:2/admin"})
+    assert placed.start_urls == ["http://b:2/admin/x", "http://a:1/y"]
+    assert placed.eval.reference_url == "http://a:1"
     with pytest.raises(ValueError, match="WA_SHOPPING_ADMIN"):
-        located(read_tasks(path)[0], {"shopping": "http://a"})
+        ev.located(task, {"shopping": "http://a"})
 
 
 # ---- string_match ------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(
-    "text, expected",
-    [(' "Yes" ', "yes"), ("'a", "'a"), ("''x''", "'x'"), ('"', ""), ("' X '", " x "), ("\"x'", "\"x'")])
-def test_clean(text, expected):
-    assert ev.clean(text) == expected
+@pytest.mark.parametrize("kind, references, answer, expected", [
+    ("exact_match", "12", " '12' ", 1), ("exact_match", "12", "12.0", 0), ("exact_match", "12", None, 0),
+    ("exact_match", "12", "it is 12", 0), ("exact_match", "x'", "''x''", 0), ("exact_match", "'a", "'A", 1),
+    ("exact_match", "\"x'", "x", 0), ("exact_match", "", '"', 1),
+    ("must_include", ["Blue"], "it is light BLUE", 1), ("must_include", ["blue", "red"], "blue", 0),
+    ("must_include", ["blue", "red"], "red and blue", 1), ("must_include", ["12"], "$1.125", 1),
+    ("must_include", ["0"], "$0.00", 0), ("must_include", ["0"], "0.", 1), ("must_include", ["0"], "10", 0),
+    ("must_include", ["0"], "there are 0 of them", 1),
+    ("must_include", ["0", "a"], "10 a", 1),     # the token rule is for a single reference only
+    ("must_include", "yjlou", "yjlou, me", 1)])  # Lite's task 81: a text instead of a list
+def test_string_match(kind, references, answer, expected):
+    assert score({"reference_answers": {kind: references}}, answer) == expected
 
 
-@pytest.mark.parametrize(
-    "answer, score", [("12", 1), (" '12' ", 1), ("12.0", 0), ("", 0), (None, 0), ("the price is 12", 0)])
-def test_exact_match(tmp_path, answer, score):
-    assert string_score(tmp_path, {"exact_match": "12"}, answer).score == score
-
-
-@pytest.mark.parametrize(
-    "references, answer, score",
-    [
-        (["Blue"], "it is light BLUE", 1), (["blue", "red"], "blue", 0), (["blue", "red"], "red and blue", 1),
-        (["12"], "$1.125", 1), (["0"], "$0.00", 0), (["0"], "0.", 1), (["0"], "10", 0),
-        (["0"], "there are 0 of them", 1), (["0"], "none", 0),
-        (["0", "a"], "10 a", 1),  # the token rule is for a single reference only
-        ("yjlou", "yjlou, me", 1),  # Lite's task 81: a text instead of a list
-    ])
-def test_must_include(tmp_path, references, answer, score):
-    assert string_score(tmp_path, {"must_include": references}, answer).score == score
-
-
-@pytest.mark.parametrize(
-    "text, tokens",
-    [
-        ("$0.00", "$ 0.00"), ("0.", "0 ."), ("0", "0"), ("0, 1", "0 , 1"), ("0,1", "0,1"), ("(0)", "( 0 )"),
-        ("0%", "0 %"), ("0-1", "0-1"), ("0/5", "0/5"), ("#0!", "# 0 !"), ("'0'", "' 0 '"), ('"0"', "`` 0 ''"),
-        ("0's", "0 's"), ("0...", "0 ..."), ("stars: 0", "stars : 0"), ("are 0. the", "are 0. the"),
-        ("0.)", "0 . )"),
-        ("v0", "v0")])
+@pytest.mark.parametrize("text, tokens", [
+    ("$0.00", "$ 0.00"), ("0.", "0 ."), ("0", "0"), ("0, 1", "0 , 1"), ("0,1", "0,1"), ("(0)", "( 0 )"),
+    ("0%", "0 %"), ("0-1", "0-1"), ("0/5", "0/5"), ("#0!", "# 0 !"), ("'0'", "' 0 '"), ('"0"', "`` 0 ''"),
+    ("0's", "0 's"), ("0...", "0 ..."), ("stars: 0", "stars : 0"), ("are 0. the", "are 0. the"),
+    ("0.)", "0 . )"), ("v0", "v0")])
 def test_tokens_are_nltk_s(text, tokens):
     """Expected values are those of nltk 3.9's word_tokenize(text, preserve_line=True)."""
     assert ev.word_tokenize(text) == tokens.split()
 
 
-def test_fuzzy_match_asks_the_judge_for_each_reference(tmp_path):
-    asked = []
+class Judge:
+    """Says `says`, of several references only to the first ones, and remembers the questions."""
+    def __init__(self, *says):
+        self.says, self.asked = list(says), []
 
-    def judge(*question):
-        asked.append(question)
-        return question[2] != "red"
-
-    assert string_score(tmp_path, {"fuzzy_match": ["blue", "green"]}, "'Teal'", judge).score == 1
-    assert asked == [("answer", RECORD["intent"], reference, "teal") for reference in ("blue", "green")]
-    assert string_score(tmp_path, {"fuzzy_match": ["red", "blue"]}, "teal", judge).score == 0
-    assert len(asked) == 3
+    def __call__(self, *question):
+        self.asked.append(question)
+        return self.says.pop(0)
 
 
-def test_without_a_judge_not_judged(tmp_path):
-    verdict = string_score(tmp_path, {"fuzzy_match": ["blue"]}, "teal")
-    assert verdict.score is None and not verdict.judged and "no judge" in verdict.reason
-    assert string_score(tmp_path, {"fuzzy_match": ["blue"]}, "").score == 0  # nothing to judge
-    # decided without it
-    assert string_score(tmp_path, {"must_include": ["x"], "fuzzy_match": ["blue"]}, "teal").score == 0
-    # it says neither
-    assert string_score(tmp_path, {"fuzzy_match": ["blue"]}, "teal", lambda *_: None).score is None
+def test_fuzzy_match_asks_the_judge_last_for_each_reference():
+    """Stops a question that costs money where the task has failed anyway, and an unjudged answer scored."""
+    judge, fuzzy = Judge(True, True, False, None), {"reference_answers": {"fuzzy_match": ["blue", "green"]}}
+    assert score(fuzzy, "'Teal'", judge=judge) == 1
+    assert judge.asked == [("answer", "How much?", reference, "teal") for reference in ("blue", "green")]
+    assert score(fuzzy, "teal", judge=judge) == 0 and len(judge.asked) == 3
+    one = {"reference_answers": {"fuzzy_match": ["blue"]}}
+    assert score(one, "teal", judge=judge) is None           # it says neither
+    assert score(one, "", judge=judge) == 0                  # nothing to judge
+    assert score({"reference_answers": {"must_include": ["x"], "fuzzy_match": ["blue"]}}, "teal", judge=judge) == 0
+    elsewhere = {"eval_types": ["string_match", "url_match"], "reference_url": "__SHOPPING__/cart"}
+    assert score(one | elsewhere, "teal", judge=judge) == 0
+    unjudged = verdict(one, "teal")
+    assert unjudged.score is None and "no judge" in unjudged.reason
 
 
-def test_no_question_when_something_else_is_wrong(tmp_path):
-    def judge(*_):
-        raise AssertionError("asked")
-    spec = {"eval_types": ["string_match", "url_match"], "eval_reference_url": "__SHOPPING__/cart"}
-    assert string_score(tmp_path, {"fuzzy_match": ["blue"]}, "teal", judge, **spec).score == 0
-
-
-@pytest.mark.parametrize(
-    "answer, judged, score",
-    [
-        ("N/A", None, 1), ("'n/a'", None, 1), ("no such thing", None, None), ("no such thing", True, 1),
-        ("it is 3", False, 0),
-        ("", True, 0)])
-def test_impossible(tmp_path, answer, judged, score):
-    asked = []
-    judge = None if judged is None else lambda *question: asked.append(question) or judged
-    assert (
-        string_score(
-            tmp_path, {"fuzzy_match": "N/A"}, answer, judge, eval_string_note="the shop has none"
-        ).score
-        == score)
-    assert asked == (
-        [("reason", RECORD["intent"], "the shop has none", answer)] if judged is not None and answer else [])
+@pytest.mark.parametrize("answer, judged, expected", [
+    ("N/A", None, 1), ("'n/a'", None, 1), ("no such thing", None, None), ("no such thing", True, 1),
+    ("it is 3", False, 0), ("", True, 0)])
+@pytest.mark.parametrize("where", ["eval", "beside"])
+def test_impossible(answer, judged, expected, where):
+    judge = None if judged is None else Judge(judged)
+    spec, note = {"reference_answers": {"fuzzy_match": "N/A"}}, {"string_note": "there is none"}
+    assert expected == (score(spec | note, answer, judge=judge) if where == "eval"
+                        else score(spec, answer, judge=judge, task=note))
+    if judge:
+        assert judge.asked == ([("reason", "How much?", "there is none", answer)] if answer else [])
 
 
 # ---- url_match ---------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(
-    "reference, url, met",
-    [
-        ("http://a.test/f/x", "http://a.test/f/x/", True), ("http://a.test/f/x/", "http://a.test/f/x", True),
-        ("http://a.test/f/x", "http://a.test/f/y", False),
-        ("http://a.test/f/x", "http://a.test/f/xyz/3", True),  # the known prefix weakness is WebArena's
-        ("http://a.test/x", "http://b.test/x", False), ("http://a.test/x", "https://a.test/x#top", True),
-        ("http://a.test/1 |OR| http://a.test/2", "http://a.test/2", True),
-        ("http://a.test/1 |OR| http://a.test/2", "http://a.test/3", False),
-        ("http://a.test/s?q=usb+wifi", "http://a.test/s?q=usb%20wifi&p=2", True),
-        ("http://a.test/s?q=usb", "http://a.test/s?q=usb+wifi", False),
-        ("http://a.test/s?q=usb", "http://a.test/s", False), ("http://a.test/s", "http://a.test/s?q=1", True),
-        ("http://a.test/s?l=a&l=b", "http://a.test/s?l=b", True),
-        ("http://a.test/1?q=1 |OR| http://a.test/2?q=2", "http://a.test/1?q=2", True)])
-def test_url_match(tmp_path, reference, url, met):
-    made = task(tmp_path, eval_types=["url_match"], eval_reference_url=reference)
-    assert evaluate(made, None, url, no_page).score == float(met)
+@pytest.mark.parametrize("reference, url, met", [
+    ("f/x", "f/x/", True), ("f/x/", "f/x", True), ("f/x", "f/y", False),
+    ("f/x", "f/xyz/3", True),                    # the known prefix weakness is WebArena's
+    ("x", "x#top", True), ("1 |OR| http://a.test/2", "2", True), ("1 |OR| http://a.test/2", "3", False),
+    ("s?q=usb+wifi", "s?q=usb%20wifi&p=2", True), ("s?q=usb", "s?q=usb+wifi", False), ("s?q=usb", "s", False),
+    ("s", "s?q=1", True), ("s?l=a&l=b", "s?l=b", True), ("1?q=1 |OR| http://a.test/2?q=2", "1?q=2", True)])
+def test_url_match(reference, url, met):
+    assert ev.url_match(f"http://a.test/{reference}", f"http://a.test/{url}") == met
+    assert not ev.url_match(f"http://a.test/{reference}", f"http://b.test/{url}")
 
 
 # ---- program_html ------------------------------------------------------------------------------------------
@@ -327,258 +227,173 @@ PRODUCT = """<html><body><h1 class="name">Blue &amp; Red</h1><p class="price">no
 name="qty" value="7"><textarea id="t">
 a b</textarea><select name="s"><option value="1">One<option value="2" selected>Two</select>
 <div id="laid-out"> a  <i>b</i>
- c<p>p</p><ul><li>1</li> <li>2 </li></ul><script>x</script><table><tr><td>l</td><td>r</td></tr></table
->end<br>.</div></body></html>"""
+ c<p>p</p><ul><li>1</li> <li>2 </li></ul><script>x</script>end<br>.</div></body></html>"""
+NAME = "document.querySelector('.name').outerText"
 
 
-def html_task(tmp_path, url="last", locator="", contents=None, **more):
-    target = {
-        "url": url, "locator": locator, "required_contents": contents or {"must_include": ["x"]},
-        **more.pop("target", {})}
-    return task(
-        tmp_path, eval_types=["program_html"], eval_program_html=[target, *more.pop("targets", [])], **more)
-
-
-@pytest.mark.parametrize(
-    "locator, contents, score",
-    [
-        ("", {"must_include": ["Blue & Red", "$5 |OR| $6"]}, 1), ("", {"must_include": ["$6 |OR| $7"]}, 0),
-        ("document.querySelector('.name').outerText", {"exact_match": "blue & red"}, 1),
-        ("document.querySelector('.name').outerText", {"exact_match": "Blue"}, 0),
-        ("document.querySelector('[name=\"qty\"').value", {"exact_match": "7"}, 1),
-        ("document.querySelector('.price').outerText", {"exact_match": "now\n$5"}, 1),
-        ("document.querySelector('.gone').outerText", {"must_include": ["n"]}, 0),  # no element: 0
-        ("document.querySelector('.gone').outerText", {"exact_match": ""}, 0),
-        ("document.querySelector('.name').getAttribute('lang')", {"must_include": ["none"]}, 0)])
-def test_program_html(tmp_path, locator, contents, score):
+@pytest.mark.parametrize("locator, kind, wanted, expected", [
+    ("", "must_include", ["Blue & Red", "$5 |OR| $6"], 1), ("", "must_include", ["$6 |OR| $7"], 0),
+    (NAME, "exact_match", "blue & red", 1), (NAME, "exact_match", "Blue", 0),
+    ("document.querySelector('[name=\"qty\"').value", "exact_match", "7", 1),
+    ("document.querySelector('.price').outerText", "exact_match", "now\n$5", 1),
+    ("document.querySelector('.gone').outerText", "must_include", ["n"], 0),     # no element: 0
+    ("document.querySelector('.gone').outerText", "exact_match", "", 0),
+    ("document.querySelector('.name').getAttribute('lang')", "must_include", ["none"], 0)])
+def test_program_html(locator, kind, wanted, expected):
     opened = []
-    pages = site({"http://shopping.test/p": PRODUCT}, opened)
-    assert (
-        evaluate(
-            html_task(tmp_path, locator=locator, contents=contents), None, "http://shopping.test/p", pages
-        ).score
-        == score)
+    assert score(look(locator, **{kind: wanted}), page=site({P: PRODUCT}, opened)) == expected
     assert [page.did[-1] for page in opened] == ["close"]
 
 
-def test_where_it_looks(tmp_path):
+def test_where_it_looks():
     """last, an address, an address from a helper: each on a fresh page, which is closed."""
-    pages = {"http://shopping.test/a": "<p>one</p>", "http://reddit.test/f/books/3/": "<p>three</p>"}
-    last = "http://reddit.test/f/books/3/some-title?x=1"
-    opened = []
-    post = "func:reddit_get_post_url('__last_url__')"
-    for url, word, score in (
-        ("last", "found", 1), ("__SHOPPING__/a", "one", 1), ("__SHOPPING__/a", "three", 0),
-        (post, "three", 1)):
-        assert (
-            evaluate(
-                html_task(tmp_path, url, contents={"must_include": [word]}), None, last, site(pages, opened)
-            ).score
-            == score
-        ), url
-    assert [page.url for page in opened] == [
-        last, "http://shopping.test/a", "http://shopping.test/a",
-        "http://reddit.test/f/books/3/"]
+    last, opened = "http://reddit.test/f/books/3/some-title?x=1", []
+    pages = site({"http://shopping.test/a": "<p>one</p>", "http://reddit.test/f/books/3/": "<p>three</p>"}, opened)
+    for url, word, expected in (
+            ("last", "found", 1), ("__SHOPPING__/a", "one", 1), ("__SHOPPING__/a", "three", 0),
+            ("func:reddit_get_post_url('__last_url__')", "three", 1)):
+        assert score(look(url=url, must_include=[word]), url=last, page=pages) == expected, url
+    assert [page.url for page in opened] == [last, *["http://shopping.test/a"] * 2, "http://reddit.test/f/books/3/"]
     assert all(page.did == ["close"] for page in opened)
 
 
-def test_all_targets_and_all_types_count(tmp_path):
-    pages = {"http://shopping.test/a": "<p>one</p>", "http://shopping.test/b": "<p>two</p>"}
-    second = {"url": "__SHOPPING__/b", "locator": "", "required_contents": {"must_include": ["two"]}}
-    for word, url, score in (
-        ("one", "http://shopping.test/a", 1), ("two", "http://shopping.test/a", 0),
-        ("one", "http://shopping.test/c", 0)):
-        made = task(
-            tmp_path, eval_types=["program_html", "url_match"], eval_reference_url="__SHOPPING__/a",
-            eval_program_html=[
-                {"url": "__SHOPPING__/a", "locator": "", "required_contents": {"must_include": [word]}},
-                second])
-        assert evaluate(made, None, url, site(pages)).score == score
+def test_all_targets_and_all_types_count_and_pages_are_opened_only_while_all_holds():
+    a, b = "http://shopping.test/a", "http://shopping.test/b"
+    pages, second = site({a: "<p>one</p>", b: "<p>two</p>"}), look(url=b, must_include=["two"])["program_html"]
+    for word, url, expected in (("one", a, 1), ("two", a, 0), ("one", "http://shopping.test/c", 0)):
+        spec = look(url="__SHOPPING__/a", must_include=[word])
+        spec |= {"eval_types": ["program_html", "url_match"], "reference_url": "__SHOPPING__/a",
+                 "program_html": spec["program_html"] + second}
+        assert score(spec, url=url, page=pages) == expected
+    assert score(look(must_include=["x"]) | {"eval_types": ["program_html", "string_match"]}, "13") == 0
 
 
-def test_pages_are_opened_only_while_all_holds(tmp_path):
-    made = task(
-        tmp_path, eval_types=["program_html", "string_match"],
-        eval_program_html=[{"url": "last", "locator": "", "required_contents": {"must_include": ["x"]}}])
-    assert evaluate(made, "13", "http://shopping.test", no_page).score == 0
+def test_unescape_is_webarena_s_and_not_lite_s():
+    page, lite = site({P: PRODUCT}), {"old_task_id": 5}
+    assert score(look(must_include=["Blue & Red"]), page=page) == 1
+    assert score(look(must_include=["Blue & Red"]), page=page, task=lite) == 0
+    assert score(look(must_include=["Blue &amp; Red"]), page=page, task=lite) == 1
 
 
-def test_unescape_is_webarena_s_and_not_lite_s(tmp_path):
-    page = site({"http://shopping.test/p": PRODUCT})
-    assert (
-        evaluate(
-            html_task(tmp_path, contents={"must_include": ["Blue & Red"]}), None, "http://shopping.test/p",
-            page,
-        ).score
-        == 1)
-    assert (
-        evaluate(
-            html_task(tmp_path, contents={"must_include": ["Blue & Red"]}, old_task_id=5), None,
-            "http://shopping.test/p", page,
-        ).score
-        == 0)
-    assert (
-        evaluate(
-            html_task(tmp_path, contents={"must_include": ["Blue &amp; Red"]}, old_task_id=5), None,
-            "http://shopping.test/p", page,
-        ).score
-        == 1)
+def test_fuzzy_page_text_is_one_question():
+    spec, judge, page = look(NAME, fuzzy_match=["blue", "red"]), Judge(True), site({P: PRODUCT})
+    assert score(spec, page=page, judge=judge) == 1
+    assert judge.asked == [("answer", "How much?", "blue, red", "Blue & Red")]
+    assert score(spec, page=page) is None
+    assert score(spec, url="http://shopping.test/q", page=page) == 0
 
 
-def test_fuzzy_page_text_is_one_question(tmp_path):
-    made = html_task(
-        tmp_path, locator="document.querySelector('.name').outerText",
-        contents={"fuzzy_match": ["blue", "red"]},
-        old_task_id=5)
-    asked, page = [], site({"http://shopping.test/p": PRODUCT})
-    assert evaluate(made, None, "http://shopping.test/p", page, lambda *q: asked.append(q) or True).score == 1
-    assert asked == [("answer", RECORD["intent"], "blue, red", "Blue & Red")]
-    assert evaluate(made, None, "http://shopping.test/p", page).score is None
-    assert evaluate(made, None, "http://shopping.test/q", page).score == 0
-
-
-def test_prep_actions_run_first_and_once(tmp_path):
+def test_prep_actions_run_first_and_once():
     class Late(Page):
         """Shows its text at the third look after a click."""
         def evaluate(self, js):
             self.did.append(js)
             return None if js == "go()" or len(self.did) < 4 else "ready"
 
-    page = Late("", "")
-    made = html_task(
-        tmp_path, locator="document.title", contents={"exact_match": "ready"},
-        target={"prep_actions": ["go()"]})
-    assert evaluate(made, None, "http://shopping.test", lambda url: page, wait_s=5.0).score == 1
+    page, spec = Late("", ""), look("document.title", exact_match="ready")
+    spec["program_html"][0]["prep_actions"] = ["go()"]
+    assert score(spec, page=lambda url: page, wait_s=5.0) == 1
     assert page.did == ["go()", *["document.title"] * 3, "close"]
-    assert evaluate(made, None, "http://shopping.test", lambda url: Late("", ""), wait_s=0.0).score == 0
+    assert score(spec, page=lambda url: Late("", "")) == 0
 
 
-def test_page_is_closed_when_the_look_fails(tmp_path):
+def test_what_a_back_end_cannot_tell_is_not_judged_unless_another_check_fails():
     page = Page("", "<p>x</p>")
-    verdict = evaluate(
-        html_task(tmp_path, locator="document.querySelector('p').animate()"), None, "http://shopping.test",
-        lambda url: page)
-    assert verdict.score is None and "animate" in verdict.reason and page.did[-1] == "close"
-
-
-def test_unjudged_part_does_not_hide_a_zero(tmp_path):
-    targets = [{"url": "last", "locator": "", "required_contents": {"must_include": ["absent"]}}]
-    made = html_task(tmp_path, locator="lambda:() => 3", contents={"exact_match": "3"}, targets=targets)
-    assert evaluate(made, None, "http://shopping.test", site({})).score == 0
+    found = verdict(look("document.querySelector('p').animate()", exact_match="x"), page=lambda url: page)
+    assert found.score is None and "animate" in found.reason and page.did[-1] == "close"
+    spec = look("lambda:() => 3", exact_match="3")
+    spec["program_html"] += look(must_include=["absent"])["program_html"]
+    assert score(spec, page=site({})) == 0
 
 
 # ---- helpers -----------------------------------------------------------------------------------------------
 
-class Shop:
-    def latest_order_url(self):
-        return "http://shopping.test/order/7"
-
-    def latest_review(self, sku):
-        return {"author": "Emma", "rating": "80", "text": "nice", "title": "t"} if sku == "B1" else {}
+REVIEWS = {"B1": {"author": "Emma", "rating": "80", "text": "nice", "title": "t"}}
+SHOP = SimpleNamespace(latest_order_url=lambda: "http://shopping.test/order/7",
+                       latest_review=lambda sku: REVIEWS.get(sku, {}))
 
 
-@pytest.mark.parametrize(
-    "locator, expected, score",
-    [
-        ("func:shopping_get_sku_latest_review_author('B1')", "Emma", 1),
-        ("func:shopping_get_sku_latest_review_rating('B1')", "80", 1),
-        ("func:shopping_get_sku_latest_review_text('B1')", "nice", 1),
-        ("func:shopping_get_sku_latest_review_author('B2')", "Emma", 0),
-        ("func:shopping_get_sku_latest_review_author()", "Emma", None),
-        ("func:reddit_get_latest_comment('x')", "x", None)])
-def test_shop_helpers(tmp_path, locator, expected, score):
-    verdict = evaluate(
-        html_task(tmp_path, locator=locator, contents={"exact_match": expected}), None,
-        "http://shopping.test", site({}),
-        helpers=ev.shop_helpers(Shop()))
-    assert verdict.score == score and (score is not None or "helper" in verdict.reason)
+@pytest.mark.parametrize("call, wanted, expected", [
+    ("shopping_get_sku_latest_review_author('B1')", "Emma", 1),
+    ("shopping_get_sku_latest_review_rating('B1')", "80", 1),
+    ("shopping_get_sku_latest_review_author('B2')", "Emma", 0),
+    ("shopping_get_sku_latest_review_author()", "Emma", None), ("reddit_get_latest_comment('x')", "x", None)])
+def test_shop_helpers(call, wanted, expected):
+    found = verdict(look(f"func:{call}", exact_match=wanted), page=site({}), helpers=ev.shop_helpers(SHOP))
+    assert found.score == expected and (expected is not None or "helper" in found.reason)
 
 
-def test_latest_order(tmp_path):
-    made = html_task(tmp_path, "func:shopping_get_latest_order_url()", contents={"must_include": ["seven"]})
+def test_latest_order():
+    spec = look(url="func:shopping_get_latest_order_url()", must_include=["seven"])
     pages = site({"http://shopping.test/order/7": "<p>seven</p>"})
-    assert evaluate(made, None, "http://shopping.test", pages, helpers=ev.shop_helpers(Shop())).score == 1
-    assert (
-        evaluate(
-            made, None, "http://shopping.test", pages, helpers={"shopping_get_latest_order_url": lambda: None}
-        ).score
-        == 0)
-    assert evaluate(made, None, "http://shopping.test", pages).score is None
+    for helpers, expected in ((ev.shop_helpers(SHOP), 1), (None, None),
+                              ({"shopping_get_latest_order_url": lambda: None}, 0)):
+        assert score(spec, page=pages, helpers=helpers) == expected
 
 
-@pytest.mark.parametrize(
-    "url, post",
-    [
-        ("http://r.test:9/f/books/12/a-title?p=1", "http://r.test:9/f/books/12/"),
-        ("http://r.test/f/books/12/t/-/comment/5", "http://r.test/f/books/12/"),
-        ("http://r.test/f/books", "http://r.test/f/books"),
-        ("http://r.test/user/a/b", "http://r.test/user/a/b"),
-        ("", "")])
+@pytest.mark.parametrize("url, post", [
+    ("http://r.test:9/f/books/12/a-title?p=1", "http://r.test:9/f/books/12/"),
+    ("http://r.test/f/books/12/t/-/comment/5", "http://r.test/f/books/12/"),
+    ("http://r.test/f/books", "http://r.test/f/books"), ("http://r.test/user/a/b", "http://r.test/user/a/b")])
 def test_post_url(url, post):
     assert ev.post_url(url) == post
 
 
-def test_member_role(tmp_path):
-    rows = "".join(
-        f"<tr><td data-label='Account'><span class='gl-avatar-labeled-sublabel'>@{name}</span></td><td "
-                   f"class='col-max-role'><span>{role}</span></td></tr>"
-        for name, role in (("ann", "Developer"), ("bob", "Guest")))
-    pages = site({"http://gitlab.test/m": f"<table><tbody>{rows}</tbody></table>"})
-    for account, role, score in (("bob", "Guest", 1), ("ann", "Guest", 0), ("eve", "Guest", 0)):
-        made = html_task(
-            tmp_path, "__GITLAB__/m", f"func:gitlab_get_project_memeber_role(__page__, '{account}')",
-            {"exact_match": role})
-        assert evaluate(made, None, "http://gitlab.test", pages).score == score
+def test_member_role():
+    columns = {"td[data-label='Account'] span": "@ann\n@bob", "td.col-max-role span": "Developer\nGuest"}
+
+    class Members(Page):
+        def evaluate(self, js):
+            return next(text for css, text in columns.items() if css in js)
+
+    for account, role, expected in (("bob", "Guest", 1), ("ann", "Guest", 0), ("eve", "Guest", 0)):
+        locator = f"func:gitlab_get_project_memeber_role(__page__, '{account}')"
+        assert score(look(locator, exact_match=role), page=lambda url: Members("", "")) == expected
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "func:", "func:f", "func:f(", "func:f(g())", "func:a.f()", "func:f(*'a')", "func:f(x='a')",
-        "func:f(b'a')", "func:f()()", "func:(lambda: 1)()", "func:f(__import__)", "func:f(('a'))+1",
-        "func:" + "(" * 300,
-        "func:f('" + "a" * 600 + "')"])
+@pytest.mark.parametrize("text", [
+    "", "f", "f(", "f(g())", "a.f()", "f(*'a')", "f(x='a')", "f(b'a')", "f()()", "(lambda: 1)()",
+    "f(__import__)", "f(('a'))+1", "f('a' 'b')", "f('a',)", "(" * 300])
 def test_calls_are_read_strictly(text):
-    with pytest.raises(ValueError, match="func:|helper|argument"):
-        ev.read_call(text)
+    with pytest.raises(ValueError, match="no call of a helper"):
+        ev.read_call(f"func:{text}")
+
+
+def test_own_shop_answers_the_shop_helpers():
+    world = SiteDatabase()
+    helpers = ev.shop_helpers(ev.OwnShop(world))
+    first = helpers["shopping_get_latest_order_url"]()
+    user = world.db.execute("SELECT user_id FROM shop_orders").fetchone()[0]
+    number = world.db.execute("INSERT INTO shop_orders (user_id, date, status, payment, total) "
+                              "VALUES (?, '2024-06-01', 'Pending', 'Card', 5)", (user,)).lastrowid
+    assert helpers["shopping_get_latest_order_url"]() == f"http://shopping.test/orders/{number}" != first
+    product, sku = world.db.execute("SELECT id, sku FROM shop_products").fetchone()
+    world.db.execute("INSERT INTO shop_reviews (product_id, user_id, stars, text, date, status) "
+                     "VALUES (?, ?, 4, 'good one', '2024-06-01', 'Pending')", (product, user))
+    latest = {name: helpers[f"shopping_get_sku_latest_review_{name}"] for name in ("rating", "text", "author")}
+    assert (latest["rating"](sku), latest["text"](sku), latest["author"]("no such")) == ("80", "good one", "")
 
 
 # ---- locators without a browser ----------------------------------------------------------------------------
 
 QUERIES = [
     ("document.querySelector(\"[name='qty'\").value", "7"), ("document.querySelector('#t').value", "a b"),
-    ("document.querySelector('[name=s]').value", "2"),
-    ("document.querySelector('[name=s]').selectedIndex", "1"),
-    ("document.querySelector('select').lastElementChild.outerText", "Two"),
-    ("document.querySelector('p').lastChild.textContent", "$5"),
-    ("document.querySelector('p').firstChild.textContent", "now"),
-    ("document.querySelectorAll('option')[0].value", "1"),
-    ("document.querySelectorAll('option')[5].value", None),
-    ("document.querySelectorAll('option').length", "2"),
-    ("document.querySelector('b')?.outerText || 'none'", "none"),
-    ("document.querySelector('b')?.lastChild.textContent", None),
-    ("document.querySelector('h1').outerText + (document.querySelector('b')?.outerText || '')", "Blue & Red"),
-    (
-        "[...document.querySelectorAll('option')].map(e => e.getAttribute('x') || "
-     "e.getAttribute('value')).join(' ')",
-        "1 2"),
+    ("document.querySelector('[name=s]').value", "2"), ("document.querySelector('b').value", None),
+    ("document.querySelector('.price').outerText", "now\n$5"),
     ("document.querySelector('body').querySelector('body')", None),
-    ("document.querySelector('input').checked.toString()", "false"),
-    ("document.querySelector('h1').className", "name"),
+    ("document.querySelector('[name=qty]').checked", "false"),
+    ("document.querySelector('.price').getAttribute('class')", "price"),
     ("document.querySelector('.price').getAttribute('id')", None),
-    ("document.querySelector('#laid-out').innerText", "a b c\n\np\n\n1\n2\nl\tr\nend\n."),
-]
+    ("document.querySelector('#laid-out').outerText", "a b c\n\np\n\n1\n2\nend\n.")]
 
 
-@pytest.mark.parametrize("js, expected", QUERIES)
-def test_query(js, expected):
-    assert query(PRODUCT, js) == expected
+def test_queries():
+    assert [query(PRODUCT, js) for js, _ in QUERIES] == [expected for _, expected in QUERIES]
 
 
 def test_queries_give_what_a_browser_gives():
     pytest.importorskip("playwright", reason="a real browser needs Playwright (requirements-webarena.txt)")
     from dreamgym.envs.webarena.chromium import Browser, find_chromium
-
     try:
         find_chromium()
     except ValueError as error:
@@ -587,17 +402,14 @@ def test_queries_give_what_a_browser_gives():
         page = browser.chromium.new_page()
         page.set_content(PRODUCT)
         ask = "js => { try { const v = eval(js); return v == null ? null : String(v) } catch { return null } }"
-        found = [page.evaluate(ask, js) for js, _ in QUERIES]
-    assert found == [expected for _, expected in QUERIES]
+        assert [page.evaluate(ask, js) for js, _ in QUERIES] == [expected for _, expected in QUERIES]
 
 
-@pytest.mark.parametrize(
-    "js",
-    [
-        "fetch('/x')", "document.cookie", "document.querySelector('h1')",
-        "document.querySelector('h1').outerText = 3", "1 < 2", "document.querySelector('h1:hover(').id",
-        "document.querySelector(`h1`).id", "document.querySelector('h1').click()", "(" * 5000,
-        "document.querySelector('h1').outerText)"])
+@pytest.mark.parametrize("js", [
+    "fetch('/x')", "document.cookie", "document.querySelector('h1')", "1 < 2", "(" * 5000,
+    "document.querySelector('h1').outerText = 3", "document.querySelector('h1:hover(').outerText",
+    "document.querySelector(`h1`).outerText", "document.querySelector('h1').click()",
+    "document.querySelector('h1').outerText)"])
 def test_query_refuses_what_it_does_not_know(js):
     with pytest.raises(NotSupported):
         query(PRODUCT, js)
@@ -605,78 +417,29 @@ def test_query_refuses_what_it_does_not_know(js):
 
 # ---- the judge ---------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize(
-    "text, verdict",
-    [
-        ("It agrees. CORRECT", True), ("INCORRECT", False), ("", None),
-        ("The price is correct, the color is not: partially correct.", False), ("PARTIALLY", False),
-        ("well", None), ("not incorrect but... correct", True), ("<think>incorrect?</think>Correct.", True),
-        ("correctly", None),
-        ("**Incorrect**", False)])
-def test_read_judgement(text, verdict):
-    assert ev.read_judgement(text) == verdict
+@pytest.mark.parametrize("text, expected", [
+    ("It agrees. CORRECT", True), ("INCORRECT", False), ("", None), ("PARTIALLY", False), ("well", None),
+    ("The price is correct, the color is not: partially correct.", False), ("correctly", None),
+    ("not incorrect but... correct", True), ("<think>incorrect?</think>Correct.", True), ("**Incorrect**", False)])
+def test_read_judgement(text, expected):
+    assert ev.read_judgement(text) == expected
 
 
-def test_judge_talks_to_an_endpoint(monkeypatch):
-    got, says = [], ["CORRECT", "no idea"]
+def test_judge_asks_its_endpoint(monkeypatch):
+    """Stops an answer without a verdict, or an endpoint that fails, from being scored."""
+    got, says = [], ["CORRECT", "no idea", ev.EndpointError("is down")]
 
-    class Endpoint(http.server.BaseHTTPRequestHandler):
-        def do_POST(self):
-            got.append(
-                (
-                    self.headers["Authorization"],
-                    json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
-            body = json.dumps({"choices": [{"message": {"content": says.pop(0)}}]}).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+    def complete(messages, temperature):
+        got.append((messages, temperature))
+        if isinstance(says[0], Exception):
+            raise says.pop(0)
+        return says.pop(0)
 
-        def log_message(self, *_):
-            pass
-
-    server = http.server.HTTPServer(("127.0.0.1", 0), Endpoint)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-    monkeypatch.setenv("MY_KEY", "k-1")
-    judge = ev.Judge(f"http://127.0.0.1:{server.server_port}/v1", "m", "MY_KEY", tries=1)
-    try:
-        assert judge("answer", "how much?", "5", "five") is True
-        with pytest.warns(UserWarning, match="no idea.*not judged"):
+    monkeypatch.setattr(ev, "Endpoint", lambda *args, **more: SimpleNamespace(complete=complete))
+    judge = ev.Judge("http://127.0.0.1/v1", "m", "MY_KEY")
+    assert judge("answer", "how much?", "5", "five") is True
+    for problem in ("no idea", "is down"):
+        with pytest.warns(UserWarning, match=f"{problem}.*not judged"):
             assert judge("reason", "how much?", "there is none", "five") is None
-    finally:
-        server.shutdown()
-        server.server_close()
-    with pytest.warns(UserWarning, match="not judged") as warned:
-        assert judge("answer", "how much?", "5", "five") is None
-    assert "k-1" not in str(warned[0].message)
-    assert got[0][0] == "Bearer k-1"
-    assert got[0][1]["temperature"] == 0
-    assert "five" in got[0][1]["messages"][1]["content"]
-    assert got[0][1]["messages"][0] != got[1][1]["messages"][0]
-
-
-# ---- the own sites -----------------------------------------------------------------------------------------
-
-def test_own_shop_answers_the_shop_helpers():
-    pytest.importorskip("flask", reason="the own sites need flask")
-    from dreamgym.envs.webarena.sites import SiteDatabase
-
-    world = SiteDatabase()
-    helpers = ev.shop_helpers(ev.OwnShop(world))
-    first = helpers["shopping_get_latest_order_url"]()
-    row = world.db.execute("SELECT user_id FROM shop_orders").fetchone()
-    number = world.db.execute(
-        "INSERT INTO shop_orders (user_id, date, status, payment, total) VALUES (?, '2024-06-01', 'Pending', "
-                              "'Card', 5)",
-        (row[0],),
-    ).lastrowid
-    assert helpers["shopping_get_latest_order_url"]() == f"http://shopping.test/orders/{number}" != first
-    product, sku = world.db.execute("SELECT id, sku FROM shop_products").fetchone()
-    world.db.execute(
-        "INSERT INTO shop_reviews (product_id, user_id, stars, text, date, status) VALUES (?, ?, 4, 'good "
-                     "one', '2024-06-01', 'Pending')",
-        (product, row[0]))
-    assert [helpers[f"shopping_get_sku_latest_review_{name}"](sku) for name in ("rating", "text")] == [
-        "80",
-        "good one"]
-    assert helpers["shopping_get_sku_latest_review_author"]("no such sku") == ""
+    assert got[0][1] == 0 and json.loads(got[0][0][1]["content"])["right_answer"] == "5"
+    assert got[0][0][0] != got[1][0][0] and json.loads(got[1][0][1]["content"])["reason"] == "there is none"

@@ -4,7 +4,7 @@ import pytest
 
 from dreamgym.envs.webarena.env import WebArena
 from dreamgym.envs.webarena.names import KINDS, other_names
-from dreamgym.envs.webarena.tasks import rule_success, try_task
+from dreamgym.envs.webarena.tasks import read_task, rule_success
 from dreamgym.envs.webarena.text import action_type, ground, is_stop, read_page
 from test_webarena_offline import played
 
@@ -30,7 +30,7 @@ def test_other_names_change_nothing_else(episodes):
             assert ground(state, action) == change(step.grounded)
             assert action_type(state, action) == action_type(step.state, step.action)
             task = change(episode.task.text)
-            if is_stop(step.action) and try_task(task):
+            if is_stop(step.action) and read_task(task):
                 judged[step.reward == 1] += 1
                 assert rule_success(task, state, action) == (step.reward == 1)
     assert changed > 100 and min(judged.values()) >= 5

@@ -3,6 +3,7 @@ out is used."""
 import re
 from collections import Counter
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -11,10 +12,10 @@ from dreamgym.envs.webarena.evaluators import exact_match
 from dreamgym.envs.webarena.page import STOPPED
 from dreamgym.envs.webarena.relabel import NO_STOP, SHARES, explain
 from dreamgym.envs.webarena.sites import SiteDatabase
-from dreamgym.envs.webarena.tasks import ENTITIES, checks, drawn, fields, name_split, read_task, values_split
+from dreamgym.envs.webarena.tasks import ENTITIES, checks, drawn, fields, name_split, read_task
 from dreamgym.envs.webarena.templates import TEMPLATES
 from dreamgym.envs.webarena.text import action_type, is_stop, read_page
-from dreamgym.episode import Episode, Step, check_episode, from_json, to_json
+from dreamgym.episode import Episode, Step, check_episode
 
 
 def played(env, count, split="train"):
@@ -23,16 +24,13 @@ def played(env, count, split="train"):
     for i in range(count):
         for name, player in env.players().items():
             (session,) = env.reset([tasks[rng.integers(len(tasks))]])
-            act, episode = (
-                player.make(session, rng),
-                Episode(id=f"{name}-{i}", task=session.task, source=name))
+            act = player.make(session, rng)
+            episode = Episode(id=f"{name}-{i}", task=session.task, source=name)
             while session.steps < env.max_steps and session.state != STOPPED:
                 state, action = session.state, act(session.state)
                 (result,) = env.step([session], [action])
-                step = Step(
-                    state=state, action=action, next_state=result.state, reward=result.reward,
-                    done=result.done,
-                    grounded=env.ground(state, action))
+                step = Step(state=state, action=action, next_state=result.state, reward=result.reward,
+                            done=result.done, grounded=env.ground(state, action))
                 step.reasoning, step.reward_reasoning = env.explain(session.task, episode.steps, step)
                 episode.steps.append(step)
             env.end([session])
@@ -55,8 +53,8 @@ def rows(env, episodes):
     return env.counterfactuals(episodes, 500, np.random.default_rng(1))
 
 
-def on_pages(rows):
-    return [row for row in rows if row.id.startswith("counterfactual-")]
+def of_kind(rows, kind):
+    return [row for row in rows if row.id.startswith(kind)]
 
 
 def traces_fit(step) -> bool:
@@ -66,20 +64,16 @@ def traces_fit(step) -> bool:
     if is_stop(step.action):
         facts, _, end = verdict.rpartition(" so ")
         won = not re.search(r" no(?= |$)", facts)
-        return (
-            why == "stop so stopped"
-            and end == ("success" if step.reward else "not done")
-            and won == (step.reward == 1))
+        return (why == "stop so stopped" and won == (step.reward == 1)
+                and end == ("success" if step.reward else "not done"))
     after = read_page(step.next_state)
     names = [node.name for node in after.lines.values()]
     if verdict != NO_STOP or why.endswith("so the same page") != (step.next_state == step.state):
         return False
-    leads, holds = (
-        re.search(r" so (\S+) is (?:new|known|changed)\b", why),
-        re.search(r" so (.+?) holds (.+?)$", why))
-    fits = [not leads or leads[1] == (after.address or "nothing")]
-    fits.append(
-        not holds or any((n.name, n.value or "nothing") == holds.groups() for n in after.lines.values()))
+    leads = re.search(r" so (\S+) is (?:new|known|changed)\b", why)
+    holds = re.search(r" so (.+?) holds (.+?)$", why)
+    fits = [not leads or leads[1] == (after.address or "nothing"),
+            not holds or any((n.name, n.value or "nothing") == holds.groups() for n in after.lines.values())]
     fits += [(said == "yes") == any(value in name for name in names)
              for value, said in re.findall(r" ; ([^;]+?) (yes|no)(?= ;|$)", why)]
     return step.next_state == step.state or (all(fits) and bool(leads or holds or why.endswith("checked")))
@@ -92,122 +86,97 @@ def test_traces_fit_what_happened(episodes):
     for step in steps:
         assert traces_fit(step), (step.grounded, step.reasoning, step.reward_reasoning)
         assert max(len(step.reasoning.split()), len(step.reward_reasoning.split())) <= 60
-        assert not traces_fit(
-            Step(**{**{f: getattr(step, f) for f in step.__struct_fields__}, "reward": 1 - step.reward})
-        ) or not is_stop(step.action)
+        assert not is_stop(step.action) or not traces_fit(msgspec.structs.replace(step, reward=1 - step.reward))
     assert np.mean([len(step.reasoning.split()) for step in steps]) < 15
     assert {action_type(s.state, s.action) for s in steps} >= {
-        "link", "button", "search", "fill", "choose", "refused",
-        "stop"}
-    assert all(from_json(to_json(episode), Episode, "x") == episode for episode in episodes[:10])
+        "link", "button", "search", "fill", "choose", "refused", "stop"}
+
+
+def stop(task, state, action, reward=0.0, **more):
+    return explain(task, [], Step(state=state, action=action, next_state=STOPPED, reward=reward, done=True), **more)
 
 
 def test_a_step_that_the_rules_do_not_foresee_has_no_trace(episodes):
     """Stops recorded steps of other origin from teaching reasons that do not hold: another reward, a page
     after a refusal, no page at all."""
     won = next(episode for episode in episodes if episode.success)
-    last = won.steps[-1]
-    lost = Step(state=last.state, action=last.action, next_state=STOPPED, done=True)
-    assert explain(won.task.text, [], lost) == ("stop so stopped", "")
-    assert explain(
-        won.task.text, [], Step(state=last.state, action="click [99]", next_state=won.task.start)
-    ) in (("", NO_STOP), ("not on this page so the same page", NO_STOP))
-    assert explain(won.task.text, [], Step(state="no page", action="click [3]", next_state=last.state)) == (
-        "",
-        "")
-    assert (
-        explain(
-            "Win the lottery.", [], Step(state=last.state, action="stop [1]", next_state=STOPPED, done=True)
-        )[1]
-        == "")
-    # official tasks are no templates
-    assert explain(won.task.text, [], last, own=False) == ("stop so stopped", "")
-
-
-def stop(task, state, action, reward=0.0):
-    return explain(task, [], Step(state=state, action=action, next_state=STOPPED, reward=reward, done=True))[
-        1]
+    task, last = won.task.text, won.steps[-1]
+    assert stop(task, last.state, last.action) == ("stop so stopped", "")
+    step = Step(state=last.state, action="click [99]", next_state="page: Other\nurl: shopping/other")
+    assert explain(task, [], step) == ("", NO_STOP)
+    assert explain(task, [], Step(state="no page", action="click [3]", next_state=last.state)) == ("", "")
+    assert stop("Win the lottery.", last.state, "stop [1]")[1] == ""
+    assert stop(task, last.state, last.action, 1.0, own=False) == ("stop so stopped", "")    # official tasks
 
 
 def test_words_are_compared_one_by_one_and_addresses_without_what_is_compared_elsewhere():
     """Stops a verdict that no compared word tells of (names of other lengths), and a trace whose form gives
     away its outcome: `*` for a parameter only where it is met."""
     item = "page: Blue Lamp\nurl: shopping/product/blue-lamp\nheading 'Blue Lamp'\ntext 'price $25.00'"
-    assert stop("What is the price of Blue Lamp?", item, "stop [$5.00]").endswith(
+    assert stop("What is the price of Blue Lamp?", item, "stop [$5.00]")[1].endswith(
         "; answer price $25.00 stop [$5.00] $25 $5 no 00 00 yes so not done")
     post = "page: A rake\nurl: reddit/f/garden/3\nheading 'A rake'\ntext '2024-01-01'"
-    assert stop('Comment "So true" on the post A rake.', post, "stop [done]").endswith(
+    assert stop('Comment "So true" on the post A rake.', post, "stop [done]")[1].endswith(
         "; done MarvelsGrantMan136, score none for So true none So no none true no so not done")
     sold = "page: {0}\nurl: shopping_admin/products/{1}\nheading '{0}'\ntext 'sold 4'"
-    for name, slug in (("Blue Lamp", "blue-lamp"), ("Red Mat", "red-mat")):
-        trace = stop(
-            "How many Blue Lamp were sold?", sold.format(name, slug), "stop [4]", float(name == "Blue Lamp"))
+    for name, slug, reward in (("Blue Lamp", "blue-lamp", 1.0), ("Red Mat", "red-mat", 0.0)):
+        trace = stop("How many Blue Lamp were sold?", sold.format(name, slug), "stop [4]", reward)[1]
         assert trace.startswith("page shopping_admin/products/* : shopping_admin/products/* yes ; entity ")
 
 
 def test_counterfactuals_are_as_labelled(env, episodes, rows):
     """Stops labels and rewards that the rules would not give, rows that all fail, and rows that repeat or
     were played."""
-    assert len(rows) == 500 and 0.25 < len(on_pages(rows)) / len(rows) <= 0.5
-    for part in (on_pages(rows), [row for row in rows if row.id.startswith("synthetic-")]):
+    on_pages, made = of_kind(rows, "counterfactual-"), of_kind(rows, "synthetic-")
+    assert len(rows) == len({row.id for row in rows}) == 500 and 125 < len(on_pages) <= 250
+    for part in (on_pages, made):
         shares = Counter(row.label for row in part)
         assert 0.2 < shares["none"] / len(part) < 0.6 and set(shares) <= set(SHARES) and len(shares) >= 5
-    played_stops = {(s.state, e.task.text) for e in episodes for s in e.steps if is_stop(s.action)}
-    pairs = {(row.steps[0].state, row.task.text) for row in on_pages(rows)}
-    assert len(pairs) == len(on_pages(rows))
-    assert not played_stops & pairs
-    assert len({row.id for row in rows}) == len(rows)
+    compared = Counter(re.findall(r"\b(yes|no)\b", " ".join(row.steps[0].reward_reasoning for row in made)))
+    assert compared["no"] > 0.15 * compared["yes"] and len({row.task.text for row in made}) > 0.8 * len(made)
+    pairs = {(row.steps[0].state, row.task.text) for row in on_pages}
+    assert len(pairs) == len(on_pages)
+    assert not pairs & {(s.state, e.task.text) for e in episodes for s in e.steps if is_stop(s.action)}
     for row in rows:
         (step,) = check_episode(row).steps
         wanted = read_task(row.task.text)
-        missed = {check.kind for check in checks(wanted, step.state, step.action) if not check.row.met}
-        assert bool(missed) == (row.label != "none")
-        assert row.success == (not missed)
-        assert row.source == "counterfactual"
-        assert traces_fit(step)
+        missed = {check.kind for check in checks(wanted, step.state, step.action) if not check.met}
+        assert bool(missed) == (row.label != "none") == (not row.success)
+        assert row.source == "counterfactual" and not wanted.template.held_out and traces_fit(step)
         assert step.grounded == env.ground(step.state, step.action)
-        assert not wanted.template.held_out
         assert row.label not in ("answer", "page", "done") or missed == {row.label}
 
 
-def test_counterfactuals_of_training_hold_no_held_out_name(env, episodes, rows):
+def test_counterfactuals_follow_from_the_generator(env, episodes, rows):
+    assert env.counterfactuals(episodes, 500, np.random.default_rng(1)) == rows
+
+
+def names(values):
+    return [value for name, value in values if name in ENTITIES]
+
+
+def test_counterfactuals_of_training_hold_no_held_out_name(env, rows):
     """Stops names of valid and test tasks from being trained in judged rows: in tasks, answers, recorded
     pages or made-up ones."""
-    held_out, sites = set(), SiteDatabase()
-    for template in TEMPLATES:
-        for values in drawn(template, sites):
-            held_out |= {
-                value
-                for name, value in values.items()
-                if name in ENTITIES
-                and name in fields(template.intents[0])
-                and name_split(value, 7) != "train"
-                and re.search(r"[ /-]", value)}
+    sites = SiteDatabase()
+    held_out = {value for template in TEMPLATES for row in drawn(template, sites)
+                for value in names((name, row[name]) for name in fields(template.intents[0]))
+                if name_split(value, 7) != "train" and re.search(r"[ /-]", value)}
     assert len(held_out) > 200
     for row in rows:
-        assert values_split(dict(read_task(row.task.text).values), 7) == "train"
+        assert {name_split(name, 7) for name in names(read_task(row.task.text).values)} <= {"train"}
         text = f"{row.task.text}\n{row.steps[0].action}\n{row.steps[0].state}"
         assert not [name for name in held_out if name in text], row.id
     of_valid = env.counterfactuals(played(env, 2, "valid"), 80, np.random.default_rng(1))
-    splits = {values_split(dict(read_task(row.task.text).values), 7) for row in of_valid}
-    assert splits == {"train", "valid"}  # their own names are judged, those of test are not
-
-
-def test_counterfactuals_follow_from_the_generator(env, episodes, rows):
-    """Stops data that differs between runs of one seed, and a synthetic page whose names repeat or whose
-    comparisons all hold."""
-    again = env.counterfactuals(episodes, 500, np.random.default_rng(1))
-    assert again == rows
-    made = [row for row in rows if row.id.startswith("synthetic-")]
-    compared = Counter(re.findall(r"\b(yes|no)\b", " ".join(row.steps[0].reward_reasoning for row in made)))
-    assert compared["no"] > 0.15 * compared["yes"] and len({row.task.text for row in made}) > 0.8 * len(made)
+    assert {name_split(name, 7) for row in of_valid for name in names(read_task(row.task.text).values)} == {
+        "train", "valid"}                        # their own names are judged, those of test are not
 
 
 def test_fulfilled_answers_are_true_in_the_database(rows):
     """Stops a counterfactual success that is none by the evaluators: its answer must be what the database
     says (of what no task can change)."""
     sites, compared = SiteDatabase(), 0
-    for row in on_pages(rows):
+    for row in of_kind(rows, "counterfactual-"):
         wanted = read_task(row.task.text)
         if row.success and wanted.template.id in (101, 103, 206, 301, 402, 408, 501, 502, 503, 504, 505):
             true = next(values for values in drawn(wanted.template, sites)

@@ -8,9 +8,7 @@ from dreamgym.envs.webarena.direct import InProcessBrowser
 from dreamgym.envs.webarena.evaluators import as_task, evaluate, located
 from dreamgym.envs.webarena.sites import SiteDatabase
 from dreamgym.envs.webarena.tasks import (
-    COUNTS, ENTITIES, checks, drawn, fact, fields, filled, find, make_tasks, name_split, read_task,
-    rule_success,
-    task_record)
+    COUNTS, ENTITIES, checks, drawn, fact, fields, filled, find, make_tasks, name_split, read_task, rule_success)
 from dreamgym.envs.webarena.templates import TEMPLATES
 
 
@@ -30,12 +28,10 @@ def test_templates_are_many_and_cover_sites_and_evaluators(tasks):
     assert len({template.id for template in TEMPLATES}) == len(TEMPLATES) >= 25
     assert {site for record in everything for site in record["sites"]} == {
         "shopping", "shopping_admin", "reddit", "gitlab", "map", "homepage"}
-    kinds = {kind for record in everything for kind in record["eval"]["eval_types"]}
-    assert kinds == {"string_match", "url_match", "program_html"}
+    assert {kind for record in everything for kind in record["eval"]["eval_types"]} == {
+        "string_match", "url_match", "program_html"}
     assert any(" |AND| " in record["start_url"] for record in everything)
-    assert (
-        sum(task.goal["parameters"].get("answer") == "N/A" for split in tasks.values() for task in split) >= 8
-    )
+    assert sum(record["eval"]["reference_answers"] == {"fuzzy_match": "N/A"} for record in everything) >= 8
 
 
 @pytest.mark.parametrize("template", TEMPLATES, ids=lambda template: template.id)
@@ -97,24 +93,18 @@ def test_doing_nothing_earns_nothing(world, tasks):
             assert rule_success(task.text, task.start, f"stop [{answer}]") is False, (task.text, answer)
 
 
-def test_records_are_webarenas_format(world):
-    template = next(template for template in TEMPLATES if template.id == 101)
-    record = task_record(
-        template, {"product": "Blue Lamp", "answer": "$25.00"}, "What is the price of Blue Lamp?", 3)
-    assert record["start_url"] == "__SHOPPING__"
-    assert record["intent_template"] == "What is the price of {{product}}?"
-    assert record["eval"]["reference_answers"] == {"exact_match": "$25.00"}
-    assert record["eval"][
-        "eval_types"
-    ] == ["string_match"]
-    absent = task_record(
-        template, {"product": "Odd Lamp", "answer": "N/A"}, "What is the price of Odd Lamp?", 4)
-    assert absent["eval"]["reference_answers"] == {"fuzzy_match": "N/A"}
-    assert absent["eval"]["eval_types"] == [
-        "string_match",
-        "url_match"]
-    assert absent["eval"]["reference_url"].startswith("__SHOPPING__/search?q=Odd+Lamp |OR| ")
-    assert as_task(record).needs_judge is False
+def test_records_are_webarenas_format(tasks):
+    """Stops a generated task that WebArena's own code could not load, and one that asks for a judge."""
+    records = [task.goal["config"] for rows in tasks.values() for task in rows]
+    price = next(record for record in records if record["intent"].startswith("What is the price of ")
+                 and record["eval"]["eval_types"] == ["string_match"])
+    product, answer = price["instantiation_dict"]["product"], price["eval"]["reference_answers"]["exact_match"]
+    assert price["start_url"] == "__SHOPPING__" and answer.startswith("$")
+    assert price["intent_template"] == "What is the price of {{product}}?" and product in price["intent"]
+    absent = next(record["eval"] for record in records if record["intent_template_id"] == 101
+                  and record["eval"]["reference_answers"] == {"fuzzy_match": "N/A"})
+    assert absent["eval_types"] == ["string_match", "url_match"] and absent["string_note"]
+    assert absent["reference_url"].startswith("__SHOPPING__/search?q=") and " |OR| __SHOPPING__/" in absent["reference_url"]
 
 
 STATE = """page: Blue Lamp
@@ -129,62 +119,49 @@ def test_patterns_and_checks_on_a_page():
     """Stops patterns that match half a line or a line too far, and a check that is met by another thing's
     page."""
     blue, red = read_task("What is the price of Blue Lamp?"), read_task("What is the price of Red Lamp?")
-    met = lambda wanted, action: [check.row.met for check in checks(wanted, STATE, action)]
+    met = lambda wanted, action: [check.met for check in checks(wanted, STATE, action)]
     assert find("text 'price {answer}'", STATE) == {"answer": "$25.00"}
     assert find("heading '*' > text 'price *' > text 'stock {n}'", STATE) == {"n": "3"}
     assert find("searchbox 'Search'", STATE) == {} and find("text 'stock'", STATE) is None
     assert fact(blue, STATE) == "$25.00" and met(blue, "stop [$25.00]") == [True, True, True]
     assert met(blue, "stop [$25.00] text 'price $25.00'") == [True, True, True]          # grounded
     assert met(blue, "stop [$2.00]") == [True, True, False]
-    assert met(red, "stop [$25.00]") == [
-        False, False,
-        True]
-    missing = "page: Results\nurl: shopping/search?q=Red+Lamp\nheading 'Results for Red Lamp'\n" \
-              "text 'No products found.'"
+    assert met(red, "stop [$25.00]") == [False, False, True]
+    missing = ("page: Results\nurl: shopping/search?q=Red+Lamp\nheading 'Results for Red Lamp'\n"
+               "text 'No products found.'")
     assert fact(red, missing) == "N/A" and fact(blue, missing) == ""
-    for text in ("Win the lottery.", "What is the price of " + "a" * 500 + "?"):
-        with pytest.raises(ValueError, match="of none of the"):
-            read_task(text)
+    assert read_task("Win the lottery.") is None and read_task(f"What is the price of {'a' * 500}?") is None
 
 
-def test_what_stands_before_what_is_found():
+REVIEW = STATE + "\nlink 'Write Review'\ntext 'Ann Lee, stars 4'"
+ORDER = "page: Order 7\nurl: shopping_admin/orders/7\nheading 'Order 7'\ntext 'status Pending'"
+STOCK = STATE.replace("shopping/", "shopping_admin/products/")
+FORUM = "page: tech\nurl: reddit/f/tech\nheading 'tech'\nbutton 'Subscribe'"
+PLACE = "page: Address\nurl: shopping/address\nheading 'Address'\ntext 'city Boston'\ntext 'phone 555-1234'"
+POST = ("page: A rake\nurl: reddit/f/garden/3\nheading 'A rake'\ntext 'ann, score 4'\ntext 'No way'\n"
+        "text '{}, score 1'\ntext 'So true'")
+ME = "MarvelsGrantMan136"
+
+
+@pytest.mark.parametrize("task, state, answer, expected", [
+    ("What is the price of Blue Lamp?", STATE, "$2.00", ("answer", "price", "$2.00", "$25.00", False)),
+    ("Who wrote the last review of Blue Lamp?", REVIEW, "Ann Lee",
+     ("answer", "Write Review", "Ann Lee", "Ann Lee", True)),
+    ("Cancel order 7.", ORDER, "done", ("done", "status", "Canceled", "Pending", False)),
+    ("Cancel order 7.", ORDER.replace("Pending", "Canceled"), "done",
+     ("done", "status", "Canceled", "Canceled", True)),
+    ("Cancel order 7.", ORDER.replace("status", "state"), "done", ("done", "status", "Canceled", "none", False)),
+    ("Set the stock of Blue Lamp to 3.", STOCK, "done", ("done", "stock", "3", "3", True)),
+    ("Set the stock of Blue Lamp to 5.", STOCK, "done", ("done", "stock", "5", "3", False)),
+    ("Subscribe to the forum tech.", FORUM, "done", ("done", "button", "Unsubscribe", "Subscribe", False)),
+    ("Change my phone to 555-4000.", PLACE, "done", ("done", "phone", "555-4000", "555-1234", False)),
+    ("Change my city to Boston.", PLACE, "done", ("done", "city", "Boston", "Boston", True)),
+    ('Comment "No way" on the post A rake.', POST.format("ben"), "done",         # another's comment
+     ("done", f"{ME}, score", "No way", "none", False)),
+    ('Comment "So true" on the post A rake.', POST.format(ME), "done",
+     ("done", f"{ME}, score", "So true", "So true", True))])
+def test_what_stands_before_what_is_found(task, state, answer, expected):
     """Stops a constraint that is compared with something else than what the page shows there, and one met
     where nothing is shown."""
-    def before(task, state, action="stop [done]"):
-        return [check for check in checks(read_task(task), state, action) if check.kind != "page"][-1]
-
-    assert before("What is the price of Blue Lamp?", STATE, "stop [$2.00]") == (
-        "answer", "price",
-        ("$2.00", "$25.00", False))
-    review = STATE + "\nlink 'Write Review'\ntext 'Ann Lee, stars 4'"
-    assert before("Who wrote the last review of Blue Lamp?", review, "stop [Ann Lee]") == (
-        "answer", "Write Review",
-        ("Ann Lee", "Ann Lee", True))
-    order = "page: Order 7\nurl: shopping_admin/orders/7\nheading 'Order 7'\ntext 'status Pending'"
-    assert before("Cancel order 7.", order) == ("done", "status", ("Canceled", "Pending", False))
-    assert before("Cancel order 7.", order.replace("Pending", "Canceled")) == (
-        "done", "status",
-        ("Canceled", "Canceled", True))
-    assert before("Cancel order 7.", order.replace("status", "state")) == (
-        "done", "status",
-        ("Canceled", "none", False))
-    stock = STATE.replace("shopping/", "shopping_admin/products/")
-    assert before("Set the stock of Blue Lamp to 3.", stock) == ("done", "stock", ("3", "3", True))
-    assert before("Set the stock of Blue Lamp to 5.", stock) == ("done", "stock", ("5", "3", False))
-    forum = "page: tech\nurl: reddit/f/tech\nheading 'tech'\nbutton 'Subscribe'"
-    assert before("Subscribe to the forum tech.", forum) == (
-        "done", "button",
-        ("Unsubscribe", "Subscribe", False))
-    place = (
-        "page: Address\nurl: shopping/address\nheading 'Address'\ntext 'city Boston'\ntext 'phone 555-1234'")
-    assert before("Change my phone to 555-4000.", place) == ("done", "phone", ("555-4000", "555-1234", False))
-    assert before("Change my city to Boston.", place) == ("done", "city", ("Boston", "Boston", True))
-    post = "page: A rake\nurl: reddit/f/garden/3\nheading 'A rake'\ntext 'ann, score 4'\ntext 'No way'\n" \
-           "text '{}, score 1'\ntext 'So true'"
-    # another's comment
-    assert before('Comment "No way" on the post A rake.', post.format("ben"))[1:] == (
-        "MarvelsGrantMan136, score",
-        ("No way", "none", False))
-    assert before('Comment "So true" on the post A rake.', post.format("MarvelsGrantMan136"))[2] == (
-        "So true", "So true",
-        True)
+    last = [check for check in checks(read_task(task), state, f"stop [{answer}]") if check.kind != "page"][-1]
+    assert last == expected

@@ -1,70 +1,66 @@
-"""Reasoning by rule for the own sites' steps, and counterfactual reward examples: the same page judged under
-other tasks.
+"""Reasoning by rule for the own sites' steps, and counterfactual reward examples.
 
 A trace states facts first and the verdict last, because a small model can only conclude from what it has
-already written. The element is named as the page names it, a form's fields are read off before its button is
-pressed, and a task is checked one constraint after the other against the page.
-
-Counterfactuals make the reward a judgement of task and page: a `stop` on a recorded page under a sentence
-that it fulfils, or misses, mostly by a single constraint. Without them the reward would follow from the task
-alone, because only the task that is played is ever won. Half of them are synthetic: pages of a few lines that
-no site has, made from the templates, with random names.
+already written. Counterfactuals make the reward a judgement: a `stop` on a page under a sentence that it
+fulfils, or misses, mostly by a single constraint. Without them the reward would follow from the task alone,
+because only the task that is played is ever won.
 """
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import zip_longest
-from types import MappingProxyType
 from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 
+from dreamgym.envs.webarena.actions import ON_ELEMENT
 from dreamgym.envs.webarena.evaluators import NOT_ACHIEVABLE
 from dreamgym.envs.webarena.names import other_names
-from dreamgym.envs.webarena.page import STOPPED, Node, Page, quotable
+from dreamgym.envs.webarena.page import FIELDS, STOPPED, Node, Page, quotable
 from dreamgym.envs.webarena.scripted import other_fact
 from dreamgym.envs.webarena.sites import SiteDatabase
 from dreamgym.envs.webarena.tasks import (
     ENTITIES, TaskConstraints, address, checks, drawn, fact, fields, filled, find, is_missing, name_split,
-    rule_success, try_task, values_split)
+    read_task, rule_success, values_split)
 from dreamgym.envs.webarena.templates import TEMPLATES, Template
 from dreamgym.envs.webarena.text import (
-    TYPED, Command, action_type, ground, is_stop, message, page_kind, read_action, read_page)
+    Command, action_type, ground, is_stop, message, page_kind, read_action, read_page)
 from dreamgym.episode import Episode, Step, StopReason, Task
 
-SAME, SUCCESS, NOT_DONE, NO_STOP = "so the same page", "so success", "so not done", "no stop"
-Rows = dict[Template, list[dict[str, str]]]      # the sets of parameters that may be asked for
-NOWHERE = "nothing"                              # the address of an empty tab
+NO_STOP = "no stop"
 MOST_FIELDS = 4                                  # of a form, in a trace
 _WORDS = re.compile(r"[\w$]+(?:-\d{4})?")        # of 'Blue Lamp', 'carl/smart-bot', '$12.99' and '555-1234'
-_SEAM = re.compile(r"([ /-])")                   # between the words of a name: 'Blue Lamp', 'carl/smart-bot'
+_SEAM = re.compile(r"([ /-])")                   # between them
 
 
 # ---- reasoning traces --------------------------------------------------------------------------------------
 
 def explain(task_text: str, history: list[Step], step: Step, own: bool = True) -> tuple[str, str]:
-    """(why the next page follows, why the reward follows) for a real step; "" where the rules expect
-    another outcome or cannot tell. `own`: the task is one of the own sites'."""
+    """(why the next page follows, why the reward follows); "" where the rules expect another outcome or
+    cannot tell. `own`: the task is one of the own sites'."""
     before, after = read_page(step.state), read_page(step.next_state)
     if is_stop(step.action):
         ended = before is not None and step.next_state == STOPPED
         return ("stop so stopped", _verdict(task_text, step) if own else "") if ended else ("", "")
     if before is None or after is None or step.reward:
         return "", ""
-    wanted = try_task(task_text) if own else None
-    return _next_page(wanted, history, step), NO_STOP
+    return _next_page(read_task(task_text) if own else None, history, step), NO_STOP
+
+
+def _yes(met: bool) -> str:
+    return "yes" if met else "no"
 
 
 def _verdict(task_text: str, step: Step) -> str:
-    """The task's constraints, each with what the page shows, then whether all are met."""
     if rule_success(task_text, step.state, step.action) != (step.reward == 1):
         return ""
-    wanted, facts = try_task(task_text), []
+    wanted = read_task(task_text)
     first, *others = checks(wanted, step.state, step.action)
-    facts.append(f"page {_place(wanted, step.state, first.row.met, all(check.row.met for check in others))}")
-    for kind, label, (asked, found, met) in others:
+    facts = [f"page {_place(wanted, step.state, first.met, all(check.met for check in others))}"]
+    for kind, label, asked, found, met in others:
         if label or kind == "answer":
             second = f"stop [{asked}]" if kind == "answer" else f"for {asked}"
             compared = _by_word(found, asked, met) or _yes(met)
@@ -72,13 +68,12 @@ def _verdict(task_text: str, step: Step) -> str:
         else:
             asked = f"without {asked[3:]}" if asked.startswith("no ") else asked
             facts.append(f"{kind} {_by_word(asked, found, met) or f'{asked} : {found} {_yes(met)}'}")
-    return f"{' ; '.join(facts)} {SUCCESS if step.reward else NOT_DONE}"
+    return f"{' ; '.join(facts)} so {'success' if step.reward else 'not done'}"
 
 
 def _by_word(one: str, other: str, met: bool) -> str:
-    """Names compared word by word, each word just before what stands in its place: 'Blue Blue yes Lamp Mat
-    no'. That a token is the one before it again is what a small model sees most easily; it hardly learns
-    to compare names as a whole. "" where the words do not decide."""
+    """'Blue Blue yes Lamp Mat no': a small model sees most easily that a token repeats the one before, and
+    hardly learns to compare whole names. "" where the words do not decide."""
     words, others = _WORDS.findall(one), _WORDS.findall(other)
     if (words == others) != met:
         return ""
@@ -87,8 +82,8 @@ def _by_word(one: str, other: str, met: bool) -> str:
 
 
 def _place(wanted: TaskConstraints, state: str, met: bool, others: bool) -> str:
-    """The page wanted, the page this is, and whether they agree. What other constraints compare is `*`
-    here (an address spells it in its own way), unless the address alone tells that it is another page."""
+    """The page wanted, and the page this is. What other constraints compare is `*` here (an address spells it
+    in its own way), unless the address alone tells that it is another page."""
     template, missing = wanted.template, is_missing(wanted, state)
     pattern = (template.missing[0] if missing else template.page).split(" |OR| ")[0]
     compared = set() if missing else {name for line in template.shows for name in fields(line, as_said=True)}
@@ -99,10 +94,9 @@ def _place(wanted: TaskConstraints, state: str, met: bool, others: bool) -> str:
 
 
 def _places(pattern: str, wanted: TaskConstraints, state: str, compared: set[str]) -> tuple[str, str]:
-    """The address wanted and the part of the page's that it speaks of, both with `*` for the parameters
-    `compared`."""
+    """The address wanted and the part of the page's that it speaks of, with `*` for parameters `compared`."""
     starred = re.sub(r"\{(\w+)[.\w]*\}", lambda m: "*" if m[1] in compared else m[0], pattern)
-    asked = filled(starred, dict(wanted.values))
+    asked = filled(starred, wanted.values)
     path, _, query = asked.partition("?")
     there, _, given = address(state).partition("?")
     if not re.match(re.escape(path).replace(r"\*", ".+"), there):
@@ -110,176 +104,143 @@ def _places(pattern: str, wanted: TaskConstraints, state: str, compared: set[str
     if not query:
         return asked, path
     keys = dict(pair.partition("=")[::2] for pair in given.split("&"))
-    found = []
-    for key, _, value in (pair.partition("=") for pair in query.split("&")):
-        found.append(f"{key}={value if value == '*' and key in keys else keys.get(key, 'none')}")
+    found = (f"{key}={value if value == '*' and key in keys else keys.get(key, 'none')}"
+             for key, _, value in (pair.partition("=") for pair in query.split("&")))
     return asked, f"{path}?{'&'.join(found)}"
 
 
 def _next_page(wanted: TaskConstraints | None, history: list[Step], step: Step) -> str:
-    """What the page says of the action, and what comes of it. What leads on says where, and whether that
-    page was seen before."""
+    """What the page says of the action, then what comes of it: the same page, a field's content, or where it
+    leads, whether that was seen before, and whether it shows what the task names first."""
     before, after = read_page(step.state), read_page(step.next_state)
     kind, command = action_type(step.state, step.action), read_action(step.state, step.action)
     facts = _facts(kind, command, before, after)
     if step.next_state == step.state:
-        return f"{facts} {SAME}"
+        return f"{facts} so the same page"
     if kind == "refused":
         return ""                                # the world did something that the rules do not know
+    nodes = after.lines.values()
     if kind in ("fill", "choose") and after.address == before.address:
-        return f"{facts} so {command.node.name} holds {_value(after, command.node) or 'nothing'}"
+        field = command.node
+        held = next((node.value for node in nodes if (node.role, node.name) == (field.role, field.name)), "")
+        return f"{facts} so {field.name} holds {held or 'nothing'}"
     if kind == "tick":
         return f"{facts} so {'not checked' if command.node.checked else 'checked'}"
-    told = message(step.next_state)
-    tells = [f"tells {told}"] if told and told != message(step.state) else []
-    leads = _leads([*(earlier.state for earlier in history), step.state], step.next_state)
-    return " ; ".join([f"{facts} so {leads}", *tells, *_shows(wanted, after)])
+    seen = [*(earlier.state for earlier in history), step.state]
+    pages = {(page.address, page.window) for state in seen if (page := read_page(state))}
+    is_known = "known" if step.next_state in seen else \
+        "changed" if (after.address, after.window) in pages else "new"
+    result = [f"{facts} so {after.address or 'nothing'} is {is_known}"]
+    if (told := message(step.next_state)) and told != message(step.state):
+        result.append(f"tells {told}")
+    values = [value for _, value in wanted.values if len(value) > 2] if wanted else []
+    result += [f"{value} {_yes(any(value in node.name for node in nodes))}" for value in values[:1]]
+    return " ; ".join(result)
 
 
 def _facts(kind: str, command: Command, before: Page, after: Page) -> str:
-    """What the page says of an action before anything comes of it."""
-    node = command.node
-    named = f"{node.role} {node.name}".strip() if node else ""
+    act, text, node = command.kind, command.text, command.node
     if command.action is None:
         return "not an action"
-    if command.kind in ("click", "hover", "type") and node is None:
+    if act in ON_ELEMENT and node is None:
         return "not on this page"
+    name = node.name if node else ""
+    named = f"{node.role} {name}".strip() if node else ""
     if kind == "refused":
-        return _refusal(command, named, before)
-    if kind == "button":
-        return f"{named} with {held}" if (held := _form(before, node)) else named
-    if kind == "choose":
-        return f"{node.name} has {command.text} yes"
-    if kind == "search":
-        return f"{node.name} for {command.text}"
-    if kind in ("link", "tick", "hover", "fill"):
-        return named
-    return {
-        "back": command.kind.replace("go_", ""),
-        "scroll": f"window {after.window + 1} of {after.windows}",
-        "tab": f"tab {after.title}",
-        "goto": f"address {command.text}",
-        "press": f"key {command.text}",
-    }[kind]
-
-
-def _refusal(command: Command, named: str, before: Page) -> str:
-    if command.kind == "type" and command.node.options:
-        return f"{command.node.name} has {command.text} no"
-    if command.kind == "scroll":
-        return f"window {before.window + 1} of {before.windows}"
-    if command.kind in ("tab_focus", "close_tab"):
-        return f"tabs {max(1, len(before.tabs))}"
-    return f"{named} takes no {'text' if command.kind == 'type' else 'click'}"
+        if act == "type" and node.options:
+            return f"{name} has {text} no"
+        if act == "scroll":
+            return f"window {before.window + 1} of {before.windows}"
+        if act in ("tab_focus", "close_tab"):
+            return f"tabs {max(1, len(before.tabs))}"
+        return f"{named} takes no {'text' if act == 'type' else 'click'}"
+    if kind == "button" and (held := _form(before, node)):
+        return f"{named} with {held}"
+    return {"choose": f"{name} has {text} yes", "search": f"{name} for {text}",
+            "back": act.replace("go_", ""), "scroll": f"window {after.window + 1} of {after.windows}",
+            "tab": f"tab {after.title}", "goto": f"address {text}", "press": f"key {text}"}.get(kind, named)
 
 
 def _form(page: Page, button: Node) -> str:
     """What the fields just above a button hold."""
     nodes = list(page.lines.values())
-    at = next((i for i, node in enumerate(nodes) if node is button), 0)
+    at = next(i for i, node in enumerate(nodes) if node is button)
     held: list[str] = []
     for node in reversed(nodes[max(0, at - MOST_FIELDS):at]):
-        if node.role not in TYPED and node.checked is None:
+        if node.role not in FIELDS:
             break
         value = node.value if node.checked is None else _yes(node.checked)
         held.insert(0, f"{node.name} {value or 'empty'}")
     return ", ".join(held)
 
 
-def _value(page: Page, node: Node) -> str:
-    same = (other for other in page.lines.values() if (other.role, other.name) == (node.role, node.name))
-    return next((other.value for other in same), "")
+# ---- counterfactuals ---------------------------------------------------------------------------------------
 
-
-def _leads(seen: list[str], next_state: str) -> str:
-    """Where an action leads, and whether that page was seen in this episode."""
-    after = read_page(next_state)
-    where = after.address or NOWHERE
-    if next_state in seen:
-        return f"{where} is known"
-    pages = [page for state in seen if (page := read_page(state))]
-    changed = any((page.address, page.window) == (after.address, after.window) for page in pages)
-    return f"{where} is {'changed' if changed else 'new'}"
-
-
-def _shows(wanted: TaskConstraints | None, after: Page) -> list[str]:
-    """Whether a page shows what the task names first; said before the page is written."""
-    names = [node.name for node in after.lines.values()]
-    values = [value for _, value in wanted.values if len(value) > 2] if wanted else []
-    return [f"{value} {_yes(any(value in name for name in names))}" for value in values[:1]]
-
-
-def _yes(met: bool) -> str:
-    return "yes" if met else "no"
-
-
-# ---- counterfactuals on recorded pages ---------------------------------------------------------------------
-
-# Shares of the counterfactuals on recorded pages. Where few of the compared words differ, a small model says
-# "yes" to all.
-SHARES = MappingProxyType({
-    "none": 0.28,                                # fulfilled
-    "answer": 0.20,                              # missed by the answer alone
-    "page": 0.04,                                # ... the page
-    "entity": 0.20,                              # ... who or what it is about, often by one word of its name
-    "done": 0.10,                                # ... what was to be done
-    "kind": 0.05,                                # another kind of task about the same thing
-    "many": 0.13,                                # missed by nearly everything
-})
+# What a `stop` misses, as shares on recorded pages: nothing, one kind of constraint, all but the thing
+# (`kind`: another task about it), or more. Where few of the compared words differ, a small model says "yes"
+# to all.
+SHARES = {"none": 0.28, "answer": 0.20, "page": 0.04, "entity": 0.20, "done": 0.10, "kind": 0.05,
+          "many": 0.13}
 PER_PAGE = 6                                     # sentences tried on a page
 SURPLUS = 10                                     # beyond this the others wait for fulfilled ones, the rarest
+Values = dict[str, str]
+
+
+@dataclass
+class Askable:
+    """What training may see."""
+    rows: dict[Template, list[Values]]           # without new kinds of tasks
+    hidden: set[str]                             # held-out names of several words
+    splits: set[str]
+    seed: int
+
+    def shows_hidden(self, text: str) -> bool:
+        return any(name in text for name in self.hidden)
 
 
 def counterfactuals(episodes: list[Episode], count: int, rng: np.random.Generator,
                     seed: int) -> list[Episode]:
-    """At most half on pages of `episodes`, the rest synthetic. They name things of training, and of the
-    splits that the episodes' own tasks are of: what is made from training episodes holds no held-out name."""
-    tasks = [wanted for episode in episodes if (wanted := try_task(episode.task.text))]
-    splits = {"train"} | {values_split(dict(wanted.values), seed) for wanted in tasks}
-    askable, hidden = {}, set()
+    """At most half on pages of `episodes`, the rest synthetic. They name things of training and of the splits
+    of the episodes' own tasks: what is made from training episodes holds no held-out name."""
+    tasks = [wanted for episode in episodes if (wanted := read_task(episode.task.text))]
+    splits = {"train"} | {values_split(wanted.template, dict(wanted.values), seed) for wanted in tasks}
+    ask = Askable({}, set(), splits, seed)
     for template, rows in _drawn(seed).items():
-        if not template.held_out:                # of new kinds of tasks a judge sees no sentence
-            askable[template] = [values for values in rows if _split_of(template, values, seed) in splits]
-        hidden |= {value for values in rows for name, value in values.items() if name in ENTITIES
-                   and _SEAM.search(value) and name_split(value, seed) not in splits}
-    recorded = _on_recorded_pages(episodes, count // 2, rng, askable, hidden)
-    may_ask = lambda wanted: values_split(dict(wanted.values), seed) in splits
-    return recorded + synthetic(count - len(recorded), rng, askable, hidden, may_ask)
+        if not template.held_out:
+            ask.rows[template] = [row for row in rows if values_split(template, row, seed) in splits]
+        ask.hidden |= {value for row in rows for name, value in row.items() if name in ENTITIES
+                       and _SEAM.search(value) and name_split(value, seed) not in splits}
+    recorded = _on_recorded_pages(episodes, count // 2, rng, ask)
+    return recorded + synthetic(count - len(recorded), rng, ask)
 
 
 @lru_cache(maxsize=4)
-def _drawn(seed: int) -> Rows:
-    """All sets of parameters of each template."""
+def _drawn(seed: int) -> dict[Template, list[Values]]:
     sites = SiteDatabase(seed)
     return {template: drawn(template, sites) for template in TEMPLATES}
 
 
-def _split_of(template: Template, values: dict[str, str], seed: int) -> str:
-    return values_split({name: values[name] for name in fields(template.intents[0])}, seed)
-
-
 def _on_recorded_pages(episodes: list[Episode], count: int, rng: np.random.Generator,
-                       askable: Rows, hidden: set[str]) -> list[Episode]:
-    """No (page, sentence) occurs twice, and none as it was played. Fewer than `count` come back where the
-    pages do not offer more."""
+                       ask: Askable) -> list[Episode]:
+    """No (page, sentence) occurs twice, and none as it was played. At most `count`."""
     steps = [(step, episode.task.text) for episode in episodes for step in episode.steps]
     states = {step.state for step, _ in steps if read_page(step.state)}
-    pages = sorted(state for state in states if not _names(hidden, state))
+    pages = sorted(state for state in states if not ask.shows_hidden(state))
     used = {(step.state, text) for step, text in steps if is_stop(step.action)}
     played: dict[Template, list[TaskConstraints]] = {}       # gives values that a page does not show
     for text in sorted({text for _, text in steps}):
-        if (wanted := try_task(text)) and wanted.template in askable:
+        if (wanted := read_task(text)) and wanted.template in ask.rows:
             played.setdefault(wanted.template, []).append(wanted)
     known = {template: {tuple(row[name] for name in fields(template.intents[0])) for row in rows}
-             for template, rows in askable.items()}
+             for template, rows in ask.rows.items()}
     alike = {template: _by_shared_word(rows) for template, rows in known.items()}
     taken, results = dict.fromkeys(SHARES, 0), []
     for i in rng.permutation(len(pages)):
         offered: dict[str, list[tuple[str, str]]] = {}
         for wanted, action in _candidates(pages[i], played, alike, rng):
-            sentence = filled(str(rng.choice(wanted.template.intents)), dict(wanted.values))
+            sentence = filled(str(rng.choice(wanted.template.intents)), wanted.values)
             exists = tuple(value for _, value in wanted.values) in known[wanted.template]
-            if exists and (pages[i], sentence) not in used and not _names(hidden, action):
+            if exists and (pages[i], sentence) not in used and not ask.shows_hidden(action):
                 offered.setdefault(_broken(wanted, pages[i], action), []).append((sentence, action))
         for _ in range(PER_PAGE):
             if len(results) >= count:
@@ -309,11 +270,6 @@ def _example(state: str, sentence: str, action: str, label: str, name: str) -> E
                    raw_score=float(success), label=label)
 
 
-def _names(hidden: set[str], text: str) -> bool:
-    """Whether a text holds a hidden name."""
-    return any(name in text for name in hidden)
-
-
 def _by_shared_word(rows: set[tuple[str, ...]]) -> dict[tuple[int, str], list[str]]:
     """(place of a parameter, word) -> the parameter's values with that word."""
     found: dict[tuple[int, str], set[str]] = {}
@@ -326,12 +282,11 @@ def _by_shared_word(rows: set[tuple[str, ...]]) -> dict[tuple[int, str], list[st
 
 def _candidates(state: str, played: dict, alike: dict,
                 rng: np.random.Generator) -> Iterator[tuple[TaskConstraints, str]]:
-    """Sentences about a page, with the `stop` to be judged: what the page says put into every template of
-    its site, the same with a name that shares a word, and the same with one value of another sentence."""
-    site = page_kind(state)
+    """Sentences about a page with a `stop`: what the page says put into every template of its site, the same
+    with a name that shares a word, and with one value of another sentence."""
     for template in TEMPLATES:
         others = played.get(template)
-        if not others or template.page.split("/")[0] != site:
+        if not others or template.page.split("/")[0] != page_kind(state):
             continue
         other = dict(others[rng.integers(len(others))].values)
         own = {**other, **_captured(template, state)}
@@ -349,7 +304,7 @@ def _candidates(state: str, played: dict, alike: dict,
                 yield wanted, f"stop [{other_fact(wanted, state, rng)}]"
 
 
-def _captured(template: Template, state: str) -> dict[str, str]:
+def _captured(template: Template, state: str) -> Values:
     """The values of a template's parameters that a page shows."""
     names, values = set(fields(template.intents[0])), {}
     for pattern in (*template.shows, template.answer):
@@ -363,64 +318,59 @@ def _captured(template: Template, state: str) -> dict[str, str]:
 
 
 def _broken(wanted: TaskConstraints, state: str, action: str) -> str:
-    """The kind of constraint that is missed: one of SHARES."""
+    """One of SHARES."""
     rows = checks(wanted, state, action)
-    missed = {check.kind for check in rows if not check.row.met}
-    near = _alike(address(state), rows[0].row.asked)
+    missed = {check.kind for check in rows if not check.met}
+    # the same kind of page: as long an address, and mostly the same (a project's name is two parts)
+    here, asked = (place.split("?")[0].rstrip("/").split("/") for place in (address(state), rows[0].asked))
+    near = (len(here) == len(asked)
+            and sum(a != b for a, b in zip(here, asked)) <= 1 + (here[0] == "gitlab"))
     if len(missed) < 2 and (near or "page" not in missed):
         return next(iter(missed), "none")
     if missed == {"page", "entity"} and near:
         return "entity"
-    about = [check.row for check in rows if check.kind in ("entity", "done")]
-    return "kind" if any(row.met and row.asked in state for row in about) else "many"
-
-
-def _alike(one: str, other: str) -> bool:
-    """Whether two addresses lead to the same kind of page: as long, and mostly the same (a project's name
-    is two parts)."""
-    one, other = one.split("?")[0].rstrip("/").split("/"), other.split("?")[0].rstrip("/").split("/")
-    return len(one) == len(other) and sum(a != b for a, b in zip(one, other)) <= 1 + (one[0] == "gitlab")
+    about = [check for check in rows if check.kind in ("entity", "done")]
+    return "kind" if any(check.met and check.asked in state for check in about) else "many"
 
 
 # ---- synthetic pages ---------------------------------------------------------------------------------------
 
 # How often a part of a synthetic page says something else than its task, each on its own
-OFF = MappingProxyType({"value": 0.65, "line": 0.08, "page": 0.06, "answer": 0.55})
+OFF = {"value": 0.65, "line": 0.08, "page": 0.06, "answer": 0.55}
 LABELS = sorted({t.answer for t in TEMPLATES
                  if t.answer.startswith("text '") and fields(t.answer) == ["answer"]})
 
 
-def synthetic(count: int, rng: np.random.Generator, askable: Rows, hidden: set[str],
-              may_ask: Callable[[TaskConstraints], bool]) -> list[Episode]:
-    """`count` judged steps on pages of a few lines with random names. They teach a small model to copy and
-    compare names in a third of the tokens of a real page, and a quarter of the comparisons fail."""
-    templates = [template for template, rows in askable.items() if rows and fields(template.intents[0])]
+def synthetic(count: int, rng: np.random.Generator, ask: Askable) -> list[Episode]:
+    """Pages of a few lines with random names teach a small model to copy and compare names in a third of the
+    tokens of a real page; a quarter of the comparisons fail."""
+    templates = [template for template, rows in ask.rows.items() if rows and fields(template.intents[0])]
     results: list[Episode] = []
     while len(results) < count:
         template = templates[rng.integers(len(templates))]
-        rows = askable[template]
+        rows = ask.rows[template]
         values, *others = [rows[rng.integers(len(rows))] for _ in range(4)]
         sentence = filled(str(rng.choice(template.intents)), values)
         state, answers = _small_page(template, values, others, rng)
         rename = other_names(rng)
-        wanted, renamed = try_task(sentence), try_task(rename(sentence))
+        wanted, renamed = read_task(sentence), read_task(rename(sentence))
         if wanted is None or renamed is None or read_page(state) is None:
             continue
         said = fact(wanted, state)
         if template.answer and (not said or rng.random() < OFF["answer"]):
             said = str(rng.choice(answers))
         state, sentence, action = rename(state), rename(sentence), rename(f"stop [{said}]")
-        if not may_ask(renamed) or _names(hidden, f"{state}\n{sentence}\n{action}"):
-            continue
-        label = _broken(renamed, state, action)
-        results.append(_example(state, sentence, action, label, f"synthetic-{len(results)}"))
+        split = values_split(renamed.template, dict(renamed.values), ask.seed)
+        if split in ask.splits and not ask.shows_hidden(f"{state}\n{sentence}\n{action}"):
+            label = _broken(renamed, state, action)
+            results.append(_example(state, sentence, action, label, f"synthetic-{len(results)}"))
     return results
 
 
-def _small_page(template: Template, values: dict[str, str], others: list[dict[str, str]],
+def _small_page(template: Template, values: Values, others: list[Values],
                 rng: np.random.Generator) -> tuple[str, list[str]]:
-    """A page for a task's values, in which each part may be off, and what wrong answers may say. `others`:
-    values of other tasks of the template."""
+    """A page for a task's values, in which each part may be off, and wrong answers. `others`: values of other
+    tasks of the template."""
     off = {what: rng.random() < share for what, share in OFF.items()}
     shown = dict(values)
     if off["value"]:
@@ -461,4 +411,5 @@ def _off_by_a_word(value: str, other: str, rng: np.random.Generator) -> str:
     if len(words) != len(others) or rng.random() < 0.4:
         return other
     at = 2 * int(rng.integers(len(words) // 2 + 1))
-    return "".join([*words[:at], others[at], *words[at + 1:]])
+    words[at] = others[at]
+    return "".join(words)

@@ -2,10 +2,8 @@
 exploration, and a prober of what is refused.
 
 `PLAYERS[name].make(session, rng)` -> a function `act(state) -> action` with its own memory of one episode.
-All but the random one follow the plan of the task's template. They name elements in words and find them on
-the page they see: they scroll, turn the pages of a list, and go back from where they did not want to go.
-Only the oracle is told the answer, by the task's hidden parameters.
-"""
+All but the random one follow the plan of the task's template on the pages they see. Only the oracle is told
+the answer, by the task's hidden parameters. """
 from __future__ import annotations
 
 import re
@@ -20,13 +18,13 @@ from dreamgym.envs.webarena.page import FIELDS, PASSIVE, Node, Page, quotable
 from dreamgym.envs.webarena.tasks import TaskConstraints, fact, filled, is_missing, read_task
 from dreamgym.envs.webarena.text import read_page
 
-Act = Callable[[str], str]
 SLIP = 0.10                                      # the imperfect player's chance of a mistake per step
 GIVE_UP = 3                                      # so many times the plan is begun again, before `stop [N/A]`
 STOP_EARLY = 0.08                                # of the random player's actions
 _STEP = re.compile(r"(click|type) (\w+) '(.+?)'(?: \[(.*?)\](?: \[([01])\])?)?")
 _WORDS = ("Blue Lamp", "Red Mug", "Wool Scarf", "books", "Hello", "cafe", "3", "12.50", "Good", "anna", "map",
           "train")
+_OTHER_WORDS = "Blue Red Green old small Rose Moon Wool tiny chat".split()
 
 
 class Searcher:
@@ -34,12 +32,11 @@ class Searcher:
     known. What was filled in is looked at again before the next step, because a form that was left is empty
     when one comes back."""
 
-    def __init__(self, task_text: str, rng: np.random.Generator):
-        self.wanted, self.rng = read_task(task_text), rng
-        self.plan = [filled(step, dict(self.wanted.values)) for step in self.wanted.template.plan]
+    def __init__(self, session: Session, rng: np.random.Generator):
+        self.wanted, self.rng = read_task(session.task.text), rng
+        self.plan = [filled(step, self.wanted.values) for step in self.wanted.template.plan]
         self.at = 0                              # the next step
-        self.place = ""                          # address of the next step; "" where the last action leads
-        self.start = ""
+        self.place = self.start = ""             # address of the next step; "" where the last action leads
         self.begun = 0
         self.back = False                        # the last action was to go back
         self.excused: set[int] = set()           # steps done otherwise than planned, and taken for done
@@ -56,21 +53,20 @@ class Searcher:
         """The next action of the plan, or a way back to it."""
         if is_missing(self.wanted, state):
             return f"stop [{NOT_ACHIEVABLE}]"
-        if page.address != self.place:
-            return self.way_back(page)
+        if page.address != self.place:           # back once, else straight to the address
+            self.back = not self.back
+            return "go_back" if self.back else f"goto [{self.place}]"
         self.back = False
-        for step in self._unfilled(page):
-            return self.do(page, self.plan[step])
+        if (lost := self._unfilled(page)) is not None:
+            return self.do(page, self.plan[lost])
         if self.at == len(self.plan):
-            return self.finish(state, page)
+            answer = self.answer(state)
+            return f"stop [{answer}]" if answer else self.look_further(page)
         action = self.do(page, self.plan[self.at])
-        if action:
-            self.at, self.place, self.left_out = self.at + 1, "", set()
-        return action or self.look_further(page)
-
-    def finish(self, state: str, page: Page) -> str:
-        answer = self.answer(state)
-        return f"stop [{answer}]" if answer else self.look_further(page)
+        if not action:
+            return self.look_further(page)
+        self.at, self.place, self.left_out = self.at + 1, "", set()
+        return action
 
     def answer(self, state: str) -> str:
         return fact(self.wanted, state)
@@ -88,13 +84,13 @@ class Searcher:
             self.ticked.setdefault(step, not page.lines[number].checked)
         return f"click [{number}]" if verb == "click" else f"type [{number}] [{text}] [{enter or 1}]"
 
-    def _unfilled(self, page: Page) -> list[int]:
-        """Steps just before the next one that filled something in which the page does not hold any more."""
-        steps, lost = self.at, []
-        while steps and (held := self._holds(page, self.plan[steps - 1])) is not None:
-            steps -= 1
-            if not held and steps not in self.excused:
-                lost.insert(0, steps)
+    def _unfilled(self, page: Page) -> int | None:
+        """The first of the steps just before the next one that filled something in which the page does not
+        hold any more."""
+        step, lost = self.at, None
+        while step and (held := self._holds(page, self.plan[step - 1])) is not None:
+            step -= 1
+            lost = lost if held or step in self.excused else step
         return lost
 
     def _holds(self, page: Page, step: str) -> bool | None:
@@ -110,10 +106,9 @@ class Searcher:
     def look_further(self, page: Page) -> str:
         """The other windows of a long page, then the next page of a list, then all over again."""
         self.left_out.add(f"{page.address} {page.window}")
-        if page.windows > 1:
-            for window, way in ((page.window + 1, "down"), (page.window - 1, "up")):
-                if 0 <= window < page.windows and f"{page.address} {window}" not in self.left_out:
-                    return f"scroll [{way}]"
+        for window, way in ((page.window + 1, "down"), (page.window - 1, "up")):
+            if 0 <= window < page.windows and f"{page.address} {window}" not in self.left_out:
+                return f"scroll [{way}]"
         if following := element(page, "link", "Next"):
             self.place = ""
             return f"click [{following}]"
@@ -122,11 +117,6 @@ class Searcher:
             return f"stop [{NOT_ACHIEVABLE}]"
         self.at, self.place, self.left_out, self.excused = 0, self.start, set(), set()
         return f"goto [{self.start}]"
-
-    def way_back(self, page: Page) -> str:
-        """Back once, else straight to the address."""
-        self.back = not self.back
-        return "go_back" if self.back else f"goto [{self.place}]"
 
 
 def element(page: Page, role: str, name: str) -> int:
@@ -137,20 +127,17 @@ def element(page: Page, role: str, name: str) -> int:
 
 
 class Oracle(Searcher):
-    """Knows the answer from the task's hidden parameters."""
-
-    def __init__(self, task_text: str, rng: np.random.Generator, parameters: dict[str, str]):
-        super().__init__(task_text, rng)
-        self.hidden = parameters.get("answer", "") if self.wanted.template.answer else ""
+    def __init__(self, session: Session, rng: np.random.Generator):
+        super().__init__(session, rng)
+        self.hidden = session.task.goal["parameters"].get("answer", "") if self.wanted.template.answer else ""
 
     def answer(self, state: str) -> str:
         return self.hidden or super().answer(state)
 
 
 class Imperfect(Searcher):
-    """The searcher with the mistakes of a hurried agent: it follows other links, opens the neighbour of what
-    it wants, types something else, reads another line, stops too early. From most of them it recovers.
-    Mistakes give imitation something to improve on."""
+    """The searcher with the mistakes of a hurried agent, which give imitation something to improve on. It
+    recovers from most of them."""
 
     def choose(self, state: str, page: Page) -> str:
         if page.address != self.place or self.rng.random() >= SLIP:
@@ -159,22 +146,23 @@ class Imperfect(Searcher):
         return str(slips[self.rng.integers(len(slips))]()) if slips else super().choose(state, page)
 
     def _slips(self, state: str, page: Page) -> list[Callable[[], str]]:
-        """What could go wrong here; a slip is a function, because some of them also believe that the step is
-        done."""
+        """What could go wrong here: another link, the neighbour of the wanted one, another text, a button
+        taken for pressed, a wrong answer."""
         links = [number for number, node in page.lines.items() if node.role == "link"]
-        slips: list[Callable[[], str]] = [lambda: f"click [{self.rng.choice(links)}]"] if links else []
+        slips = [lambda: f"click [{self.rng.choice(links)}]"] if links else []
         wrong_stop = lambda: f"stop [{other_fact(self.wanted, state, self.rng)}]"
         if self.at == len(self.plan):
             return [*slips, wrong_stop] if self.wanted.template.answer else slips
         planned = self.do(page, self.plan[self.at])
-        action = parse(planned) if planned else None
-        if action and action.kind == "click" and page.lines[action.element].role == "link":
+        action = parse(planned) if planned else Action("")
+        if action.kind == "type":
+            slips += [lambda: self._mistype(action, page.lines[action.element])] * 3
+        role = page.lines[action.element].role if action.kind == "click" else ""
+        if role == "link":
             near = sorted(links, key=lambda number: abs(number - action.element))[1:4]
             slips += [lambda: f"click [{self.rng.choice(near)}]"] * 2 if near else []
-        if action and action.kind == "type":
-            slips += [lambda: self._mistype(action, page.lines[action.element])] * 3
-        if action and action.kind == "click" and page.lines[action.element].role == "button":
-            slips += [lambda: self._pass_by(state)]
+        if role == "button":
+            slips.append(lambda: self._pass_by(state))
         return [*slips, wrong_stop] if self.rng.random() < 0.3 else slips
 
     def _mistype(self, action: Action, node: Node) -> str:
@@ -187,7 +175,6 @@ class Imperfect(Searcher):
         return f"type [{action.element}] [{self.rng.choice(others)}] [{int(action.enter)}]"
 
     def _pass_by(self, state: str) -> str:
-        """Takes the button for pressed."""
         self.at = len(self.plan)
         return f"stop [{fact(self.wanted, state) or other_fact(self.wanted, state, self.rng)}]"
 
@@ -195,10 +182,9 @@ class Imperfect(Searcher):
 def _variants(text: str, rng: np.random.Generator) -> list[str]:
     """Texts like this one: another number for a number, another word in place of one of the words."""
     if re.fullmatch(r"\d+", text):
-        return [str(max(1, int(text) + step)) for step in (-2, -1, 1, 2, 10) if int(text) + step > 0]
+        return [str(int(text) + step) for step in (-2, -1, 1, 2, 10) if int(text) + step > 0]
     words = text.split()
-    others = "Blue Red Green old small Rose Moon Wool tiny chat".split()
-    words[rng.integers(len(words))] = str(rng.choice(others))
+    words[rng.integers(len(words))] = str(rng.choice(_OTHER_WORDS))
     return [" ".join(words)]
 
 
@@ -220,24 +206,21 @@ def other_fact(wanted: TaskConstraints, state: str, rng: np.random.Generator) ->
 class Prober(Searcher):
     """A searcher that keeps trying what is refused, or does nothing: numbers of no element, texts that are
     no links, options that do not exist, tabs, history."""
-
-    def __init__(self, task_text: str, rng: np.random.Generator):
-        super().__init__(task_text, rng)
-        self.errand: list[str] = []
+    errand: tuple[str, ...] = ()
 
     def choose(self, state: str, page: Page) -> str:
         if self.errand:
-            return self.errand.pop(0)
+            action, *self.errand = self.errand
+            return action
         if page.address == self.place and self.rng.random() < 0.5:
             return self._probe(page)
         return super().choose(state, page)
 
     def _probe(self, page: Page) -> str:
-        rng, numbers = self.rng, list(page.lines)
-        roles = {number: node.role for number, node in page.lines.items()}
-        plain = [number for number in numbers if roles[number] in PASSIVE] or numbers
-        no_fields = [number for number in numbers if roles[number] not in FIELDS] or numbers
-        chosen = [number for number in numbers if page.lines[number].options]
+        rng, lines, numbers = self.rng, page.lines, list(page.lines)
+        plain = [number for number in numbers if lines[number].role in PASSIVE] or numbers
+        no_fields = [number for number in numbers if lines[number].role not in FIELDS] or numbers
+        chosen = [number for number in numbers if lines[number].options]
         absent, word = max(numbers, default=0) + int(rng.integers(1, 40)), str(rng.choice(_WORDS))
         header, below = int(rng.integers(1, 3)), word.lower().replace(" ", "-")
         nowhere = rng.choice(["shop", "example.com", "shoping/cart", "news/today"])
@@ -253,27 +236,26 @@ class Prober(Searcher):
         if chosen:
             families += [[f"type [{rng.choice(chosen)}] [{word}] [1]", f"click [{rng.choice(chosen)}]"]]
         if rng.random() < 0.1:
-            self.errand = [f"goto [{self.place}]", "close_tab"]
+            self.errand = (f"goto [{self.place}]", "close_tab")
             return "new_tab"
         if rng.random() < 0.06:
             return f"stop [{other_fact(self.wanted, str(page), rng)}]"
-        family = families[rng.integers(len(families))]
-        return str(rng.choice(family))
+        return str(rng.choice(families[rng.integers(len(families))]))
 
 
-def _explorer(rng: np.random.Generator) -> Act:
+def explorer(_: Session, rng: np.random.Generator) -> Callable[[str], str]:
     """Random: mostly controls of the page, sometimes history, scrolling, or a stop with some text of the
     page."""
     def act(state: str) -> str:
-        page = read_page(state)
-        if rng.random() < STOP_EARLY or not page.lines:
-            texts = [node.name for node in page.lines.values() if node.role == "text"] or [NOT_ACHIEVABLE]
+        lines = read_page(state).lines
+        if rng.random() < STOP_EARLY or not lines:
+            texts = [node.name for node in lines.values() if node.role == "text"] or [NOT_ACHIEVABLE]
             return f"stop [{rng.choice(texts)}]"
         if rng.random() < 0.12:
             return str(rng.choice(["go_back", "scroll [down]", "go_forward", "scroll [up]"]))
-        controls = [number for number, node in page.lines.items() if node.role not in PASSIVE]
-        number = int(rng.choice(controls or list(page.lines)))
-        node = page.lines[number]
+        controls = [number for number, node in lines.items() if node.role not in PASSIVE]
+        number = int(rng.choice(controls or list(lines)))
+        node = lines[number]
         if node.options:
             return f"type [{number}] [{rng.choice(node.options)}] [1]"
         if node.role in FIELDS and node.role not in ("checkbox", "radio"):
@@ -282,14 +264,10 @@ def _explorer(rng: np.random.Generator) -> Act:
     return act
 
 
-def _oracle(session: Session, rng: np.random.Generator) -> Act:
-    return Oracle(session.task.text, rng, session.task.goal["parameters"])
-
-
 PLAYERS = {
-    "oracle": Player(_oracle, 0.05),
-    "searcher": Player(lambda session, rng: Searcher(session.task.text, rng), 0.15),
-    "imperfect": Player(lambda session, rng: Imperfect(session.task.text, rng), 0.45, imitate=True),
-    "random": Player(lambda session, rng: _explorer(rng), 0.15),
-    "prober": Player(lambda session, rng: Prober(session.task.text, rng), 0.20),
+    "oracle": Player(Oracle, 0.05),
+    "searcher": Player(Searcher, 0.15),
+    "imperfect": Player(Imperfect, 0.45, imitate=True),
+    "random": Player(explorer, 0.15),
+    "prober": Player(Prober, 0.20),
 }
