@@ -10,21 +10,17 @@ CHANGING = ("button", "search", "choose", "fill", "tick", "press")   # what may 
 
 
 class WebArenaAudit(Audit):
-    """`own`: the tasks are the own sites', whose sentences can be read by rule."""
-
     def __init__(self, own: bool = True):
-        self.own = own
+        self.own = own                           # the own sites' tasks: rules can read their sentences
 
     def action_type(self, state: str, action: str) -> str:
         return action_type(state, action)
 
     def success(self, task: Task, state: str, action: str, next_state: str) -> bool | None:
-        """The rule check's verdict on `stop`."""
         return rule_success(task.text, state, action) if self.own else None
 
     def inconsistencies(self, steps: list[Step]) -> tuple[int, int]:
-        """(pages seen again, those of them that read otherwise than before), as long as nothing was sent
-        that may change them."""
+        """Of pages seen again while nothing was sent that may change them."""
         seen: dict[tuple[str, int], list[str]] = {}
         checked = broken = 0
         for step in steps:

@@ -1,9 +1,6 @@
-"""Entity randomization: other names for the things of the own sites, for training rows.
-
-The own sites hold few things. A small model that reads the same 120 products and 20 projects over and over
-memorizes them instead of copying their names from the task and the page, and fails on every new one. What
-follows from a page does not depend on the names.
-"""
+"""Entity randomization: other names for the things of the own sites, for training rows. A small model that
+reads the same 120 products and 20 projects over and over memorizes their names instead of copying them from
+the page."""
 from __future__ import annotations
 
 import re
@@ -16,7 +13,7 @@ from dreamgym.envs.webarena.sites import code, data, forum, map as maps
 # Words that the sites also use for something else: 'map', the button 'Star', the role radio, going by bike
 FIXED = frozenset("map shop site open star notes garden table watch chat page set phone screen bike card "
                   "library radio".split())
-# Words and numbers of names: no letter of "%2F", no element number ("click [12]"), no part of a date
+# No letter of "%2F", no element number ("click [12]"), no part of a date
 _PIECE = re.compile(r"%[0-9A-F]{2}|[A-Za-z]+|(?<!(?:lick|type|over|ocus) \[)"
                     r"(?:(?<![\d:.-])[1-9]\d(?![\d:-])|(?<![\d.,])1[01]\d\d(?!\d))")
 
@@ -39,17 +36,15 @@ def _kinds() -> tuple[tuple[str, ...], ...]:
     return tuple(result)
 
 
-# The words of names in lower case, each of one kind: what things look like, things, proper names, numbers of
-# two digits (prices, counts), and numbers of orders
+# In lower case, each of one kind: looks, things, proper names, prices and counts, numbers of orders
 KINDS = _kinds()
-# Every word in every form that a page may show it in: in a sentence, as a name, in an address
+# Every word as it may stand in a sentence, as a name, in an address
 VOCABULARY = [f"${word} {word} a/{word}" if word.isdigit() else f"{word} {word.capitalize()} a/{word}-{word}"
               for words in KINDS for word in words]
 
 
 def other_names(rng: np.random.Generator) -> Callable[[str], str]:
-    """A change of texts, the same in all of them: every word and every number of a name becomes another of
-    its kind, one to one. A word in lower case stays in lower case."""
+    """A change of texts: every word and number of a name becomes another of its kind, one to one."""
     others = {old: str(new) for words in KINDS for old, new in zip(words, rng.permutation(words))}
 
     def renamed(match: re.Match) -> str:

@@ -28,9 +28,8 @@ _OTHER_WORDS = "Blue Red Green old small Rose Moon Wool tiny chat".split()
 
 
 class Searcher:
-    """Follows the plan step by step. A step is done where the last one led to, and the way back there is
-    known. What was filled in is looked at again before the next step, because a form that was left is empty
-    when one comes back."""
+    """Follows the plan step by step, each where the last one led to. What was filled in is looked at again
+    before the next step, because a form that was left is empty when one comes back."""
 
     def __init__(self, session: Session, rng: np.random.Generator):
         self.wanted, self.rng = read_task(session.task.text), rng
@@ -50,7 +49,6 @@ class Searcher:
         return self.choose(state, page)
 
     def choose(self, state: str, page: Page) -> str:
-        """The next action of the plan, or a way back to it."""
         if is_missing(self.wanted, state):
             return f"stop [{NOT_ACHIEVABLE}]"
         if page.address != self.place:           # back once, else straight to the address
@@ -85,8 +83,8 @@ class Searcher:
         return f"click [{number}]" if verb == "click" else f"type [{number}] [{text}] [{enter or 1}]"
 
     def _unfilled(self, page: Page) -> int | None:
-        """The first of the steps just before the next one that filled something in which the page does not
-        hold any more."""
+        """The first of the steps just before the next one that filled in what the page does not hold any
+        more."""
         step, lost = self.at, None
         while step and (held := self._holds(page, self.plan[step - 1])) is not None:
             step -= 1
@@ -136,8 +134,7 @@ class Oracle(Searcher):
 
 
 class Imperfect(Searcher):
-    """The searcher with the mistakes of a hurried agent, which give imitation something to improve on. It
-    recovers from most of them."""
+    """The searcher with mistakes, most of which it recovers from: imitation has something to improve on."""
 
     def choose(self, state: str, page: Page) -> str:
         if page.address != self.place or self.rng.random() >= SLIP:
@@ -146,8 +143,8 @@ class Imperfect(Searcher):
         return str(slips[self.rng.integers(len(slips))]()) if slips else super().choose(state, page)
 
     def _slips(self, state: str, page: Page) -> list[Callable[[], str]]:
-        """What could go wrong here: another link, the neighbour of the wanted one, another text, a button
-        taken for pressed, a wrong answer."""
+        """What could go wrong here: another link, mostly a neighbour, another text, a button taken for
+        pressed, a wrong answer."""
         links = [number for number, node in page.lines.items() if node.role == "link"]
         slips = [lambda: f"click [{self.rng.choice(links)}]"] if links else []
         wrong_stop = lambda: f"stop [{other_fact(self.wanted, state, self.rng)}]"
@@ -204,8 +201,7 @@ def other_fact(wanted: TaskConstraints, state: str, rng: np.random.Generator) ->
 
 
 class Prober(Searcher):
-    """A searcher that keeps trying what is refused, or does nothing: numbers of no element, texts that are
-    no links, options that do not exist, tabs, history."""
+    """A searcher that keeps trying what is refused, or does nothing."""
     errand: tuple[str, ...] = ()
 
     def choose(self, state: str, page: Page) -> str:
@@ -244,8 +240,7 @@ class Prober(Searcher):
 
 
 def explorer(_: Session, rng: np.random.Generator) -> Callable[[str], str]:
-    """Random: mostly controls of the page, sometimes history, scrolling, or a stop with some text of the
-    page."""
+    """Random controls of the page, sometimes history, scrolling, or a stop with some text of the page."""
     def act(state: str) -> str:
         lines = read_page(state).lines
         if rng.random() < STOP_EARLY or not lines:
