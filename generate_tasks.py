@@ -3,7 +3,7 @@
     python generate_tasks.py --expmodel out/webshop/expmodel  # random training tasks
     python generate_tasks.py --expmodel out/webshop/expmodel --episodes out/webshop/episodes.jsonl   # Eq. 7
 
-train_policy.py does the same now and then, with its curriculum's seeds. Prints what was refused, and why.
+train_policy.py does the same now and then, with its curriculum's seeds.
 """
 from __future__ import annotations
 
@@ -33,24 +33,22 @@ class Args:
 
 
 def valuable_tasks(path: str, count: int) -> list[Task]:
-    """The `count` tasks of highest value (Eq. 7) in a file of episodes. Raises ValueError where no rewards
-    differ."""
+    """The `count` tasks of highest value (Eq. 7) in a file of episodes."""
     played, rewards = {}, defaultdict(list)
     for episode in read_episodes(path):
         played[episode.task.text] = episode.task
         rewards[episode.task.text].append(episode.reward)
-    values = {text: task_value(rewards[text]) for text in rewards}
-    best = sorted((text for text in values if values[text] > 0), key=lambda text: -values[text])
-    if not best:
+    values = {text: task_value(group) for text, group in rewards.items() if max(group) > min(group)}
+    if not values:
         raise ValueError(f"--episodes {path}: no task has rewards that differ, so none has value (Eq. 7)")
-    return [played[text] for text in best[:count]]
+    return [played[text] for text in sorted(values, key=lambda text: -values[text])[:count]]
 
 
 def main() -> None:
     args = run.parse(Args)
     folder = Path(args.expmodel)
     data, dist = Path(args.data or folder.parent / "data"), run.init_dist(args.seed)
-    settings = run.data_meta(data)["settings"]
+    settings = run.load_meta(data)["settings"]
     env = env_of_data(settings["env"], settings)
     tasks = {split: read_tasks(data / f"tasks_{split}.jsonl") for split in ("train", "valid", "test")}
     order = run.rng(args.seed, "seeds").permutation(len(tasks["train"]))[:args.count]

@@ -1,11 +1,12 @@
 """Chats as token ids that only grow: any tokenizer's chat template, read once as three strings and its end
 tokens.
 
-    fmt = chat_format(tokenizer, "You shop.")
-    ids = encode(tokenizer, fmt.open) + encode_untrusted(tokenizer, page) + encode(tokenizer, fmt.ask)
+    chat = chat_format(tokenizer, "You shop.")
+    ids = prompt_ids(tokenizer, chat, page)                       # + the answer, with its end token
+    ids += prompt_ids(tokenizer, chat, page, is_first=False)      # + the next answer ...
 
-Streams grow by concatenation: nothing is ever rendered or tokenized twice. Left out on purpose: templates
-with tools or several system turns.
+Nothing is ever rendered or tokenized twice. Left out on purpose: templates with tools or several system
+turns.
 """
 from __future__ import annotations
 
@@ -26,37 +27,35 @@ def _encode(tokenizer: PreTrainedTokenizerBase, text: str, untrusted: bool) -> t
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """The ids of our own text, such as the strings of a ChatFormat, whose special tokens count. Cached."""
+    """The ids of our own text, such as the strings of a ChatFormat, whose special tokens count."""
     return list(_encode(tokenizer, text, False))
 
 
 def encode_untrusted(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """The ids of text from outside (pages, tasks, answers). A special token written in it is spelled out, so
-    that a page cannot end a turn. Cached."""
+    that a page cannot end a turn."""
     return list(_encode(tokenizer, text, True))
 
 
 @dataclass
 class ChatFormat:
-    """A chat as a growing string: open + user + ask + (answer with its end token) + close + user + ask + ...
-
-    `close` starts after the end token, which the model writes itself. `end_ids` are the tokens that end an
-    answer; the first is the template's own, the one to teach.
-    """
+    """A chat as a growing string: open + user + ask + (answer with its end token) + close + user + ask …"""
     open: str
     ask: str
-    close: str
-    end_ids: list[int]
+    close: str           # starts after the end token, which the model writes itself
+    end_ids: list[int]   # what ends an answer; the first is the template's own, the one to teach
 
 
-def _render(tokenizer: PreTrainedTokenizerBase, system: str, texts: list[str], ask: bool) -> str:
-    """The template's text for alternating user and assistant turns, without thinking where the template knows
-    it."""
-    messages = [{"role": "system", "content": system}] if system else []
-    messages += [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
-    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=ask,
-                                         enable_thinking=False,
-                                         chat_template=TODAY + tokenizer.get_chat_template())
+def _render(tokenizer: PreTrainedTokenizerBase, system: str) -> tuple[str, str]:
+    """(a question, a question and its answer and the next question), by the template; without thinking where
+    it knows that."""
+    chat = [{"role": "user", "content": USER}, {"role": "assistant", "content": ANSWER},
+            {"role": "user", "content": NEXT}]
+    head = [{"role": "system", "content": system}] if system else []
+    return tuple(tokenizer.apply_chat_template(head + turns, tokenize=False, add_generation_prompt=asks,
+                                               enable_thinking=False,
+                                               chat_template=TODAY + tokenizer.get_chat_template())
+                 for turns, asks in ((chat[:1], True), (chat, False)))
 
 
 def chat_format(tokenizer: PreTrainedTokenizerBase, system: str = "") -> ChatFormat:
@@ -67,49 +66,36 @@ def chat_format(tokenizer: PreTrainedTokenizerBase, system: str = "") -> ChatFor
     thinking) is used as it renders a first turn: streams only grow. Raises ValueError when the template loses
     a user's or assistant's text, or when no end token is known.
     """
+    before, end = system + "\n\n" if system else "", None
     if tokenizer.chat_template is None:
-        return ChatFormat(system + "\n" if system else "", "\n", "\n", _end_ids(tokenizer, None))
-    before = ""
-    try:
-        asked = _render(tokenizer, system, [USER], True)
-        talked = _render(tokenizer, system, [USER, ANSWER, NEXT], False)
-        kept = system.strip() in asked and system.strip() in talked.split(USER)[0]
-    except TemplateError:
-        kept = False
-    if not kept:
-        before = system + "\n\n"
-        asked = _render(tokenizer, "", [USER], True)
-        talked = _render(tokenizer, "", [USER, ANSWER, NEXT], False)
-    if asked.count(USER) != 1 or talked.count(ANSWER) != 1 or talked.count(NEXT) != 1:
-        raise ValueError(f"the chat template of {tokenizer.name_or_path!r} does not render each turn exactly "
-                         f"once; got {talked!r}")
-    opened, ask = asked.split(USER)
-    end, close = _split_end(tokenizer, talked.split(ANSWER)[1].split(NEXT)[0])
-    return ChatFormat(opened + before, ask, close, _end_ids(tokenizer, end))
-
-
-def _split_end(tokenizer: PreTrainedTokenizerBase, between: str) -> tuple[str | None, str]:
-    """The end-of-turn token between an answer and the next turn, if one stands first there, and the text
-    after it."""
-    for token in sorted(tokenizer.get_added_vocab(), key=len, reverse=True):  # one may begin another
-        if between.lstrip().startswith(token):
-            return token, between.lstrip().removeprefix(token)
-    return None, between
-
-
-def _end_ids(tokenizer: PreTrainedTokenizerBase, end: str | None) -> list[int]:
-    ids = [tokenizer.convert_tokens_to_ids(end)] if end is not None else []
-    ids += [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
-    if not ids:
+        opened, ask, close = before[:-1], "\n", "\n"
+    else:
+        asked, talked = _render(tokenizer, "")
+        try:
+            own = _render(tokenizer, system)
+            if all(system.strip() in text.split(USER)[0] for text in own):
+                before, (asked, talked) = "", own
+        except TemplateError:
+            pass
+        if asked.count(USER) != 1 or talked.count(ANSWER) != 1 or talked.count(NEXT) != 1:
+            raise ValueError(f"the chat template of {tokenizer.name_or_path!r} does not render each turn "
+                             f"exactly once; got {talked!r}")
+        opened, ask = asked.split(USER)
+        opened, close = opened + before, talked.split(ANSWER)[1].split(NEXT)[0]
+        for token in sorted(tokenizer.get_added_vocab(), key=len, reverse=True):  # one may begin another
+            if close.lstrip().startswith(token):
+                end, close = token, close.lstrip().removeprefix(token)
+                break
+    ends = [token for token in (end, tokenizer.eos_token) if token is not None]
+    if not ends:
         raise ValueError(f"tokenizer {tokenizer.name_or_path!r} has no eos token, and no special token ends "
                          "a turn of its template: set eos_token")
-    return list(dict.fromkeys(ids))
+    return ChatFormat(opened, ask, close, list(dict.fromkeys(tokenizer.convert_tokens_to_ids(ends))))
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerBase, chat: ChatFormat, text: str,
                is_first: bool = True) -> list[int]:
-    """The ids of a user turn that asks for an answer: `text` from outside, in the chat's own frame; the first
-    turn of a conversation, or one behind an answer."""
+    """The ids of a user turn that asks for an answer: the first of a chat, or one behind an answer."""
     before = encode(tokenizer, chat.open if is_first else chat.close)
     return before + encode_untrusted(tokenizer, text) + encode(tokenizer, chat.ask)
 

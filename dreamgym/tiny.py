@@ -4,8 +4,7 @@
     model = create("scratch:64x3", tokenizer)          # hidden size 64, 3 layers
     optimizers = make_optimizers(model, lr=1e-2, muon_lr=0.02, weight_decay=0.01)
 
-One frequent word is one token, and every other text still comes back exactly. Training them is a preset:
-configs/tiny/*.json. Left out on purpose: training of subword merges.
+Training them is a preset: configs/tiny/*.json.
 """
 from __future__ import annotations
 
@@ -32,7 +31,6 @@ CHAT_TEMPLATE = (
 # ---- model -------------------------------------------------------------------------------------------------
 
 def is_scratch(name: str) -> bool:
-    """Whether a --model value asks for a model made from scratch: "scratch:HIDDENxLAYERS"."""
     return name.startswith("scratch:")
 
 
@@ -77,15 +75,13 @@ LINE_NUMBER = r"(?<!stop|\])▁\[▁\d+\]"
 
 def build_tokenizer(texts: Iterable[str], numbered_names: bool = False, max_words: int = 4000,
                     ) -> PreTrainedTokenizerFast:
-    """A tokenizer of the specials, 256 bytes, the printable ASCII characters and the most frequent words of
-    `texts`.
+    """A tokenizer of the most frequent words of `texts`; other words are spelled with characters, other
+    characters with bytes.
 
     `click[red]` is ▁click [ ▁red ], `belt $50 [1]` is ▁belt ▁$50 ▁[▁1]: punctuation has a glued and a spaced
     token, a word only one. With `numbered_names` a word and the number after it ("drawer 3") are one token,
     where frequent, so that two names are compared by comparing two tokens; numbers that stand for amounts are
-    then harder to copy. Other words are spelled with characters, other characters with bytes. Decoding is
-    exact for any text without "▁" (U+2581, which returns as a space). The order of the vocabulary is by
-    count, then by word.
+    then harder to copy. Decoding is exact for any text without "▁" (U+2581, which returns as a space).
     """
     opening = normalizers.Replace(Regex(OPENED + r"(?=[^\n])"), "▁")
     normalizer = normalizers.Sequence([normalizers.Replace(" ", "▁"), opening])
@@ -117,12 +113,10 @@ def build_tokenizer(texts: Iterable[str], numbered_names: bool = False, max_word
 def check_tokenizer(tokenizer_a: PreTrainedTokenizerBase, tokenizer_b: PreTrainedTokenizerBase) -> None:
     """Raises ValueError if the two vocabularies differ: an id of one would mean another word in the other's
     model."""
-    vocab_a, vocab_b = tokenizer_a.get_vocab(), tokenizer_b.get_vocab()
-    differ = sorted(t for t in vocab_a.keys() | vocab_b.keys() if vocab_a.get(t) != vocab_b.get(t))
+    differ = {token for token, _ in tokenizer_a.get_vocab().items() ^ tokenizer_b.get_vocab().items()}
     if differ:
-        raise ValueError(f"the tokenizers differ: {len(vocab_a)} and {len(vocab_b)} tokens, {len(differ)} "
-                         f"with another id or in one only (for example {differ[:5]}). Use the checkpoint's "
-                         "own tokenizer, or train the model again with this one.")
+        raise ValueError(f"the tokenizers differ in {len(differ)} tokens (for example {sorted(differ)[:5]}). "
+                         "Use the checkpoint's own tokenizer, or train the model again with this one.")
 
 
 # ---- optimizers --------------------------------------------------------------------------------------------
@@ -131,14 +125,10 @@ def make_optimizers(model: torch.nn.Module, lr: float, muon_lr: float = 0.0, wei
                     ) -> list[torch.optim.Optimizer]:
     """AdamW. With `muon_lr` the layers' matrices take Muon instead (arXiv 2502.16982), and `weight_decay` is
     theirs alone: a model from scratch learns to copy and compare words several times sooner
-    (docs/lab-notes.md).
-
-    Every parameter group remembers its peak rate. Raises ValueError for 16-bit weights.
-    """
-    trainable_parameters(model)
-    trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    matrices = [p for name, p in trained if muon_lr and p.ndim == 2 and ".layers." in name]
-    others = [p for name, p in trained if not (muon_lr and p.ndim == 2 and ".layers." in name)]
+    (docs/lab-notes.md)."""
+    inner = {id(p) for name, p in model.named_parameters() if muon_lr and p.ndim == 2 and ".layers." in name}
+    trained = trainable_parameters(model)
+    matrices, others = [p for p in trained if id(p) in inner], [p for p in trained if id(p) not in inner]
     optimizers: list[torch.optim.Optimizer] = []
     if others:                                   # none with LoRA, whose adapters are all matrices of layers
         decay = 0.0 if muon_lr else weight_decay

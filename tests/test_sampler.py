@@ -16,8 +16,8 @@ V, STOP = 61, 5
 def tiny(kind="llama", seed=0, attention="sdpa", **changes):
     """Random weights, large enough that logits are sharp and a wrong position or a leaked column shows."""
     torch.manual_seed(seed)
-    size = {"vocab_size": V, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8,
-            "num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.25,
+    size = {"vocab_size": V, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+            "head_dim": 8, "num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.25,
             "max_position_embeddings": 512, "tie_word_embeddings": True, "pad_token_id": None,
             "bos_token_id": None, "eos_token_id": None}
     config = CONFIG_MAPPING[kind](**size | changes)
@@ -33,7 +33,8 @@ def assert_full_forward(model, prompts, samples, temperature=0, atol=1e-4):
         with torch.no_grad():
             logits = model(torch.tensor([prompt + sample.ids])).logits[0, len(prompt) - 1:-1].double()
         logp = (logits / (temperature or 1)).log_softmax(-1)
-        assert np.allclose(sample.logps, [logp[t, i].item() for t, i in enumerate(sample.ids)], atol=atol, rtol=0)
+        own = [logp[t, i].item() for t, i in enumerate(sample.ids)]
+        assert np.allclose(sample.logps, own, atol=atol, rtol=0)
         if temperature == 0:
             assert sample.ids == logits.argmax(-1).tolist()
 
