@@ -1,5 +1,5 @@
-"""What the ALFWorld tests share: official games rebuilt from ../shared/data/alfworld, skips, and one played
-episode."""
+"""What the ALFWorld tests share: official games rebuilt from ../shared/data/alfworld, the stock engine,
+skips, and one played episode."""
 from __future__ import annotations
 
 import ast
@@ -10,9 +10,14 @@ from pathlib import Path
 import pytest
 
 from dreamgym.envs.alfworld.engine import require
+from dreamgym.envs.alfworld.library import own_argv
 from dreamgym.episode import Episode, Step, StopReason
 
 SOURCE = Path(__file__).resolve().parents[2] / "shared" / "data" / "alfworld" / "official_games.jsonl.gz"
+KINDS = {
+    "pick_and_place_simple": "pick", "look_at_obj_in_light": "look",
+    "pick_clean_then_place_in_recep": "clean", "pick_heat_then_place_in_recep": "hot",
+    "pick_cool_then_place_in_recep": "cool", "pick_two_obj_and_place": "two"}
 
 
 def packages_missing() -> str:
@@ -27,46 +32,69 @@ needs_packages = pytest.mark.skipif(bool(packages_missing()), reason=packages_mi
 needs_official = pytest.mark.skipif(not SOURCE.exists(), reason=f"no official games: {SOURCE} is not there")
 
 
+class StockEngine:
+    """The methods of Engine on TextWorld's unchanged PddlEnv under alfworld's demangler."""
+
+    def __init__(self, path: str | Path):
+        with own_argv(), pytest.MonkeyPatch.context() as patch:
+            patch.setenv("ALFWORLD_DATA", str(Path(path).parent))      # the package sets it
+            from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
+            from textworld import EnvInfos
+            from textworld.envs.pddl import PddlEnv
+            self._env = AlfredDemangler(PddlEnv(EnvInfos(won=True, admissible_commands=True)))
+            self._env.load(str(path))
+
+    def reset(self) -> str:
+        with own_argv():
+            self._state = self._env.reset()
+        scene, _, task = self._state.feedback.partition("Your task is to: ")
+        self.task = task.strip().removesuffix(".")
+        return scene.replace("-= Welcome to TextWorld, ALFRED! =-", "").strip()
+
+    def step(self, command: str) -> str:
+        self._state, _, _ = self._env.step(command)
+        return self._state.feedback.strip()
+
+    @property
+    def won(self) -> bool:
+        return self._state["won"]
+
+    @property
+    def admissible(self) -> list[str]:
+        return [command for command in self._state["admissible_commands"] if command != "help"]
+
+    @property
+    def facts(self) -> set[tuple[str, ...]]:
+        env = self._env.unwrapped
+        named = [(fact.name, *[env._entity_infos[variable.name].name.strip() for variable in fact.arguments])
+                 for fact in env._pddl_state.facts]
+        return {fact for fact in named if not fact[0].startswith(("not_", "new-axiom")) and fact[0] != "ison"}
+
+
 def records() -> list[dict]:
     with gzip.open(SOURCE, "rt", encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]
 
 
-def rebuild(folder: str | Path, split: str | None = None, limit: int | None = None) -> list[Path]:
+def rebuild(folder: Path, split: str = "", limit: int = 10_000) -> list[Path]:
     """Writes json_2.1.1/<path>/{game.tw-pddl,traj_data.json} under `folder` and returns the game files in the
-    order of the source, at most `limit` of one `split` (train | valid_seen | valid_unseen; None: all). Needs
-    the alfworld package.
-
-    With a limit the games are spread evenly over the source, so that a few of them cover the task types.
-    """
-    import alfworld
-
-    shipped = Path(alfworld.__file__).parent / "data"
-    domain, grammar = (
-        (shipped / name).read_text(encoding="utf-8") for name in ("alfred.pddl", "alfred.twl2")
-    )
-    found = [record for record in records() if split is None or record["path"].startswith(f"{split}/")]
-    if limit is not None and limit < len(found):
-        found = [found[i * len(found) // limit] for i in range(limit)]
-    return [_write(Path(folder) / "json_2.1.1" / record["path"], record, domain, grammar) for record in found]
-
-
-def _write(path: Path, record: dict, domain: str, grammar: str) -> Path:
-    game = {"pddl_domain": domain, "grammar": grammar.replace("UNKNOWN GOAL", record["task"]),
-            "pddl_problem": record["pddl_problem"], "solvable": True, "walkthrough": []}
-    traj = {
-        "task_type": record["task_type"], "pddl_params": _read(record["pddl_params"]),
-        "scene": _read(record["scene"]),
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(game), encoding="utf-8")
-    (path.parent / "traj_data.json").write_text(json.dumps(traj), encoding="utf-8")
-    return path
-
-
-def _read(value):
-    """The shared file keeps nested records as the text of a Python literal."""
-    return ast.literal_eval(value) if isinstance(value, str) else value
+    order of the source: at most `limit` of one `split` (train | valid_seen | valid_unseen; "": all), spread
+    evenly over the source, so that a few of them cover the task types."""
+    from dreamgym.envs.alfworld.rooms import shipped
+    domain, grammar = ((shipped()[0] / "data" / name).read_text() for name in ("alfred.pddl", "alfred.twl2"))
+    found, paths = [record for record in records() if record["path"].startswith(split)], []
+    limit = min(limit, len(found))
+    for record in [found[i * len(found) // limit] for i in range(limit)]:
+        # the shared file keeps nested records as the text of a Python literal
+        traj = {key: ast.literal_eval(str(record[key])) for key in ("pddl_params", "scene")}
+        game = {"pddl_domain": domain, "grammar": grammar.replace("UNKNOWN GOAL", record["task"]),
+                "pddl_problem": record["pddl_problem"], "solvable": True, "walkthrough": []}
+        paths.append(Path(folder) / "json_2.1.1" / record["path"])
+        paths[-1].parent.mkdir(parents=True, exist_ok=True)
+        paths[-1].write_text(json.dumps(game))
+        traj["task_type"] = record["task_type"]
+        paths[-1].with_name("traj_data.json").write_text(json.dumps(traj))
+    return paths
 
 
 def play(env, task, name: str, rng, act=None) -> Episode:
@@ -78,11 +106,9 @@ def play(env, task, name: str, rng, act=None) -> Episode:
         action = act(state)
         [result] = env.step([session], [action])
         step = Step(
-            state=state, action=action, next_state=result.state, reward=result.reward, done=result.done
-        )
+            state=state, action=action, next_state=result.state, reward=result.reward, done=result.done)
         step.reasoning, step.reward_reasoning = env.explain(task, steps, step)
         steps.append(step)
     env.end([session])
-    return Episode(
-        id=f"{task.id}-{name}", task=task, steps=steps, source=name, stop=result.stop or StopReason.STEP_LIMIT
-    )
+    return Episode(id=f"{task.id}-{name}", task=task, steps=steps, source=name,
+                   stop=result.stop or StopReason.STEP_LIMIT)

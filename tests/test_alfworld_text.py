@@ -1,15 +1,16 @@
 """ALFWorld as text: the mapping from the engine's feedback to states, its readers, and the audit, against the
 engine's hidden facts."""
-
 from __future__ import annotations
 
+import copy
 import random
 from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from alfworld_official import SOURCE, needs_official, packages_missing, rebuild, records
+from alfworld_official import (
+    KINDS, SOURCE, needs_official, needs_packages, packages_missing, rebuild, records)
 
 from dreamgym.envs.alfworld import text
 from dreamgym.envs.alfworld.audit import ALFWorldAudit
@@ -30,7 +31,6 @@ def page(short: str) -> str:
 
 # ---- the mapping, on the engine's own sentences ------------------------------------------------------------
 
-
 def states_after(*feedbacks: str) -> list[str]:
     memory, states = text.ObservationMemory(), []
     for feedback in feedbacks:
@@ -40,87 +40,47 @@ def states_after(*feedbacks: str) -> list[str]:
 
 
 ROOM = (
-    "You are in the middle of a room. Looking quickly around you, you see a drawer 10, a drawer 2, a drawer 1, "
-    "a desk 1, and a microwave 1."
-)
+    "You are in the middle of a room. Looking quickly around you, you see a drawer 10, a drawer 2, "
+    "a drawer 1, a desk 1, and a microwave 1.")
 
 
 def test_mapping_of_each_sentence():
     """Stops a changed state form, which every trained model and every imported log depends on."""
+    alarm, lit = "at desk 1: | alarmclock 1 |", "at desk 1: | alarmclock 1 | lit desklamp 1 |"
     rows = [
         (ROOM, "room: | desk 1 | drawer 1 | drawer 2 | drawer 10 | microwave 1 | holding: nothing"),
         ("You arrive at drawer 2. The drawer 2 is closed.", "at drawer 2 closed | holding: nothing"),
-        (
-            "You open the drawer 2. The drawer 2 is open. In it, you see a pen 2, and a pen 1.",
-            "at drawer 2 open: | pen 2 | pen 1 | holding: nothing",
-        ),
+        ("You open the drawer 2. The drawer 2 is open. In it, you see a pen 2, and a pen 1.",
+         "at drawer 2 open: | pen 2 | pen 1 | holding: nothing"),
         ("You pick up the pen 1 from the drawer 2.", "at drawer 2 open: | pen 2 | holding: pen 1"),
         ("You close the drawer 2.", "at drawer 2 closed | holding: pen 1"),
-        (
-            "You arrive at desk 1. On the desk 1, you see a alarmclock 1, a desklamp 1, and a mug 3.",
-            "at desk 1: | alarmclock 1 | desklamp 1 | mug 3 | holding: pen 1",
-        ),
-        (
-            "You turn on the desklamp 1.",
-            "at desk 1: | alarmclock 1 | lit desklamp 1 | mug 3 | holding: pen 1",
-        ),
-        (
-            "You move the pen 1 to the desk 1.",
-            "at desk 1: | alarmclock 1 | lit desklamp 1 | mug 3 | pen 1 | holding: nothing",
-        ),
-        (
-            "You pick up the mug 3 from the desk 1.",
-            "at desk 1: | alarmclock 1 | lit desklamp 1 | pen 1 | holding: mug 3",
-        ),
-        ("Nothing happens.", "at desk 1: | alarmclock 1 | lit desklamp 1 | pen 1 | holding: mug 3"),
-        (
-            "You heat the mug 3 using the microwave 1.",
-            "at desk 1: | alarmclock 1 | lit desklamp 1 | pen 1 | holding: hot mug 3",
-        ),
-        (
-            "You clean the mug 3 using the sinkbasin 1.",
-            "at desk 1: | alarmclock 1 | lit desklamp 1 | pen 1 | holding: clean hot mug 3",
-        ),
-        (
-            "You cool the mug 3 using the fridge 1.",
-            "at desk 1: | alarmclock 1 | lit desklamp 1 | pen 1 | holding: clean cool mug 3",
-        ),
-        (
-            "You sliced the pen 1 with the knife 1.",
-            "at desk 1: | alarmclock 1 | lit desklamp 1 | sliced pen 1 | holding: clean cool mug 3",
-        ),
-        (
-            "You arrive at drawer 1. On the drawer 1, you see nothing.",
-            "at drawer 1: | nothing | holding: clean cool mug 3",
-        ),
+        ("You arrive at desk 1. On the desk 1, you see a alarmclock 1, a desklamp 1, and a mug 3.",
+         f"{alarm} desklamp 1 | mug 3 | holding: pen 1"),
+        ("You turn on the desklamp 1.", f"{lit} mug 3 | holding: pen 1"),
+        ("You move the pen 1 to the desk 1.", f"{lit} mug 3 | pen 1 | holding: nothing"),
+        ("You pick up the mug 3 from the desk 1.", f"{lit} pen 1 | holding: mug 3"),
+        ("Nothing happens.", f"{lit} pen 1 | holding: mug 3"),
+        ("You heat the mug 3 using the microwave 1.", f"{lit} pen 1 | holding: hot mug 3"),
+        ("You clean the mug 3 using the sinkbasin 1.", f"{lit} pen 1 | holding: clean hot mug 3"),
+        ("You cool the mug 3 using the fridge 1.", f"{lit} pen 1 | holding: clean cool mug 3"),
+        ("You sliced the pen 1 with the knife 1.", f"{lit} sliced pen 1 | holding: clean cool mug 3"),
+        ("You arrive at drawer 1. On the drawer 1, you see nothing.",
+         "at drawer 1: | nothing | holding: clean cool mug 3"),
     ]
     assert states_after(*(feedback for feedback, _ in rows)) == [page(state) for _, state in rows]
     assert text.ObservationMemory().state(["look"]) == "room:\nnothing\nholding: nothing\ncommands:\nlook"
 
 
-@pytest.mark.parametrize(
-    "feedback",
-    [
-        "You are facing the desk 1, and drawer 1. Next to it, you see a mug 1.",
-        "On the drawer 1, you see a mug 1.",
-        ROOM[:-1],
-        "",
-        "This is a hot and clean mug 1.",
-        "You are carrying: a pen 1.",
-        "There's nothing special about pen 1.",
-        "holding: mug 1",
-        "You put the pen 1 in/on the desk 1.",
-        "At desk 1",
-        "You arrive at desk 2",
-    ],
-)
+@pytest.mark.parametrize("feedback", [
+    "You are facing the desk 1, and drawer 1. Next to it, you see a mug 1.",
+    "On the drawer 1, you see a mug 1.", ROOM[:-1], "", "This is a hot and clean mug 1.",
+    "You are carrying: a pen 1.", "There's nothing special about pen 1.", "holding: mug 1",
+    "You put the pen 1 in/on the desk 1.", "At desk 1", "You arrive at desk 2"])
 def test_looking_and_unknown_sentences_note_nothing(feedback):
     """Stops a neighbour's contents, a description, or text of another engine that is taken for the page."""
-    before = (
-        "You arrive at desk 1. On the desk 1, you see a pen 1.",
-        "You pick up the pen 1 from the desk 1.",
-    )
-    assert states_after(*before, feedback)[-1] == page("at desk 1: | nothing | holding: pen 1")
+    before = "You arrive at desk 1. On the desk 1, you see a pen 1."
+    states = states_after(before, "You pick up the pen 1 from the desk 1.", feedback)
+    assert states[-1] == page("at desk 1: | nothing | holding: pen 1")
 
 
 def test_a_thing_taken_from_one_of_its_two_places_stays_in_the_other():
@@ -130,281 +90,150 @@ def test_a_thing_taken_from_one_of_its_two_places_stays_in_the_other():
         "You arrive at stoveburner 1. On the stoveburner 1, you see a pan 1.",
         "You arrive at stoveburner 2. On the stoveburner 2, you see a pan 1.",
         "You pick up the pan 1 from the stoveburner 1.",
-        "You move the pan 1 to the stoveburner 2.",
-    )
-    assert states[2:] == [
-        page("at stoveburner 2: | pan 1 | holding: pan 1"),
-        page("at stoveburner 2: | pan 1 | holding: nothing"),
-    ]
+        "You move the pan 1 to the stoveburner 2.")
+    there = "at stoveburner 2: | pan 1 | holding: "
+    assert states[2:] == [page(there + "pan 1"), page(there + "nothing")]
 
 
 # ---- readers and audit, by hand ----------------------------------------------------------------------------
 
-
-@pytest.mark.parametrize(
-    "state",
-    [
-        "no state",
-        "",
-        "holding: nothing",
-        "room:",
-        "room: | holding: nothing",
-        "at desk 1 | holding: nothing",
-        "at desk 1: | holding: nothing",
-        "at desk 1: | mug 1",
-        "at desk 1 closed | mug 1 | holding: nothing",
-        "at desk 1: | a mug | holding: nothing",
-        "at desk 1: mug 1 | holding: nothing",
-        "room: | hot desk 1 | holding: nothing",
-        "at desk 1: | mug 1 | holding:",
-        "at desk 1: | mug 1 | holding: nothing | look",
-        "at desk 1: | nothing | mug 1 | holding: nothing",
-        "at desk 1: | mug 1 | holding: nothing | commands: look",
-    ],
-)
+@pytest.mark.parametrize("state", [
+    "no state", "", "holding: nothing", "room:", "room: | holding: nothing", "at desk 1 | holding: nothing",
+    "at desk 1: | holding: nothing", "at desk 1: | mug 1", "at desk 1 closed | mug 1 | holding: nothing",
+    "at desk 1: | a mug | holding: nothing", "at desk 1: mug 1 | holding: nothing",
+    "room: | hot desk 1 | holding: nothing", "at desk 1: | mug 1 | holding:",
+    "at desk 1: | mug 1 | holding: nothing | look", "at desk 1: | nothing | mug 1 | holding: nothing",
+    "at desk 1: | mug 1 | holding: nothing | commands: look"])
 def test_what_is_no_state(state):
     """Stops a half-written page of a model that is read as a page."""
     assert text.read_view(page(state)) is None
 
 
 DESK = "at desk 1: | clean mug 1 | lit desklamp 1 | apple 1 | holding: "
+# state -> (what is done there, what is refused)
 CASES = {
-    "room: | desk 1 | holding: nothing": {
-        "go to desk 1": "go",
-        "take mug 1 from desk 1": "refused",
-        "look": "look",
-        "help": "refused",
-        "open desk 1": "refused",
-    },
-    DESK + "nothing": {
-        "go to desk 1": "refused",
-        "go to bed 1": "go",
-        "take mug 1 from desk 1": "take",
-        "take clean mug 1 from desk 1": "refused",
-        "take mug 2 from desk 1": "refused",
-        "take mug 1 from bed 1": "refused",
-        "use desklamp 1": "use",
-        "use mug 1": "refused",
-        "open desk 1": "refused",
-        "examine desk 1": "look",
-        "examine mug 1": "refused",
-    },
-    DESK + "hot cup 1": {
-        "take mug 1 from desk 1": "refused",
-        "move cup 1 to desk 1": "move",
-        "move mug 1 to desk 1": "refused",
-        "put cup 1 in/on desk 1": "refused",
-        "clean cup 1 with desk 1": "refused",
-        "examine cup 1": "look",
-        "slice apple 1 with cup 1": "refused",
-    },
-    DESK + "butterknife 1": {
-        "slice apple 1 with butterknife 1": "slice",
-        "slice pear 1 with butterknife 1": "refused",
-        "slice apple 1 with knife 1": "refused",
-    },
-    "at fridge 1 closed | holding: cup 1": {
-        "open fridge 1": "open",
-        "close fridge 1": "refused",
-        "cool cup 1 with fridge 1": "cool",
-        "heat cup 1 with fridge 1": "refused",
-        "move cup 1 to fridge 1": "refused",
-        "cool cup 2 with fridge 1": "refused",
-    },
-    "at fridge 1 open: | nothing | holding: cup 1": {
-        "open fridge 1": "refused",
-        "close fridge 1": "close",
-        "move cup 1 to fridge 1": "move",
-    },
-    "no state": {"look": "refused", "go to desk 1": "refused"},
+    "room: | desk 1 | holding: nothing": (
+        "go to desk 1; look", "take mug 1 from desk 1; help; open desk 1"),
+    DESK + "nothing": (
+        "go to bed 1; take mug 1 from desk 1; use desklamp 1; examine desk 1",
+        "go to desk 1; take clean mug 1 from desk 1; take mug 2 from desk 1; take mug 1 from bed 1; "
+        "use mug 1; open desk 1; examine mug 1"),
+    DESK + "hot cup 1": (
+        "move cup 1 to desk 1; examine cup 1",
+        "take mug 1 from desk 1; move mug 1 to desk 1; put cup 1 in/on desk 1; clean cup 1 with desk 1; "
+        "slice apple 1 with cup 1"),
+    DESK + "butterknife 1": (
+        "slice apple 1 with butterknife 1", "slice pear 1 with butterknife 1; slice apple 1 with knife 1"),
+    "at fridge 1 closed | holding: cup 1": (
+        "open fridge 1; cool cup 1 with fridge 1",
+        "close fridge 1; heat cup 1 with fridge 1; move cup 1 to fridge 1; cool cup 2 with fridge 1"),
+    "at fridge 1 open: | nothing | holding: cup 1": (
+        "close fridge 1; move cup 1 to fridge 1", "open fridge 1"),
+    "no state": ("", "look; go to desk 1"),
 }
 
 
 @pytest.mark.parametrize("state", CASES)
 def test_action_types(state):
     """Stops a report that calls an impossible action possible, or the other way round."""
-    assert {action: AUDIT.action_type(page(state), action) for action in CASES[state]} == CASES[state]
+    done, refused = (actions.split("; ") if actions else [] for actions in CASES[state])
+    for action in done:
+        verb = action.split()[0]
+        assert AUDIT.action_type(page(state), action) == ("look" if verb == "examine" else verb), action
+    for action in refused:
+        assert AUDIT.action_type(page(state), action) == "refused", action
 
 
-@pytest.mark.parametrize(
-    "task, state, action, next_state, success",
-    [
-        (
-            "put a mug in desk",
-            "at desk 1: | nothing | holding: mug 1",
-            "move mug 1 to desk 1",
-            "at desk 1: | mug 1 | holding: nothing",
-            True,
-        ),
-        (
-            "put a mug in desk",
-            "at bed 1: | nothing | holding: mug 1",
-            "move mug 1 to bed 1",
-            "at bed 1: | mug 1 | holding: nothing",
-            False,
-        ),
-        (
-            "put some mug on desk",
-            "at desk 1: | nothing | holding: cup 1",
-            "move cup 1 to desk 1",
-            "at desk 1: | cup 1 | holding: nothing",
-            False,
-        ),
-        (
-            "put a mug in desk",
-            "at desk 1: | mug 1 | holding: nothing",
-            "take mug 1 from desk 1",
-            "at desk 1: | nothing | holding: mug 1",
-            None,
-        ),
-        (
-            "put a mug in desk",
-            "at desk 1: | nothing | holding: mug 1",
-            "move mug 1 to desk 1",
-            "at desk 1: | nothing | holding: mug 1",
-            None,
-        ),
-        (
-            "put a clean mug in desk",
-            "at desk 1: | nothing | holding: mug 1",
-            "move mug 1 to desk 1",
-            "at desk 1: | mug 1 | holding: nothing",
-            False,
-        ),
-        (
-            "clean some mug and put it in desk",
-            "at desk 1: | nothing | holding: clean hot mug 1",
-            "move mug 1 to desk 1",
-            "at desk 1: | clean hot mug 1 | holding: nothing",
-            True,
-        ),
-        (
-            "cool some mug and put it in desk",
-            "at desk 1: | nothing | holding: hot mug 1",
-            "move mug 1 to desk 1",
-            "at desk 1: | hot mug 1 | holding: nothing",
-            False,
-        ),
-        (
-            "put two mug in desk",
-            "at desk 1: | mug 2 | holding: mug 1",
-            "move mug 1 to desk 1",
-            "at desk 1: | mug 2 | mug 1 | holding: nothing",
-            True,
-        ),
-        (
-            "find two mug and put them in desk",
-            "at desk 1: | cup 2 | holding: mug 1",
-            "move mug 1 to desk 1",
-            "at desk 1: | cup 2 | mug 1 | holding: nothing",
-            False,
-        ),
-        (
-            "look at mug under the desklamp",
-            "at desk 1: | desklamp 1 | holding: mug 1",
-            "use desklamp 1",
-            "at desk 1: | lit desklamp 1 | holding: mug 1",
-            True,
-        ),
-        (
-            "look at mug under the desklamp",
-            "at desk 1: | desklamp 1 | holding: cup 1",
-            "use desklamp 1",
-            "at desk 1: | lit desklamp 1 | holding: cup 1",
-            False,
-        ),
-        (
-            "examine the mug with the desklamp",
-            "at desk 1: | mug 1 | lit desklamp 1 | holding: nothing",
-            "take mug 1 from desk 1",
-            "at desk 1: | lit desklamp 1 | holding: mug 1",
-            True,
-        ),
-        (
-            "examine the mug with the desklamp",
-            "at desk 1: | mug 1 | lit floorlamp 1 | holding: nothing",
-            "take mug 1 from desk 1",
-            "at desk 1: | lit floorlamp 1 | holding: mug 1",
-            False,
-        ),
-        (
-            "look at mug under the desklamp",
-            "at bed 1: | nothing | holding: mug 1",
-            "go to desk 1",
-            "at desk 1: | lit desklamp 1 | holding: mug 1",
-            True,
-        ),
-        (
-            "look at mug under the desklamp",
-            "at bed 1: | nothing | holding: mug 1",
-            "go to desk 1",
-            "at desk 1: | desklamp 1 | holding: mug 1",
-            None,
-        ),
-        (
-            "buy a mug",
-            "at desk 1: | nothing | holding: mug 1",
-            "move mug 1 to desk 1",
-            "at desk 1: | mug 1 | holding: nothing",
-            None,
-        ),
-    ],
-)
-def test_success_by_rule(task, state, action, next_state, success):
+PUT, LAMP, TAKE = "move mug 1 to desk 1", "use desklamp 1", "take mug 1 from desk 1"
+
+
+@pytest.mark.parametrize("task, state, action, after, success", [
+    ("put a mug in desk", "at desk 1: | nothing | holding: mug 1", PUT,
+     "at desk 1: | mug 1 | holding: nothing", True),
+    ("put a mug in desk", "at bed 1: | nothing | holding: mug 1", "move mug 1 to bed 1",
+     "at bed 1: | mug 1 | holding: nothing", False),
+    ("put some mug on desk", "at desk 1: | nothing | holding: cup 1", "move cup 1 to desk 1",
+     "at desk 1: | cup 1 | holding: nothing", False),
+    ("put a mug in desk", "at desk 1: | mug 1 | holding: nothing", TAKE,
+     "at desk 1: | nothing | holding: mug 1", None),
+    ("put a mug in desk", "at desk 1: | nothing | holding: mug 1", PUT,
+     "at desk 1: | nothing | holding: mug 1", None),
+    ("put a clean mug in desk", "at desk 1: | nothing | holding: mug 1", PUT,
+     "at desk 1: | mug 1 | holding: nothing", False),
+    ("clean some mug and put it in desk", "at desk 1: | nothing | holding: clean hot mug 1", PUT,
+     "at desk 1: | clean hot mug 1 | holding: nothing", True),
+    ("cool some mug and put it in desk", "at desk 1: | nothing | holding: hot mug 1", PUT,
+     "at desk 1: | hot mug 1 | holding: nothing", False),
+    ("put two mug in desk", "at desk 1: | mug 2 | holding: mug 1", PUT,
+     "at desk 1: | mug 2 | mug 1 | holding: nothing", True),
+    ("find two mug and put them in desk", "at desk 1: | cup 2 | holding: mug 1", PUT,
+     "at desk 1: | cup 2 | mug 1 | holding: nothing", False),
+    ("look at mug under the desklamp", "at desk 1: | desklamp 1 | holding: mug 1", LAMP,
+     "at desk 1: | lit desklamp 1 | holding: mug 1", True),
+    ("look at mug under the desklamp", "at desk 1: | desklamp 1 | holding: cup 1", LAMP,
+     "at desk 1: | lit desklamp 1 | holding: cup 1", False),
+    ("examine the mug with the desklamp", "at desk 1: | mug 1 | lit desklamp 1 | holding: nothing", TAKE,
+     "at desk 1: | lit desklamp 1 | holding: mug 1", True),
+    ("examine the mug with the desklamp", "at desk 1: | mug 1 | lit floorlamp 1 | holding: nothing", TAKE,
+     "at desk 1: | lit floorlamp 1 | holding: mug 1", False),
+    ("look at mug under the desklamp", "at bed 1: | nothing | holding: mug 1", "go to desk 1",
+     "at desk 1: | lit desklamp 1 | holding: mug 1", True),
+    ("look at mug under the desklamp", "at bed 1: | nothing | holding: mug 1", "go to desk 1",
+     "at desk 1: | desklamp 1 | holding: mug 1", None),
+    ("buy a mug", "at desk 1: | nothing | holding: mug 1", PUT,
+     "at desk 1: | mug 1 | holding: nothing", None)])
+def test_success_by_rule(task, state, action, after, success):
     """Stops an audit of the dream's rewards that is itself wrong."""
-    assert AUDIT.success(Task(id="t", text=task), page(state), action, page(next_state)) is success
+    assert AUDIT.success(Task(id="t", text=task), page(state), action, page(after)) is success
 
 
-def test_sentences_that_are_no_task():
+@pytest.mark.parametrize("sentence", [
+    "", "put", "put a mug", "put mug in desk", "put a very clean mug in desk",
+    "find three mug and put them in desk", "look at the mug", "put a mug in desk and win",
+    "put a mug in desk" * 99])
+def test_sentences_that_are_no_task(sentence):
     """Stops a sentence outside ALFWorld's templates that is read as some task."""
-    for sentence in (
-        "",
-        "put",
-        "put a mug",
-        "put mug in desk",
-        "put a very clean mug in desk",
-        "find three mug and put them in desk",
-        "look at the mug",
-        "put a mug in desk and win",
-        "put a mug in desk" * 99,
-    ):
-        assert text.read_task(sentence) is None
+    assert text.read_task(sentence) is None
 
 
 @needs_official
 def test_every_official_sentence():
     """Stops a template that cannot be read, or is read as another task than the game's own parameters say."""
-    kinds = {
-        "pick_and_place_simple": "pick",
-        "look_at_obj_in_light": "look",
-        "pick_clean_then_place_in_recep": "clean",
-        "pick_heat_then_place_in_recep": "hot",
-        "pick_cool_then_place_in_recep": "cool",
-        "pick_two_obj_and_place": "two",
-    }
     found = records()
     for record in found:
         params, wanted = record["pddl_params"], text.read_task(record["task"])
         place = (params["parent_target"] or params["toggle_target"]).lower()
-        assert wanted == text.Wanted(kinds[record["task_type"]], params["object_target"].lower(), place)
+        assert wanted == text.Wanted(KINDS[record["task_type"]], params["object_target"].lower(), place)
         assert text.read_task(record["task"].capitalize() + ". ") == wanted
-    words = [(text.read_task(r["task"]).kind, *r["task"].split()[:2]) for r in found]
+    words = [(KINDS[r["task_type"]], *r["task"].split()[:2]) for r in found]
     assert len({(kind, first, second in ("some", "two")) for kind, first, second in words}) >= 12
 
 
 # ---- walks in the real engine ------------------------------------------------------------------------------
 
-
 @dataclass
 class Moment:
     """One step of a walk, with the hidden facts after it and what was observed."""
-
     task: Task
     step: Step
     admissible: bool
     facts: dict[str, set[tuple]]
     memory: text.ObservationMemory
     home: Home
+
+    def __post_init__(self):
+        self.command, self.kind = (read(self.step.state, self.step.action) for read in (
+            lambda _, action: text.read_action(action), AUDIT.action_type))
+        self.before, self.view = text.read_view(self.step.state), text.read_view(self.step.next_state)
+
+    @property
+    def neighbour(self) -> bool:
+        """The action names a place, or a lamp, that is not on the page but within reach."""
+        if self.command is None or not self.before.place:
+            return False
+        where = self.home.location
+        beside = where.get(self.command.place) == where[self.before.place]
+        return self.command.verb == "use" or (self.command.place != self.before.place and beside)
 
 
 class Home:
@@ -417,14 +246,6 @@ class Home:
         self.doubled, self.things = {thing for thing, count in lying.items() if count > 1}, sorted(lying)
         self.cold = {fact[1] for fact in facts if fact[0] == "iscool"}
 
-    def neighbour(self, step: Step) -> bool:
-        """The action names a place, or a lamp, that is not on the page but within reach."""
-        command, view = text.read_action(step.action), text.read_view(step.state)
-        if command is None or not view.place:
-            return False
-        beside = self.location.get(command.place) == self.location[view.place]
-        return command.verb == "use" or (command.place != view.place and beside)
-
 
 def random_action(rng: random.Random, state: str, commands: list[str], home: Home) -> str:
     """An admissible command of a random kind, or a command about what is here that may not be."""
@@ -432,28 +253,14 @@ def random_action(rng: random.Random, state: str, commands: list[str], home: Hom
         verb = rng.choice(sorted({command.split()[0] for command in commands}))
         return rng.choice([command for command in commands if command.startswith(verb)])
     view, places = text.read_view(state), sorted(home.location)
-    things = [text.name_of(thing) for thing in [*view.things, *filter(None, [view.holding])]] + [
-        rng.choice(home.things)
-    ]
+    things = [*view.names, *filter(None, [view.held]), rng.choice(home.things)]
     thing, other = rng.choice(things), rng.choice(things)
     place = rng.choice([view.place or places[0]] * 2 + [rng.choice(places)])
-    return rng.choice(
-        [
-            f"go to {place}",
-            f"open {place}",
-            f"close {place}",
-            f"take {thing} from {place}",
-            f"move {thing} to {place}",
-            f"clean {thing} with {place}",
-            f"heat {thing} with {place}",
-            f"cool {thing} with {place}",
-            f"use {thing}",
-            f"slice {thing} with {other}",
-            f"examine {thing}",
-            f"examine {place}",
-            "help",
-        ]
-    )
+    return rng.choice([
+        f"go to {place}", f"open {place}", f"close {place}", f"take {thing} from {place}",
+        f"move {thing} to {place}", f"clean {thing} with {place}", f"heat {thing} with {place}",
+        f"cool {thing} with {place}", f"use {thing}", f"slice {thing} with {other}", f"examine {thing}",
+        f"examine {place}", "help"])
 
 
 def walk(env: ALFWorld, task: Task, player: str, mix: float, seed: int) -> list[Moment]:
@@ -461,27 +268,15 @@ def walk(env: ALFWorld, task: Task, player: str, mix: float, seed: int) -> list[
     rng, [session] = random.Random(seed), env.reset([task])
     engine, moments, home = session.inner.engine, [], Home(session.inner.engine.facts)
     act = env.players()[player].make(session, np.random.default_rng(seed))
-    for _ in range(env.max_steps):
+    while len(moments) < env.max_steps and not (moments and moments[-1].step.done):
         state, commands = session.state, engine.admissible
         action = random_action(rng, state, commands, home) if rng.random() < mix else act(state)
         [result] = env.step([session], [action])
-        facts: dict[str, set[tuple]] = {name: set() for name in KEPT}
-        for name, *arguments in engine.facts:
-            if name in facts:
-                facts[name].add(tuple(arguments))
-        seen = session.inner.memory
-        memory = text.ObservationMemory(
-            holding=seen.holding,
-            contents={p: list(c) for p, c in seen.contents.items()},
-            opened=dict(seen.opened),
-            tags={t: set(tags) for t, tags in seen.tags.items()},
-        )
+        facts = {name: {fact[1:] for fact in engine.facts if fact[0] == name} for name in KEPT}
         step = Step(
-            state=state, action=action, next_state=result.state, reward=result.reward, done=result.done
-        )
+            state=state, action=action, next_state=result.state, reward=result.reward, done=result.done)
+        memory = copy.deepcopy(session.inner.memory)
         moments.append(Moment(task, step, action in commands, facts, memory, home))
-        if result.done:
-            break
     env.end([session])
     return moments
 
@@ -499,12 +294,8 @@ def walks(tmp_path_factory) -> list[list[Moment]]:
         rebuild(base / "official", "train", 6)
         envs.append(ALFWorld(str(base / "official"), cache=str(base)))
     plans = [("oracle", 0.0), ("searcher", 0.1), ("imperfect", 0.3), ("prober", 0.6), ("searcher", 1.0)]
-    return [
-        walk(env, task, player, mix, seed)
-        for env in envs
-        for task in env.tasks("train")
-        for seed, (player, mix) in enumerate(plans)
-    ]
+    return [walk(env, task, player, mix, seed) for env in envs for task in env.tasks("train")
+            for seed, (player, mix) in enumerate(plans)]
 
 
 @pytest.fixture(scope="module")
@@ -514,14 +305,11 @@ def moments(walks) -> list[Moment]:
 
 def test_walks_cover_what_is_claimed(walks, moments):
     """Stops the tests below from passing because nothing happened."""
-    kinds = Counter(AUDIT.action_type(m.step.state, m.step.action) for m in moments)
-    assert all(
-        kinds[kind] >= 3 for kind in "go open close take move clean heat cool use look refused".split()
-    ), kinds
-    assert (
-        len({text.read_task(moments[0].task.text).kind for moments in walks if moments[-1].step.reward}) == 6
-    )
-    assert 0.3 < np.mean([moments[-1].step.reward for moments in walks]) < 0.95
+    kinds = Counter(m.kind for m in moments)
+    every = "go open close take move clean heat cool use look refused".split()
+    assert all(kinds[kind] >= 3 for kind in every), kinds
+    assert len({text.read_task(walk[0].task.text).kind for walk in walks if walk[-1].step.reward}) == 6
+    assert 0.3 < np.mean([walk[-1].step.reward for walk in walks]) < 0.95
 
 
 def test_states_tell_the_truth(moments):
@@ -529,27 +317,24 @@ def test_states_tell_the_truth(moments):
     thing."""
     checked = Counter()
     for m in moments:
-        view, lying = text.read_view(m.step.next_state), m.facts["inreceptacle"]
-        assert {m.memory.holding} - {""} == {thing for _, thing in m.facts["holds"]} and text.name_of(
-            view.holding
-        ) == m.memory.holding
+        view, lying, memory = m.view, m.facts["inreceptacle"], m.memory
+        assert {memory.holding} - {""} == {thing for _, thing in m.facts["holds"]}
+        assert view.held == memory.holding
         at = {(agent.strip(), place) for agent, place in m.facts["atlocation"]}
         assert not view.place or ("agent1", m.home.location[view.place]) in at
-        assert all(is_open == ((place,) in m.facts["opened"]) for place, is_open in m.memory.opened.items())
-        for place, things in m.memory.contents.items():
-            if m.memory.opened.get(place) is not False:
-                assert (place in m.memory.opened) == (place in m.home.openable) and len(set(things)) == len(
-                    things
-                )
-                assert {(thing, place) for thing in things} == {pair for pair in lying if pair[1] == place}
+        assert all(is_open == ((place,) in m.facts["opened"]) for place, is_open in memory.opened.items())
+        for place, things in memory.contents.items():
+            if memory.opened.get(place) is not False:
+                assert (place in memory.opened) == (place in m.home.openable)
+                assert sorted(things) == sorted(thing for thing, home in lying if home == place)
                 checked["contents"] += 1
         if view.place and view.opened is not False:
-            assert [text.name_of(thing) for thing in view.things] == m.memory.contents[view.place]
-        for thing in {row[0] for name in TAG_FACTS for row in m.facts[name]} | set(m.memory.tags):
+            assert view.names == memory.contents[view.place]
+        for thing in {row[0] for name in TAG_FACTS for row in m.facts[name]} | set(memory.tags):
             true = {tag for name, tag in TAG_FACTS.items() if (thing,) in m.facts[name]}
-            assert thing in m.home.cold or m.memory.tags.get(thing, set()) == true
+            assert thing in m.home.cold or memory.tags.get(thing, set()) == true
         for thing in [*view.things, *filter(None, [view.holding])]:
-            assert set(text.tags_of(thing)) == m.memory.tags.get(text.name_of(thing), set())
+            assert set(text.tags_of(thing)) == memory.tags.get(text.name_of(thing), set())
             checked["tagged"] += bool(text.tags_of(thing))
     assert checked["contents"] > 1000 and checked["tagged"] > 50, checked
 
@@ -559,19 +344,16 @@ def test_states_are_read_back_and_differ_little(moments):
     wrong."""
     edits = []
     for m in moments:
-        view = text.read_view(m.step.next_state)
-        things = (view.things if view.place else view.room) or ["nothing"]
-        head = [f"at {view.place}{' open' if view.opened else ''}:" if view.place else "room:", *things]
-        lines = [
-            *([f"at {view.place} closed"] if view.opened is False else head),
-            f"holding: {view.holding or 'nothing'}",
-        ]
-        assert m.step.next_state == "\n".join(lines)
-        assert text.read_view(m.step.next_state + "\ncommands:\nlook\ngo to desk 1") == view
+        view, state = m.view, m.step.next_state
+        head = f"at {view.place}{' open' if view.opened else ''}:" if view.place else "room:"
+        lines = [head, *((view.things if view.place else view.room) or ["nothing"])]
+        lines = [f"at {view.place} closed"] if view.opened is False else lines
+        assert state == "\n".join([*lines, f"holding: {view.holding or 'nothing'}"])
+        assert text.read_view(state + "\ncommands:\nlook\ngo to desk 1") == view
         known = {"same page": m.step.state}
-        written = encode(m.step.next_state, known)
-        assert decode(written, known) == m.step.next_state
-        if AUDIT.action_type(m.step.state, m.step.action) in ("take", "move", "clean", "heat", "cool", "use"):
+        written = encode(state, known)
+        assert decode(written, known) == state
+        if m.kind in ("take", "move", "clean", "heat", "cool", "use"):
             edits.append(written.count("\n"))
     assert max(edits) <= 6 and np.mean(edits) < 5
 
@@ -581,26 +363,19 @@ def test_refusals_are_the_engines(moments):
     and what does not fit."""
     odd = Counter()
     for m in moments:
-        step, command = m.step, text.read_action(m.step.action)
-        kind = AUDIT.action_type(step.state, step.action)
-        if kind == "refused" and m.admissible:
-            assert m.home.neighbour(step), (step.state, step.action)
+        step, said = m.step, (m.step.state, m.step.action)
+        if m.kind == "refused" and m.admissible:
+            assert m.neighbour, said
             odd["neighbour"] += 1
-        elif kind != "refused" and not m.admissible:
-            assert kind in ("go", "move", "clean", "heat", "cool", "slice", "take"), (step.state, step.action)
-            assert kind != "go" or command.place not in m.home.location or m.home.neighbour(step), (
-                step.state,
-                step.action,
-            )
+        elif m.kind != "refused" and not m.admissible:
+            assert m.kind in ("go", "move", "clean", "heat", "cool", "slice", "take"), said
+            assert m.kind != "go" or m.command.place not in m.home.location or m.neighbour, said
             odd["does not fit"] += 1
-        if not m.admissible or kind == "look":
+        if not m.admissible or m.kind == "look":
             assert step.next_state == step.state and not step.valid
-        elif kind in ("go", "open", "close", "take", "move"):
+        elif m.kind in ("go", "open", "close", "take", "move"):
             assert step.next_state != step.state and step.valid
-    assert odd["neighbour"] < 0.04 * len(moments) and 0 < odd["does not fit"] < 0.05 * len(moments), (
-        odd,
-        len(moments),
-    )
+    assert odd["neighbour"] < 0.04 * len(moments) and 0 < odd["does not fit"] < 0.05 * len(moments), odd
 
 
 def test_success_by_rule_is_the_engines(moments):
@@ -608,14 +383,13 @@ def test_success_by_rule_is_the_engines(moments):
     places from the start."""
     verdicts = Counter()
     for m in moments:
-        step, odd, command = m.step, m.home.cold | m.home.doubled, text.read_action(m.step.action)
+        step, odd = m.step, m.home.cold | m.home.doubled
         verdict = AUDIT.success(m.task, step.state, step.action, step.next_state)
         if verdict is not None:
             verdicts[verdict] += 1
-            held = text.name_of(text.read_view(step.state).holding)
-            assert verdict == bool(step.reward) or command.thing in odd or held in odd, (m.task.text, step)
+            assert verdict == bool(step.reward) or {m.command.thing, m.before.held} & odd, (m.task.text, step)
         elif step.reward:
-            assert m.home.neighbour(step) or command.thing in odd, (m.task.text, step)
+            assert m.neighbour or m.command.thing in odd, (m.task.text, step)
     assert verdicts[True] > 3 and verdicts[False] > 5, verdicts      # fewer without the official games
 
 
@@ -623,14 +397,12 @@ def test_the_real_environment_does_not_contradict_itself(walks):
     """Stops a measure that blames the dream for what the real engine does, and one that overlooks a thing
     that moved by itself."""
     told = Counter()
-    for moments in walks:
-        steps, doubled = [m.step for m in moments], moments[0].home.doubled
+    for walk in walks:
+        steps, doubled = [m.step for m in walk], walk[0].home.doubled
         pages, broken = AUDIT.inconsistencies(steps)
         told["pages"] += pages
         told["in two places" if doubled else "plain"] += broken
-        last = next(
-            (view for view in (text.read_view(step.next_state) for step in steps[::-1]) if view.things), None
-        )
+        last = next((m.view for m in walk[::-1] if m.view.things), None)
         if last and not doubled:
             elsewhere = page(f"at shelf 99: | {last.things[0]} | holding: nothing")
             moved = Step(state=steps[-1].next_state, action="go to shelf 99", next_state=elsewhere)
@@ -641,46 +413,9 @@ def test_the_real_environment_does_not_contradict_itself(walks):
 # ---- fuzz --------------------------------------------------------------------------------------------------
 
 PIECES = [
-    "room:",
-    "at ",
-    "holding: ",
-    "nothing",
-    "commands:",
-    "closed",
-    " open:",
-    ":",
-    ", ",
-    "\n",
-    " ",
-    "desk 1",
-    "hot mug 2",
-    "clean ",
-    "lit desklamp 1",
-    "go to ",
-    "take ",
-    " from ",
-    "move ",
-    " to ",
-    "use ",
-    "open ",
-    "slice ",
-    " with ",
-    "look",
-    "put a ",
-    "put two ",
-    " in ",
-    "and put them",
-    "desk",
-    "mug",
-    "1" * 5000,
-    "\u0663",
-    "\u00b2",
-    "\x00",
-    "\ud800",
-    "reward: 1",
-    "; ",
-    "A",
-]
+    *"room:|at |holding: |nothing|commands:|closed| open:|:|, | |desk 1|hot mug 2|clean |lit desklamp 1|"
+    "go to |take | from |move | to |use |open |slice | with |look|put a |put two | in |and put them|desk|mug|"
+    "reward: 1|; |A".split("|"), "\n", "1" * 5000, "\u0663", "\u00b2", "\x00", "\ud800"]
 
 
 def test_malformed_text_is_no_exception_and_no_reward():
@@ -688,72 +423,49 @@ def test_malformed_text_is_no_exception_and_no_reward():
     rng, paid = random.Random(0), 0
     states = [page(state) for state in CASES]
     actions = ["go to desk 1", "take mug 1 from desk 1", "move cup 1 to desk 1", "use desklamp 1", "look"]
+    tasks = ["put a cup in desk", "look at mug under the desklamp"]
+    change = text.renamer(np.random.default_rng(0))
 
     def make(good: list[str]) -> str:
-        return (
-            rng.choice(good)
-            if rng.random() < 0.4
-            else "".join(rng.choices([*PIECES, *good], k=rng.randint(0, 7)))
-        )
+        odd = "".join(rng.choices([*PIECES, *good], k=rng.randint(0, 7)))
+        return rng.choice(good) if rng.random() < 0.6 else odd
 
-    change = text.renamer(np.random.default_rng(0))
     for _ in range(5_000):
-        state, action, after, task = (
-            make(states),
-            make(actions),
-            make(states),
-            make(["put a cup in desk", "look at mug under the desklamp"]),
-        )
+        state, action, after, task = make(states), make(actions), make(states), make(tasks)
         verdict = AUDIT.success(Task(id="t", text=task), state, action, after)
         paid += verdict is True
-        if text.read_view(state) is None or text.read_action(text.ground(state, action)) is None:
+        if text.read_view(state) is None or text.read_action(action) is None:
             assert AUDIT.action_type(state, action) == "refused" and verdict is None
         AUDIT.inconsistencies([Step(state=state, action=action, next_state=after)])
         change(state), change(action), text.read_task(task)
         memory = text.ObservationMemory()
-        for feedback in (
-            after,
-            f"You arrive at desk 1. {after}",
-            f"You are in the middle of a room. {state}",
-            f"You pick up the {action}.",
-        ):
+        for feedback in (after, f"You arrive at desk 1. {after}", f"You are in the middle of a room. {state}",
+                         f"You pick up the {action}."):
             memory.read(feedback)
         assert text.read_view(memory.state()) is not None
     assert paid
-    for long in (
-        "clean " * 100_000,
-        "at desk 1:\n" + "mug 1, " * 100_000,
-        "a 1 " * 100_000,
-        "put a " * 100_000,
-    ):
-        assert (
-            text.read_view(long + "\nholding: nothing") is None
-            and text.read_action(long) is None
-            and text.read_task(long) is None
-        )
+    many = 100_000
+    for long in ("clean " * many, "at desk 1:\n" + "mug 1, " * many, "a 1 " * many, "put a " * many):
+        assert text.read_view(long + "\nholding: nothing") is None
+        assert text.read_action(long) is None and text.read_task(long) is None
         text.ObservationMemory().read("You arrive at desk 1. On the desk 1, you see " + long)
 
 
 # ---- entity randomization ----------------------------------------------------------------------------------
 
-
+@needs_packages
 def test_classes_are_the_engines():
     """Stops a renamed thing that can be heated, cleaned or lit where the first one cannot."""
-    if packages_missing():
-        pytest.skip(packages_missing())
     from dreamgym.envs.alfworld.rooms import shipped
 
-    abilities = shipped()[1].VAL_ACTION_OBJECTS
-    able = {
-        kind: {name for name, kinds in abilities.items() if kind in map(str.lower, kinds)}
-        for kind in text.KINDS
-    }
-    assert all(able[kind] == able[kinds[0]] for kinds in text.CLASSES for kind in kinds)
-    assert (
-        len(text.KINDS) == len(set(text.KINDS))
-        and set(text.LAMPS) <= set(text.KINDS)
-        and ["butterknife", "knife"] in text.CLASSES
-    )
+    able = shipped()[1].VAL_ACTION_OBJECTS
+    abilities = {name: {kind.lower() for kind in kinds} for name, kinds in able.items()}
+    known = [kind for kinds in text.CLASSES for kind in kinds]
+    for kinds in text.CLASSES:
+        assert len({frozenset(name for name in abilities if kind in abilities[name]) for kind in kinds}) == 1
+    for made, name in (("clean", "Cleanable"), ("hot", "Heatable"), ("cool", "Coolable")):
+        assert text.MAKEABLE[made] == abilities[name] & set(known)
+    assert len(known) == len(set(known)) and set(text.LAMPS) <= set(known)
 
 
 def test_renaming_is_one_to_one_and_leaves_the_rest(moments):
@@ -761,38 +473,24 @@ def test_renaming_is_one_to_one_and_leaves_the_rest(moments):
     change breaks."""
     rng, kinds = np.random.default_rng(0), Counter()
     for i, m in enumerate(moments):
-        change = text.renamer(rng)
-        before, after = text.read_view(m.step.next_state), text.read_view(change(m.step.next_state))
-        assert [change(thing) for thing in before.things] == after.things and len(set(after.things)) == len(
-            set(before.things)
-        )
-        assert (
-            after.holding == change(before.holding)
-            and after.place == change(before.place)
-            and after.opened == before.opened
-        )
-        assert after.room == text.by_name(set(map(change, before.room))) and text.kind_of(
-            after.place
-        ) == text.kind_of(before.place)
+        change, before = text.renamer(rng), m.view
+        after = text.read_view(change(m.step.next_state))
+        assert after.things == [change(thing) for thing in before.things]
+        assert len(set(after.things)) == len(set(before.things))
+        assert (after.holding, after.place) == (change(before.holding), change(before.place))
+        assert after.opened == before.opened and text.kind_of(after.place) == text.kind_of(before.place)
+        assert after.room == text.by_name(set(map(change, before.room)))
         wanted, new = text.read_task(m.task.text), text.read_task(change(m.task.text))
         place = change(wanted.place) if wanted.kind == "look" else wanted.place
         assert (new.kind, new.thing, new.place) == (wanted.kind, change(wanted.thing), place)
-        if (command := text.read_action(m.step.action)) and i % 10 == 0:
-            other = text.read_action(change(m.step.action))
-            assert other == text.Command(command.verb, change(command.thing), change(command.place))
-            renamed = Step(
-                state=change(m.step.state), action=change(m.step.action), next_state=change(m.step.next_state)
-            )
-            task = Task(id="t", text=change(m.task.text))
-            assert AUDIT.action_type(renamed.state, renamed.action) == AUDIT.action_type(
-                m.step.state, m.step.action
-            )
-            assert AUDIT.success(task, renamed.state, renamed.action, renamed.next_state) == AUDIT.success(
-                m.task, m.step.state, m.step.action, m.step.next_state
-            )
+        if m.command and i % 10 == 0:
+            state, action, page_after = (change(t) for t in (m.step.state, m.step.action, m.step.next_state))
+            renamed = text.Command(m.command.verb, change(m.command.thing), change(m.command.place))
+            assert text.read_action(action) == renamed and AUDIT.action_type(state, action) == m.kind
+            told = AUDIT.success(m.task, m.step.state, m.step.action, m.step.next_state)
+            assert AUDIT.success(Task(id="t", text=change(m.task.text)), state, action, page_after) == told
         kinds[wanted.thing == new.thing] += 1
     assert kinds[False] > 0.5 * len(moments)
-    listed = text.renamer(rng)(
-        "room:\ndesk 1\ndrawer 1\nholding: nothing\ncommands:\nexamine mug 1\ngo to drawer 3\ngo to desk 1\nlook"
-    )
+    listed = text.renamer(rng)("room:\ndesk 1\ndrawer 1\nholding: nothing\ncommands:\nexamine mug 1\n"
+                               "go to drawer 3\ngo to desk 1\nlook")
     assert (commands := listed.split("commands:\n")[1].split("\n")) == sorted(commands) and len(commands) == 4

@@ -1,8 +1,8 @@
 """What the truth says about ALFWorld's steps, for reports only."""
 from __future__ import annotations
 
-from dreamgym.envs.alfworld.relabel import judge
-from dreamgym.envs.alfworld.text import LAMPS, TREATED, ground, kind_of, name_of, read_action, read_view
+from dreamgym.envs.alfworld.relabel import conditions, judge
+from dreamgym.envs.alfworld.text import LAMPS, kind_of, read_action, read_view
 from dreamgym.envs.base import Audit
 from dreamgym.episode import Step, Task
 
@@ -11,39 +11,26 @@ class ALFWorldAudit(Audit):
 
     def action_type(self, state: str, action: str) -> str:
         """go | open | close | take | move | clean | heat | cool | slice | use | look | refused (by what this
-        page shows, the engine would change nothing; whether a place exists, and what is within reach, it does
-        not show)."""
-        command, view = read_action(ground(state, action)), read_view(state)
+        page shows; whether a place exists, and what is within reach, it does not show)."""
+        command, view = read_action(action), read_view(state)
         if command is None or view is None:
             return "refused"
-        names, held, here = (
-            [name_of(thing) for thing in view.things], name_of(view.holding), command.place == view.place,
-        )
+        verb, here = command.verb, command.place == view.place
         fits = {
             "go": not here,
             "open": here and view.opened is False,
             "close": here and view.opened is True,
-            "take": here and not held and command.thing in names,
-            "move": here and held == command.thing != "" and view.opened is not False,
-            "slice": held == command.place
-            and kind_of(held) in ("knife", "butterknife")
-            and command.thing in names,
-            "use": command.thing in names and kind_of(command.thing) in LAMPS,
-            "examine": command.place in (view.place, held),
+            "use": command.thing in view.names and kind_of(command.thing) in LAMPS,
+            "examine": command.place in (view.place, view.held),
             "look": True,
             "inventory": True,
-            **{
-                verb: held == command.thing and here and kind_of(view.place) == tool
-                for verb, (tool, _) in TREATED.items()
-            },
-        }[command.verb]
-        if not fits:
+        }.get(verb)
+        if not (all(met for _, _, met in conditions(command, view)) if fits is None else fits):
             return "refused"
-        return "look" if command.verb in ("look", "inventory", "examine") else command.verb
+        return "look" if verb in ("inventory", "examine") else verb
 
     def success(self, task: Task, state: str, action: str, next_state: str) -> bool | None:
-        """Whether a step fulfils the task, by rule; None where a step cannot end an episode, or where task or
-        pages cannot be read."""
+        """None where a step cannot end an episode, or where task or pages cannot be read."""
         rows = judge(task.text, Step(state=state, action=action, next_state=next_state))
         return None if rows is None else all(met for _, _, met in rows)
 
@@ -56,22 +43,20 @@ class ALFWorldAudit(Audit):
         checked = broken = 0
         for step in steps:
             before, view = read_view(step.state), read_view(step.next_state)
-            command = read_action(ground(step.state, step.action))
+            command = read_action(step.action)
             if before is None or view is None:
                 continue
-            held, holds = name_of(before.holding), name_of(view.holding)
             # nothing jumps into the hand, or out of it
-            by_itself = held != holds and (
-                command is None or command.verb != ("take" if not held else "move")
-            )
-            for thing in {held, holds} - {""}:
-                place = "hand" if thing == holds else command.place if command else ""
+            by_itself = before.held != view.held and (
+                command is None or command.verb != ("move" if before.held else "take"))
+            for thing in {before.held, view.held} - {""}:
+                place = "hand" if thing == view.held else command.place if command else ""
                 held_by.get(where.get(thing, ""), set()).discard(thing)
                 held_by.get(place, set()).add(thing)
                 where[thing] = place
             if not view.place or (view.opened is False and not by_itself):
                 continue
-            things = set(map(name_of, view.things))
+            things = set(view.names)
             checked += 1
             elsewhere = any(where.get(thing, view.place) != view.place for thing in things)
             broken += by_itself or elsewhere or held_by.get(view.place, things) != things

@@ -34,16 +34,18 @@ def _symbols(text: str) -> list:
 def _query(text: str) -> list[tuple[str, tuple[str, ...], list[tuple[str, str]]]]:
     """"p(x:a, y:b) & q(x:a)" -> [(predicate, types, placeholders)]."""
     from textworld.logic import Rule
+    return [(p.name, tuple(p.signature.types), [(ph.name, ph.type) for ph in p.parameters])
+            for p in aside(lambda: Rule.parse_conjunctive_query(text)).preconditions]
 
-    return [
-        (p.name, tuple(p.signature.types), [(ph.name, ph.type) for ph in p.parameters])
-        for p in aside(lambda: Rule.parse_conjunctive_query(text)).preconditions
-    ]
+
+@lru_cache(maxsize=1024)
+def words(expression: str) -> list[str]:
+    return sorted(set(re.findall(r"[A-Za-z_]\w*", expression)))
 
 
 class Narrator:
     """Writes the texts of one game. `types`: [(name, supertypes)] of the PDDL domain; `entities`: name ->
-    TextWorld's EntityInfo."""
+    what the grammar's expressions read."""
 
     def __init__(self, rules: dict, types: list, entities: dict, first_facts: Facts):
         from textworld.logic import Type, TypeHierarchy
@@ -58,81 +60,44 @@ class Narrator:
     def text(self, template: str, mapping: Mapping, changed: Facts) -> str:
         return self._write(_symbols(template), mapping, changed)
 
-    def sources(self, template: str) -> tuple[set[str], set[str]]:
-        """What the text of a template is made from: predicates, and the words that may be placeholders."""
-        predicates, words, todo, seen = set(), set(), list(_symbols(template)), set()
-        while todo:
-            symbol = todo.pop()
-            kind, conditions = type(symbol).__name__, []
-            if kind == "NonterminalSymbol" and symbol.symbol not in seen:
-                seen.add(symbol.symbol)
-                for rule in self.rules.get(symbol.symbol, ()):
-                    todo += rule.rhs
-                    conditions.append(rule.condition)
-            elif kind == "ConditionalSymbol":
-                todo.append(symbol.expression)
-                conditions.append(symbol.given)
-            elif kind == "ListSymbol":
-                todo.append(symbol.symbol)
-            elif kind == "EvalSymbol":
-                words.update(_words(symbol.expression))
-            for predicate, _, placeholders in [
-                atom for condition in conditions if condition for atom in _query(condition)
-            ]:
-                predicates.add(predicate)
-                words.update(name for name, _ in placeholders)
-        return predicates, words
-
     def _write(self, symbols: list, mapping: Mapping, changed: Facts) -> str:
-        return "".join([self._write_one(symbol, mapping, changed) for symbol in symbols])
+        return "".join([part for symbol in symbols for part in self._parts(symbol, mapping, changed)])
 
-    def _write_one(self, symbol, mapping: Mapping, changed: Facts) -> str:
+    def _parts(self, symbol, mapping: Mapping, changed: Facts) -> list[str]:
         kind = type(symbol).__name__
         if kind == "TerminalSymbol":
-            return str(symbol.symbol)
+            return [str(symbol.symbol)]
         if kind == "EvalSymbol":
-            return self._value(symbol, mapping)
+            return [self._value(symbol.expression, mapping)]
         if kind == "NonterminalSymbol":
-            return self._rule(symbol.symbol, mapping, changed)
-        if kind == "ConditionalSymbol":
-            return "".join(self._each(symbol, mapping, changed))
+            return [self._rule(symbol.symbol, mapping, changed)]
+        if kind == "ConditionalSymbol":          # {expression | query}: a text for each answer of the query
+            found = self._answers(_query(symbol.given), mapping, changed) if symbol.given else [mapping]
+            return [self._write([symbol.expression], answer, changed) for answer in found]
         assert kind == "ListSymbol", kind
-        items = self._each(symbol.symbol, mapping, changed)
+        items = self._parts(symbol.symbol, mapping, changed)
         if not items:
-            return self._rule("list_empty", mapping, changed)
+            return [self._rule("list_empty", mapping, changed)]
         if len(items) == 1:
-            return items[0]
-        return (
-            self._rule("list_separator", mapping, changed).join(items[:-1])
-            + self._rule("list_last_separator", mapping, changed)
-            + items[-1]
-        )
-
-    def _each(self, symbol, mapping: Mapping, changed: Facts) -> list[str]:
-        """The texts of `{expression | query}`, one for each answer of the query."""
-        if type(symbol).__name__ != "ConditionalSymbol":
-            return [self._write_one(symbol, mapping, changed)]
-        found = self._answers(_query(symbol.given), mapping, changed) if symbol.given else [mapping]
-        return [self._write_one(symbol.expression, answer, changed) for answer in found]
+            return items
+        separator = self._rule("list_separator", mapping, changed)
+        return [separator.join(items[:-1]), self._rule("list_last_separator", mapping, changed), items[-1]]
 
     def _rule(self, name: str, mapping: Mapping, changed: Facts) -> str:
         """The first rule of a name whose condition holds."""
         for rule in self.rules.get(name, ()):
-            if (
-                not rule.condition
-                or next(self._answers(_query(rule.condition), mapping, changed), None) is not None
-            ):
+            query = _query(rule.condition) if rule.condition else []
+            if any(True for _ in self._answers(query, mapping, changed)):
                 return self._write(rule.rhs, mapping, changed)
         raise ValueError(f"the grammar's `{name}` has no rule that applies here")
 
-    def _value(self, symbol, mapping: Mapping) -> str:
-        """An expression such as `o.indefinite + ' ' + o.name`, computed by TextWorld once for each choice of
-        its variables."""
+    def _value(self, expression: str, mapping: Mapping) -> str:
+        """`o.indefinite + ' ' + o.name`, say, computed once for each choice of its variables."""
         chosen = {placeholder: name for (placeholder, _), (name, _) in mapping.items()}
-        key = (symbol.expression, *[chosen.get(word) for word in _words(symbol.expression)])
+        key = (expression, *[chosen.get(word) for word in words(expression)])
         if key not in self._values:
             variables = {placeholder: self.entities[name] for placeholder, name in chosen.items()}
-            self._values[key] = str(symbol.derive({"variables": variables})[0])
+            self._values[key] = str(eval(expression, {}, variables))       # as TextWorld does
         return self._values[key]
 
     def _answers(self, query: list, mapping: Mapping, changed: Facts, depth: int = 0) -> Iterator[Mapping]:
@@ -149,46 +114,30 @@ class Narrator:
                 rows = self.first_facts.get(signature, ())
             kinds = signature[1]
             if None not in bound:
-                if (
-                    all([b[1] == kind for b, kind in zip(bound, kinds)])
-                    and tuple([b[0] for b in bound]) in rows
-                ):
+                names = tuple([name for name, _ in bound])
+                if names in rows and kinds == tuple([kind for _, kind in bound]):
                     yield from self._answers(query, mapping, changed, depth + 1)
                 continue
-            fits = [
-                row
-                for row in rows
-                if all([b is None or b == thing for b, thing in zip(bound, zip(row, kinds))])
-            ]
+            fits = [row for row in rows
+                    if all([b is None or b == thing for b, thing in zip(bound, zip(row, kinds))])]
             for row in sorted(fits):
                 answer = _bind(mapping, placeholders, zip(row, kinds))
                 if answer is not None:
                     yield from self._answers(query, answer, changed, depth + 1)
 
     def _subtypes(self, predicate: str, types: tuple[str, ...]) -> list[Signature]:
-        found = self._signatures.get((predicate, types))
-        if found is None:
-            combinations = self.hierarchy.multi_subtypes([self.hierarchy.get(name) for name in types])
-            found = self._signatures[predicate, types] = [
-                (predicate, tuple(t.name for t in combination)) for combination in combinations
-            ]
-        return found
+        if (predicate, types) not in self._signatures:
+            found = self.hierarchy.multi_subtypes([self.hierarchy.get(name) for name in types])
+            self._signatures[predicate, types] = [(predicate, tuple(t.name for t in row)) for row in found]
+        return self._signatures[predicate, types]
 
 
 def _bind(mapping: Mapping, placeholders: list, things: Iterator) -> Mapping | None:
     answer, used = dict(mapping), set(mapping.values())
     for placeholder, thing in zip(placeholders, things):
-        known = answer.get(placeholder)
-        if known is None:
-            if thing in used:
-                return None
+        if placeholder not in answer and thing not in used:
             answer[placeholder] = thing
             used.add(thing)
-        elif known != thing:
+        elif answer.get(placeholder) != thing:
             return None
     return answer
-
-
-@lru_cache(maxsize=1024)
-def _words(expression: str) -> list[str]:
-    return sorted(set(re.findall(r"[A-Za-z_]\w*", expression)))

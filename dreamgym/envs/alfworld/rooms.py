@@ -4,8 +4,7 @@ The wheel's layout files give the receptacles of each AI2-THOR room with their r
 the agent can stand, and the object types found there. They leave out receptacles that official games have
 (stove burners, toasters, garbage cans, cabinets and drawers that do not open) and say nothing of windows,
 chairs or lamps: those are added here at random places, from the room's number alone, so that a room is the
-same in all its games. The package is read, not imported: `import alfworld` sets $ALFWORLD_DATA as a side
-effect.
+same in all its games. The package is read, not imported: `import alfworld` sets $ALFWORLD_DATA.
 """
 from __future__ import annotations
 
@@ -68,15 +67,8 @@ class Room:
 
 @functools.lru_cache(maxsize=1)
 def shipped() -> tuple[Path, ModuleType, ModuleType]:
-    """(folder of the alfworld package, its gen/constants.py, its gen/goal_library.py). Raises ValueError when
-    it is not installed."""
-    spec = importlib.util.find_spec("alfworld")
-    if spec is None:
-        raise ValueError(
-            "generating ALFWorld games needs the package alfworld, which is not installed: "
-            "pip install -r requirements-alfworld.txt"
-        )
-    folder, modules = Path(spec.submodule_search_locations[0]), []
+    """(folder of the alfworld package, its gen/constants.py, its gen/goal_library.py)"""
+    folder, modules = Path(importlib.util.find_spec("alfworld").submodule_search_locations[0]), []
     for name in ("constants", "goal_library"):
         file = importlib.util.spec_from_file_location(f"alfworld_{name}", folder / "gen" / f"{name}.py")
         modules.append(importlib.util.module_from_spec(file))
@@ -97,107 +89,89 @@ def location(x: float, z: float, rotation: float, horizon: float) -> str:
     return pddl_id(f"loc|{round(4 * x)}|{round(4 * z)}|{round(rotation / 90) % 4}|{round(horizon)}")
 
 
-def random_view(rng: random.Random, points: list[tuple]) -> tuple:
-    return (*rng.choice(points), 90 * rng.randrange(4), rng.choice([30, 45, 60]))
+class Placer:
+    """Draws new places in a room. Ids are coordinates, so they say nothing of the role of a thing in its
+    game."""
 
+    def __init__(self, rng: random.Random, points: list[tuple], places: list[Place]):
+        self.rng, self.points, self.taken = rng, points, {place.id for place in places}
 
-def place_near(rng: random.Random, taken: set, xyz: tuple, kind: str, at: str, on: str = "") -> Place:
-    """A new place within 0.3 m of `xyz`; its id joins `taken`. Ids are coordinates, so they say nothing of
-    the role of a thing in its game."""
-    while True:                                  # two decimals: two draws may meet
-        spot = tuple(c + rng.uniform(-0.3, 0.3) for c in xyz)
-        # Sink|x|y|z|SinkBasin
-        key = pddl_id(
-            "|".join(
-                [kind.removesuffix("Basin"), *(f"{c:+06.2f}" for c in spot), *[kind] * kind.endswith("Basin")]
-            )
-        )
-        if key not in taken:
-            taken.add(key)
-            return Place(key, kind, at, spot, on)
+    def view(self) -> tuple:
+        return (*self.rng.choice(self.points), 90 * self.rng.randrange(4), self.rng.choice([30, 45, 60]))
 
+    def near(self, kind: str, xyz: tuple, at: str, on: str = "") -> Place:
+        """Within 0.3 m."""
+        basin = [kind] * kind.endswith("Basin")  # Sink|x|y|z|SinkBasin
+        while True:                              # two decimals: two draws may meet
+            spot = tuple(c + self.rng.uniform(-0.3, 0.3) for c in xyz)
+            key = pddl_id("|".join([kind.removesuffix("Basin"), *(f"{c:+06.2f}" for c in spot), *basin]))
+            if key not in self.taken:
+                self.taken.add(key)
+                return Place(key, kind, at, spot, on)
 
-def place_anywhere(rng: random.Random, taken: set, points: list[tuple], kind: str) -> Place:
-    """In front of a random view point, at a random height, in no receptacle."""
-    x, z, rotation, horizon = random_view(rng, points)
-    dx, dz = ((0, 0.6), (0.6, 0), (0, -0.6), (-0.6, 0))[rotation // 90]
-    return place_near(
-        rng, taken, (x + dx, rng.uniform(0.3, 1.6), z + dz), kind, location(x, z, rotation, horizon)
-    )
+    def anywhere(self, kind: str) -> Place:
+        """In front of a random view point, at a random height, in no receptacle."""
+        x, z, rotation, horizon = self.view()
+        dx, dz = ((0, 0.6), (0.6, 0), (0, -0.6), (-0.6, 0))[rotation // 90]
+        spot = (x + dx, self.rng.uniform(0.3, 1.6), z + dz)
+        return self.near(kind, spot, location(x, z, rotation, horizon))
 
 
 @functools.cache
 def room(number: int) -> Room:
     """A room as all its games have it, whatever the seed."""
     folder, constants, _ = shipped()
-    files = folder / "gen" / "layouts"
-    listed = set(json.loads((files / f"FloorPlan{number}-objects.json").read_text())) & (
-        constants.OBJECTS_SET | constants.RECEPTACLES
-    )
+    files = str(folder / "gen" / "layouts" / f"FloorPlan{number}-")
+    listed = set(json.loads(Path(files + "objects.json").read_text())) & (
+        constants.OBJECTS_SET | constants.RECEPTACLES)
     holders = set(constants.VAL_RECEPTACLE_OBJECTS) - constants.MOVABLE_RECEPTACLES_SET
     receptacles = []
-    for key, view in sorted(json.loads((files / f"FloorPlan{number}-openable.json").read_text()).items()):
+    for key, view in sorted(json.loads(Path(files + "openable.json").read_text()).items()):
         kind, *rest = key.split("|")
-        kind = rest[3] if len(rest) > 3 else kind                # Sink|x|y|z|SinkBasin
+        kind, xyz = rest[3] if len(rest) > 3 else kind, tuple(map(float, rest[:3]))
         if kind in holders:
-            receptacles.append(
-                Place(
-                    pddl_id(key), kind, location(*view), tuple(map(float, rest[:3])),
-                    openable=kind in OPENABLE,
-                )
-            )
-    points = sorted((float(x), float(z)) for x, z in np.load(files / f"FloorPlan{number}-layout.npy")[:, :2])
-    rng, taken = random.Random(f"room {number}"), {r.id for r in receptacles}
+            receptacles.append(Place(pddl_id(key), kind, location(*view), xyz, openable=kind in OPENABLE))
+    points = sorted((float(x), float(z)) for x, z in np.load(files + "layout.npy")[:, :2])
+    placer = Placer(random.Random(f"room {number}"), points, receptacles)
     for kind in sorted(listed & holders):
-        receptacles += _added(rng, taken, points, kind, receptacles, kitchen=number < 100)
-    numbers = {**FIXTURES, **MORE_IN_LIVING_ROOMS} if 200 < number < 300 else FIXTURES
-    fixtures = [
-        place
-        for kind in sorted(listed & set(FIXTURES))
-        for place in _fixtures(rng, taken, points, kind, rng.randint(*numbers[kind]), receptacles)
-    ]
+        receptacles += _added(placer, kind, receptacles, kitchen=number < 100)
+    numbers = FIXTURES | (MORE_IN_LIVING_ROOMS if 200 < number < 300 else {})
+    fixtures = [place for kind in sorted(listed & set(FIXTURES))
+                for place in _fixtures(placer, kind, placer.rng.randint(*numbers[kind]), receptacles)]
     return Room(number, receptacles, fixtures, sorted(listed - holders - set(FIXTURES)), points)
 
 
-def _added(
-    rng: random.Random, taken: set, points: list[tuple], kind: str, receptacles: list[Place], kitchen: bool
-) -> list[Place]:
+def _added(placer: Placer, kind: str, receptacles: list[Place], kitchen: bool) -> list[Place]:
     """Receptacles of a listed type that official rooms have and the layout file leaves out."""
+    rng = placer.rng
     given = [r for r in receptacles if r.type == kind]
     if given:
         share = NEVER_OPEN.get(kind, 0) if kitchen or kind == "Drawer" else 0
-        return [
-            place_near(rng, taken, rng.choice(given).xyz, kind, location(*random_view(rng, points)))
-            for _ in given
-            if rng.random() < share
-        ]
+        return [placer.near(kind, rng.choice(given).xyz, location(*placer.view()))
+                for _ in given if rng.random() < share]
     tops = [r for r in receptacles if r.type == "CounterTop"]
     if kind in ("CoffeeMachine", "Toaster") and tops and rng.random() < 0.2:
         top = rng.choice(tops)
-        return [place_near(rng, taken, top.xyz, kind, top.at)]
-    new = [place_anywhere(rng, taken, points, kind) for _ in range(rng.randint(*ADDED.get(kind, (1, 1))))]
+        return [placer.near(kind, top.xyz, top.at)]
+    new = [placer.anywhere(kind) for _ in range(rng.randint(*ADDED.get(kind, (1, 1))))]
     if kind == "StoveBurner":                    # two burners are seen from one view point
-        new[2:] = [place_near(rng, taken, burner.xyz, kind, burner.at) for burner in new[:2]]
+        new[2:] = [placer.near(kind, burner.xyz, burner.at) for burner in new[:2]]
     return new
 
 
-def _fixtures(
-    rng: random.Random, taken: set, points: list[tuple], kind: str, number: int, receptacles: list[Place]
-) -> list[Place]:
-    places = [
-        Place(r.id.rsplit("_bar_", 1)[0], kind, r.at, r.xyz)
-        for r in receptacles
-        if r.id.startswith(f"{kind}_") and r.id.endswith("Basin")
-    ]
+def _fixtures(placer: Placer, kind: str, number: int, receptacles: list[Place]) -> list[Place]:
+    rng = placer.rng
+    places = [Place(r.id.rsplit("_bar_", 1)[0], kind, r.at, r.xyz) for r in receptacles
+              if r.id.startswith(f"{kind}_") and r.id.endswith("Basin")]
     stands = sorted({r.type for r in receptacles} & STANDS_ON.get(kind, set()))
     for _ in range(number):
         if stands:
             chosen = rng.choice(stands)
             below = rng.choice([r for r in receptacles if r.type == chosen])
-            places.append(place_near(rng, taken, below.xyz, kind, below.at, below.id))
+            places.append(placer.near(kind, below.xyz, below.at, below.id))
         elif rng.random() < BESIDE_SHARE:
             beside = rng.choice(receptacles)
-            places.append(place_near(rng, taken, beside.xyz, kind, beside.at))
+            places.append(placer.near(kind, beside.xyz, beside.at))
         else:
-            places.append(place_anywhere(rng, taken, points, kind))
+            places.append(placer.anywhere(kind))
     return places

@@ -57,21 +57,31 @@ _TYPOS = (
     "grab the {thing}", "go {place}", "put {thing} in {place}", "open the {place}", "take {thing}",
     "find {thing}", "go to {place} and take {thing}", "use", "wait", "help",
 )
+# How often the random player draws each command before the number of its objects counts: 'go to' and
+# 'examine' would drown the rest
+_WEIGHTS = {
+    "go": 6, "open": 4, "close": 1, "take": 5, "move": 3, "clean": 4, "heat": 4, "cool": 4, "use": 4,
+    "slice": 3, "examine": 0.7, "look": 0.3, "inventory": 0.3,
+}
+
+
+def engine_of(session: Session):
+    if not hasattr(session.inner, "engine"):
+        raise ValueError("this player reads the engine: it needs a session of ALFWorld with workers=1")
+    return session.inner.engine
 
 
 class Searcher:
-    """Looks for the wanted thing where such things usually are, places of a kind by ascending number, and
-    remembers what it saw. It does to the thing what the task says and puts it down; a second thing goes to
-    the receptacle of the first. It survives mistakes, its own (see `Imperfect`) and refusals."""
+    """Looks for the wanted thing where such things usually are, places of a kind by ascending number. It does
+    to the thing what the task says and puts it down; a second thing goes to the receptacle of the first. It
+    survives mistakes, its own (see `Imperfect`) and refusals."""
 
     def __init__(self, session: Session, rng: np.random.Generator):
-        self.wanted, self.rng = read_task(session.task.text), rng
+        self.session, self.wanted, self.rng = session, read_task(session.task.text), rng
         if self.wanted is None:
             raise ValueError(
-                f"task {session.task.text[:80]!r}: cannot be read; "
-                "expected one of ALFWorld's sentences, such as "
-                "'put a clean mug in desk' or 'find two pen and put them in drawer'"
-            )
+                f"task {session.task.text[:80]!r}: cannot be read; expected one of ALFWorld's sentences, "
+                "such as 'put a clean mug in desk' or 'find two pen and put them in drawer'")
         self.room: list[str] = []
         self.contents: dict[str, list[str]] = {}     # by place, as last seen
         self.closed: set[str] = set()
@@ -87,37 +97,34 @@ class Searcher:
         self.notice(view)
         action = self.choose(view)
         if action in self.refused:
-            action = self._any_way(view)
+            action = self.wander(view)
         self.last = state
         self.refused.add(action)
         return action
 
     def notice(self, view: View) -> None:
         self.room = view.room or self.room
-        if view.place and view.opened is not False:
+        if view.opened is False:
+            self.closed.add(view.place)
+        elif view.place:
             self.contents[view.place] = view.things
-        if view.place:
-            (self.closed.add if view.opened is False else self.closed.discard)(view.place)
+            self.closed.discard(view.place)
 
     def choose(self, view: View) -> str:
         if not view.holding:
             return self.fetch(view)
         if kind_of(view.holding) != self.wanted.thing:
-            return self.put_back(view)
+            # a wrong thing: back to where it came from
+            return self.put(view, self.origin.get(view.held) or view.place or self.target())
         return self.use_lamp(view) if self.wanted.kind == "look" else self.deliver(view)
 
     def fetch(self, view: View) -> str:
         """Takes a wanted thing that is known of, else looks further."""
         goal = self.target() if self.wanted.kind == "two" else ""
-        known = self._known(self.wanted.thing, view)
-        for place in [place for place in known if place != goal]:
-            if place != view.place:
-                return f"go to {place}"
-            if place in self.closed:
-                return f"open {place}"
-            thing = next(
-                name_of(thing) for thing in self.contents[place] if kind_of(thing) == self.wanted.thing
-            )
+        for place in [place for place in self.known(self.wanted.thing, view) if place != goal]:
+            if place != view.place or place in self.closed:
+                return f"open {place}" if place == view.place else f"go to {place}"
+            thing = self.things(place, self.wanted.thing)[0]
             self.origin[thing] = place
             return f"take {thing} from {place}"
         return self.explore(view, self.wanted.thing)
@@ -125,9 +132,8 @@ class Searcher:
     def explore(self, view: View, thing: str) -> str:
         if view.opened is False and view.place not in self.contents:
             return f"open {view.place}"
-        unseen = [place for place in self.order(thing) if place not in self.contents]
-        away = [place for place in unseen if f"go to {place}" not in self.refused]
-        return f"go to {away[0]}" if away else self._any_way(view)
+        ways = [f"go to {place}" for place in self.order(thing) if place not in self.contents]
+        return next((way for way in ways if way not in self.refused), None) or self.wander(view)
 
     def order(self, thing: str) -> list[str]:
         """The places of the room, the likeliest for `thing` first; where a thing is just to be put, none or
@@ -137,78 +143,60 @@ class Searcher:
 
         def rank(place: str) -> tuple:
             kind = kind_of(place)
-            return (
-                kind == own, likely.index(kind) if kind in likely else len(likely), kind in _OPENABLE, kind,
-                int(place.split()[1]),
-            )
+            usual = likely.index(kind) if kind in likely else len(likely)
+            return kind == own, usual, kind in _OPENABLE
 
-        return sorted(self.room, key=rank)
+        return sorted(by_name(self.room), key=rank)
 
     def deliver(self, view: View) -> str:
         """Treats the held thing when the task asks for it, then puts it down where the task says."""
-        thing = name_of(view.holding)
-        if self.wanted.kind in TOOL and self.wanted.kind not in tags_of(view.holding):
-            verb, tool = TOOL[self.wanted.kind]
-            if kind_of(view.place) == tool:
-                return f"{verb} {thing} with {view.place}"
-            return next(
-                (f"go to {place}" for place in by_name(self.room) if kind_of(place) == tool),
-                self._any_way(view),
-            )
-        return self._put(view, self.target())
+        if self.wanted.kind not in TOOL or self.wanted.kind in tags_of(view.holding):
+            return self.put(view, self.target())
+        verb, tool = TOOL[self.wanted.kind]
+        if kind_of(view.place) == tool:
+            return f"{verb} {view.held} with {view.place}"
+        elsewhere = self.wander(view)
+        return next((f"go to {place}" for place in by_name(self.room) if kind_of(place) == tool), elsewhere)
 
     def target(self) -> str:
         """The receptacle of the task: the one that has most of the wanted things, then the lowest number; ''
         when the room has none."""
-        things = lambda place: [
-            thing for thing in self.contents.get(place, []) if kind_of(thing) == self.wanted.thing
-        ]
         places = [place for place in by_name(self.room) if kind_of(place) == self.wanted.place]
-        return max(places, key=lambda place: len(things(place)), default="")
+        return max(places, key=lambda place: len(self.things(place, self.wanted.thing)), default="")
 
     def use_lamp(self, view: View) -> str:
         lamp = self.wanted.place
-        known = self._known(lamp, view)
+        known = self.known(lamp, view)
         if not known:
             return self.explore(view, lamp)
-        if known[0] != view.place:
-            return f"go to {known[0]}"
-        if view.opened is False:
-            return f"open {view.place}"
-        return f"use {next(name_of(thing) for thing in view.things if kind_of(thing) == lamp)}"
+        if known[0] != view.place or view.opened is False:
+            return f"go to {known[0]}" if known[0] != view.place else f"open {view.place}"
+        return f"use {next(name for name in view.names if kind_of(name) == lamp)}"
 
-    def put_back(self, view: View) -> str:
-        """Rids the hand of a wrong thing: here where it came from, else there."""
-        return self._put(view, self.origin.get(name_of(view.holding)) or view.place or self.target())
-
-    def _put(self, view: View, place: str) -> str:
+    def put(self, view: View, place: str) -> str:
         if place != view.place:
-            return f"go to {place}" if place else self._any_way(view)
-        return f"open {place}" if view.opened is False else f"move {name_of(view.holding)} to {place}"
+            return f"go to {place}" if place else self.wander(view)
+        return f"open {place}" if view.opened is False else f"move {view.held} to {place}"
 
-    def _known(self, kind: str, view: View) -> list[str]:
+    def things(self, place: str, kind: str) -> list[str]:
+        return [name_of(thing) for thing in self.contents.get(place, []) if kind_of(thing) == kind]
+
+    def known(self, kind: str, view: View) -> list[str]:
         """Places where things of a kind were seen, the current one first."""
-        return sorted(
-            (place for place, things in self.contents.items() if kind in map(kind_of, things)),
-            key=lambda place: place != view.place,
-        )
+        places = [place for place in self.contents if self.things(place, kind)]
+        return sorted(places, key=lambda place: place != view.place)
 
-    def _others(self, view: View) -> list[str]:
+    def take_others(self, view: View) -> list[str]:
         """Commands that take another thing than the wanted one."""
         spared = (self.wanted.thing, *LAMPS)
-        others = [
-            name_of(thing)
-            for thing in view.things
-            if kind_of(thing) in _PLACES and kind_of(thing) not in spared
-        ]
-        self.origin |= {thing: view.place for thing in others}
+        others = [name for name in view.names if kind_of(name) in _PLACES and kind_of(name) not in spared]
+        self.origin |= dict.fromkeys(others, view.place)
         return [f"take {thing} from {view.place}" for thing in others]
 
-    def _any_way(self, view: View) -> str:
-        others = [
-            place for place in self.room if place != view.place and f"go to {place}" not in self.refused
-        ]
-        return f"go to {self.rng.choice(others)}" if others else "look"
+    def wander(self, view: View) -> str:
+        ways = [f"go to {place}" for place in self.room if place != view.place]
+        ways = [way for way in ways if way not in self.refused]
+        return str(self.rng.choice(ways)) if ways else "look"
 
 
 class Oracle(Searcher):
@@ -217,63 +205,55 @@ class Oracle(Searcher):
 
     def __init__(self, session: Session, rng: np.random.Generator):
         super().__init__(session, rng)
-        if not hasattr(session.inner, "engine"):
-            raise ValueError("the oracle reads the engine: it needs a session of ALFWorld with workers=1")
-        self.session = session
+        engine_of(session)
 
     def notice(self, view: View) -> None:
-        facts = self.session.inner.engine.facts
-        self.room = sorted({fact[1] for fact in facts if fact[0] == "receptacleatlocation"})
-        self.closed = {fact[1] for fact in facts if fact[0] == "openable"} - {
-            fact[1] for fact in facts if fact[0] == "opened"
-        }
+        facts = sorted(engine_of(self.session).facts)
+        named = lambda predicate: [fact[1] for fact in facts if fact[0] == predicate]
+        self.room = named("receptacleatlocation")
+        self.closed = set(named("openable")) - set(named("opened"))
         self.contents = {place: [] for place in by_name(self.room)}
-        for fact in sorted(facts):
+        for fact in facts:
             if fact[0] == "inreceptacle" and fact[2] in self.contents:
                 self.contents[fact[2]].append(fact[1])
 
 
 class Imperfect(Searcher):
     """The searcher with the mistakes of a hurried agent: it passes places by, wanders, takes something else,
-    forgets to clean.
-
-    Mistakes are what gives imitation something to improve on (a clean imitation leaves GRPO no variance)."""
+    forgets to clean. Mistakes are what gives imitation something to improve on (a clean imitation leaves GRPO
+    no variance)."""
 
     def __init__(self, session: Session, rng: np.random.Generator):
         super().__init__(session, rng)
         self.forgets = rng.random() < SLIP           # to clean, heat or cool; until it has put the thing down
-        self.passed_by: dict[str, bool] = {}
+        self.passed_by: dict[str, bool] = {}         # looked into when nothing else is left
 
     def order(self, thing: str) -> list[str]:
         for place in self.room:
             self.passed_by.setdefault(place, self.rng.random() < SLIP)
-        # looked into when nothing else is left
         return sorted(super().order(thing), key=self.passed_by.__getitem__)
 
     def choose(self, view: View) -> str:
         if not view.holding and view.place and kind_of(view.place) == self.wanted.place:
             self.forgets = False
-        slips = self._slips(view) if self.rng.random() < SLIP else []
+        slips = self.slips(view) if self.rng.random() < SLIP else []
         if slips and self.contents and self.rng.random() < SLIP:
             # what it saw there is forgotten
             del self.contents[str(self.rng.choice(list(self.contents)))]
         return str(self.rng.choice(slips)) if slips else super().choose(view)
 
     def deliver(self, view: View) -> str:
-        return self._put(view, self.target()) if self.forgets else super().deliver(view)
+        return self.put(view, self.target()) if self.forgets else super().deliver(view)
 
-    def _slips(self, view: View) -> list[str]:
-        slips = [self._any_way(view)] * 4
+    def slips(self, view: View) -> list[str]:
+        slips = [self.wander(view)] * 4
         if view.place:
             slips.append(str(self.rng.choice([f"examine {view.place}", "inventory"])))
         if view.opened is True:
             slips += [f"close {view.place}"] * 2
-        usual = kind_of(view.place) in _PLACES.get(kind_of(view.holding), ()) and view.opened is not False
-        if usual:
-            slips.append(f"move {name_of(view.holding)} to {view.place}")
-        if not view.holding:
-            slips += self._others(view)[:3]
-        return slips
+        if kind_of(view.place) in _PLACES.get(kind_of(view.holding), ()) and view.opened is not False:
+            slips.append(f"move {view.held} to {view.place}")
+        return slips + (self.take_others(view)[:3] if not view.holding else [])
 
 
 class Prober(Searcher):
@@ -285,7 +265,7 @@ class Prober(Searcher):
         self.errand: list[str] = []
 
     def choose(self, view: View) -> str:
-        held = name_of(view.holding)
+        held = view.held
         if held and held not in self.tried:
             self.tried.add(held)
             tools = [place for place in self.room if kind_of(place) in _TREATS]
@@ -294,81 +274,56 @@ class Prober(Searcher):
                 self.errand = [f"go to {tool}", f"{_TREATS[kind_of(tool)]} {held} with {tool}"]
         if self.errand:
             return self.errand.pop(0)
-        others = self._others(view)
+        others = self.take_others(view)
         if others and not held and self.rng.random() < 0.15:
             return str(self.rng.choice(others))
-        return self._probe(view) if self.rng.random() < 0.5 else super().choose(view)
+        return self.probe(view) if self.rng.random() < 0.5 else super().choose(view)
 
-    def _probe(self, view: View) -> str:
-        rng, names, held = self.rng, [name_of(thing) for thing in view.things], name_of(view.holding)
-        here = view.place or str(rng.choice(self.room or _ELSEWHERE))
+    def probe(self, view: View) -> str:
+        rng, names, held = self.rng, view.names, view.held
+        draw = lambda options: str(rng.choice(options))
+        here = view.place or draw(self.room or _ELSEWHERE)
         others = [place for place in self.room if place != here] or [_ELSEWHERE[0]]
-        elsewhere = [
-            name_of(thing) for place, things in self.contents.items() if place != here for thing in things
-        ]
-        thing, place = str(rng.choice(elsewhere or [f"{self.wanted.thing} 1"])), str(rng.choice(others))
-        anything = str(rng.choice([*names, held, thing] if held else [*names, thing]))
-        tool = [other for other in self.room if kind_of(other) in _TREATS] or others
-        verb = str(rng.choice(list(_TREATS.values())))
-        typo = str(rng.choice(_TYPOS)).format(thing=anything, place=place)
+        elsewhere = [name_of(thing) for at, things in self.contents.items() if at != here for thing in things]
+        thing, place = draw(elsewhere or [f"{self.wanted.thing} 1"]), draw(others)
+        anything = draw([*names, held, thing] if held else [*names, thing])
+        tools = [other for other in self.room if kind_of(other) in _TREATS] or others
+        verb = draw(list(_TREATS.values()))
+        typo = draw(_TYPOS).format(thing=anything, place=place)
         near = [f"{kind_of(name)} {n}" for name in [*names, f"{self.wanted.thing} 1"] for n in range(1, 5)]
         # what a policy gets wrong most: the number
-        wrong = str(rng.choice([name for name in near if name not in names] or [thing]))
+        wrong = draw([name for name in near if name not in names] or [thing])
         kinds = dict.fromkeys([*map(kind_of, self.room), *_COMMON])
         absent = [name for kind in kinds for n in range(1, 9) if (name := f"{kind} {n}") not in self.room]
-        takes = [
-            f"take {wrong} from {here}", f"take {wrong} from {here}", f"take {thing} from {here}",
-            f"take {thing} from {place}",
-        ]
+        takes = [f"take {wrong} from {here}"] * 2 + [f"take {thing} from {at}" for at in (here, place)]
         if held and names:
             takes.append(f"take {names[0]} from {here}")
+        mine = held or thing
         families = [
-            takes,
-            takes,
-            takes,
-            [
-                f"move {thing} to {here}", f"move {wrong} to {here}", f"move {held or thing} to {place}",
-                f"move {held or thing} to {here}",
-            ],
-            [
-                f"open {place}", f"close {place}", f"{'close' if view.opened is False else 'open'} {here}",
-                f"open {here}", f"close {here}",
-            ],
-            [
-                f"{verb} {held or anything} with {here}",
-                f"{verb} {held or anything} with {rng.choice(tool)}", f"{verb} {anything} with {place}",
-            ],
-            [
-                f"go to {rng.choice(_ELSEWHERE)}", f"go to {rng.choice(absent)}",
-                f"go to {rng.choice(absent)}", f"go to {here}", f"go to {here}", f"go to {anything}",
-            ],
-            [
-                f"use {anything}", f"use {thing}", "use desklamp 1",
-                f"slice {anything} with {held or 'knife 1'}", f"examine {thing}",
-            ],
+            *[takes] * 3,
+            [f"move {thing} to {here}", f"move {wrong} to {here}", f"move {mine} to {place}",
+             f"move {mine} to {here}"],
+            [f"open {place}", f"close {place}", f"{'close' if view.opened is False else 'open'} {here}",
+             f"open {here}", f"close {here}"],
+            [f"{verb} {held or anything} with {here}", f"{verb} {held or anything} with {draw(tools)}",
+             f"{verb} {anything} with {place}"],
+            [f"go to {name}"
+             for name in (draw(_ELSEWHERE), draw(absent), draw(absent), here, here, anything)],
+            [f"use {anything}", f"use {thing}", "use desklamp 1",
+             f"slice {anything} with {held or 'knife 1'}", f"examine {thing}"],
             [typo],
+            *([[f"move {held} to {here}"], [f"go to {place}"]] if held else []),
         ]
-        if held:
-            families += [[f"move {held} to {here}"], [f"go to {place}"]]
-        return str(rng.choice(families[rng.integers(len(families))]))
-
-
-# How often the random player draws each command before the number of its objects counts: 'go to' and
-# 'examine' would drown the rest
-_WEIGHTS = {
-    "go": 6, "open": 4, "close": 1, "take": 5, "move": 3, "clean": 4, "heat": 4, "cool": 4, "use": 4,
-    "slice": 3, "examine": 0.7, "look": 0.3, "inventory": 0.3,
-}
+        return draw(families[rng.integers(len(families))])
 
 
 def explorer(session: Session, rng: np.random.Generator) -> Callable[[str], str]:
     """Random admissible commands."""
-    if not hasattr(session.inner, "engine"):
-        raise ValueError("the random player reads the engine: it needs a session of ALFWorld with workers=1")
+    engine = engine_of(session)
 
     def act(state: str) -> str:
         groups: dict[str, list[str]] = {}
-        for command in session.inner.engine.admissible:
+        for command in engine.admissible:
             groups.setdefault(command.split()[0], []).append(command)
         weights = np.array([_WEIGHTS[verb] for verb in groups])
         return str(rng.choice(groups[str(rng.choice(list(groups), p=weights / weights.sum()))]))
