@@ -105,8 +105,8 @@ class SiteDatabase:
     def answer(self, site: str, environ: dict) -> flask.Response:
         """The answer to one WSGI request. Raises what a view raises (an error of the sites, not of the
         visitor)."""
-        with self.lock:
-            return flask.Response.from_app(self.apps[site], {**environ, DATABASE: self}, buffered=True)
+        with self.lock, self.apps[site].request_context({**environ, DATABASE: self}):
+            return self.apps[site].full_dispatch_request()
 
     def handle(self, site: str, method: str, path: str, query: str = "", form: dict | None = None,
                cookies: dict | None = None) -> Response:

@@ -61,9 +61,9 @@ def reports():
 @SITE.get("/products")
 def products():
     name, status = asked("name").lower(), chosen("status", SHOWN)
-    found = rows(f"SELECT * FROM shop_products WHERE {SHOWN[status]} AND instr(lower(name), ?) ORDER BY name",
-                 name)
-    return page("Products", products=paged(found))
+    found = paged(f"SELECT * FROM shop_products WHERE {SHOWN[status]} AND instr(lower(name), ?) "
+                  "ORDER BY name", name)
+    return page("Products", products=found)
 
 
 @SITE.get("/products/<product>")
@@ -86,8 +86,8 @@ def save_product(product):
 @SITE.get("/orders")
 def orders():
     status = chosen("status", ("All", *STATUSES))
-    found = rows(f"{ORDERS} ? IN ('All', status) ORDER BY shop_orders.id DESC", status)
-    return page("Orders", orders=paged(found))
+    found = paged(f"{ORDERS} ? IN ('All', status) ORDER BY shop_orders.id DESC", status)
+    return page("Orders", orders=found)
 
 
 @SITE.get("/orders/<int:order>")
@@ -116,10 +116,10 @@ def cancel(order):
 
 @SITE.get("/customers")
 def customers():
-    found = rows("SELECT id, full_name, (SELECT count(*) FROM shop_orders WHERE user_id = users.id) AS "
-                 "orders FROM users WHERE site = 'shopping' AND instr(lower(full_name || ' ' || name), ?) "
-                 "ORDER BY full_name", asked("name").lower())
-    return page("Customers", customers=paged(found))
+    found = paged("SELECT id, full_name, (SELECT count(*) FROM shop_orders WHERE user_id = users.id) AS "
+                  "orders FROM users WHERE site = 'shopping' AND instr(lower(full_name || ' ' || name), ?) "
+                  "ORDER BY full_name", asked("name").lower())
+    return page("Customers", customers=found)
 
 
 @SITE.get("/customers/<int:user_id>")
@@ -127,15 +127,15 @@ def customer(user_id):
     row = one("SELECT users.*, street, city, zip, phone, (SELECT ifnull(sum(total), 0) FROM shop_orders "
               "WHERE user_id = users.id AND status != 'Canceled') AS spent "
               "FROM users JOIN shop_addresses ON user_id = users.id WHERE users.id = ?", user_id)
-    found = rows("SELECT * FROM shop_orders WHERE user_id = ? ORDER BY id DESC", user_id)
-    return page(row["full_name"], customer=row, orders=paged(found, 4))
+    found = paged("SELECT * FROM shop_orders WHERE user_id = ? ORDER BY id DESC", user_id, size=4)
+    return page(row["full_name"], customer=row, orders=found)
 
 
 @SITE.get("/reviews")
 def reviews():
     status = chosen("status", ("All", "Pending", "Approved"))
-    found = rows(f"{REVIEWS} ? IN ('All', status) ORDER BY shop_reviews.id DESC", status)
-    return page("Reviews", reviews=paged(found))
+    found = paged(f"{REVIEWS} ? IN ('All', status) ORDER BY shop_reviews.id DESC", status)
+    return page("Reviews", reviews=found)
 
 
 @SITE.get("/reviews/<int:review>")

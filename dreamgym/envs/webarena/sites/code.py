@@ -164,10 +164,10 @@ def _one_of(field: str, options: tuple[str, ...] | list[str]) -> str:
 
 def _projects(title: str, where: str, *arguments: str):
     sort = chosen("sort", SORTS, "Sort by")
-    found = rows("SELECT path, stars FROM code_projects WHERE (visibility != 'private' OR id IN (SELECT "
-                 f"project FROM code_members WHERE user = ?)) AND {where} ORDER BY {SORTS[sort]}", g.name,
-                 *arguments)
-    return page(title, "projects", projects=paged(found))
+    found = paged("SELECT path, stars FROM code_projects WHERE (visibility != 'private' OR id IN (SELECT "
+                  f"project FROM code_members WHERE user = ?)) AND {where} ORDER BY {SORTS[sort]}", g.name,
+                  *arguments)
+    return page(title, "projects", projects=found)
 
 
 @SITE.get("/")
@@ -253,22 +253,22 @@ def readme(project):
 def commits(project):
     authors = rows("SELECT DISTINCT author FROM code_commits WHERE project = ? ORDER BY 1", project["id"])
     author = chosen("author", ["any", *(row["author"] for row in authors)], strict=False)
-    found = rows("SELECT * FROM code_commits WHERE project = ? AND ? IN (author, 'any') ORDER BY id DESC",
-                 project["id"], author)
-    return page("Commits", project=project, commits=paged(found))
+    found = paged("SELECT * FROM code_commits WHERE project = ? AND ? IN (author, 'any') ORDER BY id DESC",
+                  project["id"], author)
+    return page("Commits", project=project, commits=found)
 
 
 @SITE.get(f"{PROJECT}/contributors")
 def contributors(project):
-    found = rows("SELECT author, count(*) AS commits FROM code_commits WHERE project = ? GROUP BY author "
-                 "ORDER BY commits DESC, author", project["id"])
-    return page("Contributors", project=project, contributors=paged(found))
+    found = paged("SELECT author, count(*) AS commits FROM code_commits WHERE project = ? GROUP BY author "
+                  "ORDER BY commits DESC, author", project["id"])
+    return page("Contributors", project=project, contributors=found)
 
 
 @SITE.get(f"{PROJECT}/members")
 def members(project):
-    found = rows("SELECT user, role FROM code_members WHERE project = ? ORDER BY user", project["id"])
-    return page("Members", project=project, roles=ROLES[:4], members=paged(found))
+    found = paged("SELECT user, role FROM code_members WHERE project = ? ORDER BY user", project["id"])
+    return page("Members", project=project, roles=ROLES[:4], members=found)
 
 
 @SITE.post(f"{LED}/members")
@@ -301,11 +301,11 @@ def _items(title: str, kind: str, where: str, argument: Any, project: sqlite3.Ro
     """Issues or merge requests, newest first, of the state and label that were asked for."""
     state = chosen("state", (*STATES[kind], "any"), strict=False)
     label = chosen("label", ("any", *LABELS), strict=False)
-    found = rows("SELECT number, title, state, label, path FROM code_items JOIN code_projects "
-                 "ON code_projects.id = project WHERE kind = ? AND ? IN (state, 'any') AND "
-                 f"? IN (label, 'any') AND {where} = ? ORDER BY created DESC, code_items.id DESC",
-                 kind, state, label, argument)
-    return page(title, "items", kind=kind, items=paged(found), project=project)
+    found = paged("SELECT number, title, state, label, path FROM code_items JOIN code_projects "
+                  "ON code_projects.id = project WHERE kind = ? AND ? IN (state, 'any') AND "
+                  f"? IN (label, 'any') AND {where} = ? ORDER BY created DESC, code_items.id DESC",
+                  kind, state, label, argument)
+    return page(title, "items", kind=kind, items=found, project=project)
 
 
 @SITE.get("/issues", "/merge-requests", member=True)
@@ -386,9 +386,9 @@ def set_status():
 @SITE.get("/<person>")
 def person(person):
     follows = rows("SELECT 1 FROM code_follows WHERE user = ? AND followed = ?", g.name, person["name"])
-    projects = rows("SELECT path, stars FROM code_projects WHERE owner = ? AND (visibility != 'private' "
-                    "OR owner = ?) ORDER BY path", person["name"], g.name)
-    return page(person["full_name"], person=person, follows=follows, projects=paged(projects))
+    projects = paged("SELECT path, stars FROM code_projects WHERE owner = ? AND (visibility != 'private' "
+                     "OR owner = ?) ORDER BY path", person["name"], g.name)
+    return page(person["full_name"], person=person, follows=follows, projects=projects)
 
 
 @SITE.post("/<person>/follow")

@@ -125,15 +125,15 @@ def fill(db: sqlite3.Connection, rng: Random) -> None:
 
 @SITE.get("/")
 def home():
-    return page("Forums", forums=paged(rows("SELECT * FROM forum_forums ORDER BY name")))
+    return page("Forums", forums=paged("SELECT * FROM forum_forums ORDER BY name"))
 
 
 def _posts(title: str, where: str, *arguments: str, **context):
     """Posts of a forum, or of all, in the order that was asked for."""
     sort = chosen("sort", SORTS, "Sort by")
-    posts = rows(f"SELECT id, forum, title, score, comments FROM forum_posts AS posts WHERE {where} ORDER "
-                 f"BY {SORTS[sort]}", *arguments)
-    return page(title, "posts", posts=paged(posts), **{"forum": None, **context})
+    posts = paged(f"SELECT id, forum, title, score, comments FROM forum_posts AS posts WHERE {where} ORDER "
+                  f"BY {SORTS[sort]}", *arguments)
+    return page(title, "posts", posts=posts, **{"forum": None, **context})
 
 
 @SITE.get("/all")
@@ -269,17 +269,17 @@ def make_comment(forum, post, comment=None):
 
 @SITE.get("/user/<member>")
 def member(member):
-    posts = rows("SELECT * FROM forum_posts WHERE author = ? ORDER BY id DESC", member["name"])
-    return page(member["name"], member=member, posts=paged(posts))
+    posts = paged("SELECT * FROM forum_posts WHERE author = ? ORDER BY id DESC", member["name"])
+    return page(member["name"], member=member, posts=posts)
 
 
 @SITE.get("/user/<member>/comments")
 def member_comments(member):
-    comments = rows("SELECT forum_comments.*, forum, title FROM forum_comments JOIN forum_posts "
-                    "ON forum_posts.id = post_id WHERE forum_comments.author = ? "
-                    "ORDER BY forum_comments.id DESC", member["name"])
+    comments = paged("SELECT forum_comments.*, forum, title FROM forum_comments JOIN forum_posts "
+                     "ON forum_posts.id = post_id WHERE forum_comments.author = ? "
+                     "ORDER BY forum_comments.id DESC", member["name"], size=6)
     return page(f"Comments of {member['name']}", "member", member=member, posts=None,
-                comments=paged(comments, 6))
+                comments=comments)
 
 
 @SITE.get("/account", member=True)

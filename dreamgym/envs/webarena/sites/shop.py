@@ -35,8 +35,8 @@ def home():
 
 def _products(title: str, where: str, *arguments):
     sort = chosen("sort", SORTS)
-    found = rows(f"{TILES} {where} ORDER BY {SORTS[sort]}", *arguments)
-    return page(title, "products", products=paged(found))
+    found = paged(f"{TILES} {where} ORDER BY {SORTS[sort]}", *arguments)
+    return page(title, "products", products=found)
 
 
 @SITE.get("/category/<slug>")
@@ -59,9 +59,10 @@ def search():
 
 @SITE.get("/product/<product>")
 def product(product):
-    reviews = rows("SELECT stars, text, full_name FROM shop_reviews JOIN users ON users.id = user_id WHERE "
-                   "product_id = ? AND status = 'Approved' ORDER BY shop_reviews.id DESC", product["id"])
-    return page(product["name"], product=product, reviews=paged(reviews, 3))
+    reviews = paged("SELECT stars, text, full_name FROM shop_reviews JOIN users ON users.id = user_id WHERE "
+                    "product_id = ? AND status = 'Approved' ORDER BY shop_reviews.id DESC", product["id"],
+                    size=3)
+    return page(product["name"], product=product, reviews=reviews)
 
 
 # ---- the cart ----------------------------------------------------------------------------------------------
@@ -161,8 +162,8 @@ def account():
 
 @SITE.get("/orders", member=True)
 def orders():
-    mine = rows("SELECT * FROM shop_orders WHERE user_id = ? ORDER BY id DESC", g.user["id"])
-    return page("Orders", orders=paged(mine))
+    mine = paged("SELECT * FROM shop_orders WHERE user_id = ? ORDER BY id DESC", g.user["id"])
+    return page("Orders", orders=mine)
 
 
 def order_items(order: sqlite3.Row) -> list[sqlite3.Row]:
@@ -202,9 +203,9 @@ def reorder(order):
 
 @SITE.get("/wishlist", member=True)
 def wishlist():
-    products = rows(f"SELECT shop_products.* FROM shop_wishes {JOINED} WHERE user_id = ? AND enabled "
-                    "ORDER BY shop_wishes.rowid", g.user["id"])
-    return page("Wishlist", products=paged(products, 6))
+    products = paged(f"SELECT shop_products.* FROM shop_wishes {JOINED} WHERE user_id = ? AND enabled "
+                     "ORDER BY shop_wishes.rowid", g.user["id"], size=6)
+    return page("Wishlist", products=products)
 
 
 @SITE.post("/product/<product>/wish")
@@ -240,9 +241,9 @@ def change_address():
 
 @SITE.get("/reviews", member=True)
 def reviews():
-    mine = rows(f"SELECT shop_reviews.*, name, slug FROM shop_reviews {JOINED} WHERE user_id = ? "
-                "ORDER BY shop_reviews.id DESC", g.user["id"])
-    return page("My Reviews", reviews=paged(mine))
+    mine = paged(f"SELECT shop_reviews.*, name, slug FROM shop_reviews {JOINED} WHERE user_id = ? "
+                 "ORDER BY shop_reviews.id DESC", g.user["id"])
+    return page("My Reviews", reviews=mine)
 
 
 @SITE.get("/product/<product>/review", member=True)

@@ -209,11 +209,16 @@ class Paged(NamedTuple):
     total: int
 
 
-def paged(found: list, size: int = 8) -> Paged:
-    """The part of a list that `?page=` asks for, or the nearest."""
-    pages = max(1, -(-len(found) // size))
+def paged(found: list | str, *arguments: Any, size: int = 8) -> Paged:
+    """The part of a list, or of the rows of a query, that `?page=` asks for, or the nearest."""
+    is_list = isinstance(found, list)
+    total = len(found) if is_list else one(f"SELECT count(*) FROM ({found})", *arguments)[0]
+    pages = max(1, -(-total // size))
     page = min(max(1, request.args.get("page", 1, int)), pages)
-    return Paged(found[(page - 1) * size:page * size], page, pages, len(found))
+    first = (page - 1) * size
+    part = (found[first:first + size] if is_list else
+            rows(f"{found} LIMIT ? OFFSET ?", *arguments, size, first))
+    return Paged(part, page, pages, total)
 
 
 # ---- apps --------------------------------------------------------------------------------------------------
