@@ -2,11 +2,9 @@
 
     OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 python -m benchmarks.replay_search
 
-A dream asks one query per new transition, in batches of the episodes that run side by side. So a query with
-the index costs its search and one insertion. CPU seconds, interleaved in one process; only a ratio is worth
-quoting. The data are clustered and of low dimension, as hidden states are; a third are copies in text, and
-each query excludes its own task. Measured on a shared x86 core, in ms a query; 40,000 is the default of
-`exact_below`. A buffer that only answers (while the experience model is trained) gains from 20,000 on.
+A query of a dream costs its search and one insertion. The data are clustered and of low dimension, as hidden
+states are; a third are copies in text, and each query excludes its own task. Measured on a shared x86 core,
+in ms a query; 40,000 is the default of `exact_below`. A buffer that only answers gains from 20,000 on.
 
     | transitions | exact | index | insert | exact/index | exact/(index+insert) | recall |
     | 5,000       | 0.185 | 0.293 | 0.258  | 0.63        | 0.34                 | 1.0000 |
@@ -15,13 +13,12 @@ each query excludes its own task. Measured on a shared x86 core, in ms a query; 
     | 50,000      | 0.845 | 0.292 | 0.269  | 2.89        | 1.51                 | 1.0000 |
     | 100,000     | 1.924 | 0.916 | 0.552  | 2.10        | 1.31                 | 1.0000 |
 """
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 import tyro
 
+from benchmarks.timing import cpu_s
 from dreamgym.replay import ReplayBuffer, Transition
 
 
@@ -46,12 +43,6 @@ def transitions(n: int, rng: np.random.Generator) -> list[Transition]:
     return [Transition(state=f"s{text}", action="a", next_state="n", reward=0.0, done=False, reasoning="",
                        episode_id=f"e{i // 10}", task=f"t{i // 40}", synthetic=True, step=i)
             for i, text in enumerate(rng.integers(n, size=n))]
-
-
-def cpu_s(call: Callable, *args) -> tuple[float, list]:
-    start = time.process_time()
-    result = call(*args)
-    return time.process_time() - start, result
 
 
 def measure(n: int, args: Args) -> str:

@@ -1,4 +1,4 @@
-"""What the benchmarks share: a clock that other processes do not disturb, and resident memory."""
+"""What the benchmarks share: a clock that other processes do not disturb, resident memory, a model."""
 import os
 import time
 from collections.abc import Callable
@@ -23,3 +23,13 @@ def cpu_s(call: Callable, *args, device: str = "cpu") -> tuple[float, object]:
 
 def memory_mb() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def tiny_llama(vocab: int, hidden: int, layers: int):
+    """Random weights, 4 heads."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+    torch.manual_seed(0)
+    return LlamaForCausalLM(LlamaConfig(
+        vocab_size=vocab, hidden_size=hidden, intermediate_size=hidden * 8 // 3, num_hidden_layers=layers,
+        num_attention_heads=4, max_position_embeddings=4096, tie_word_embeddings=True)).eval()

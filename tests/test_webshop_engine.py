@@ -6,13 +6,11 @@ import math
 import os
 import random
 from collections import Counter
-from itertools import product as combinations
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from dreamgym.envs.webshop.bm25 import BM25Index, analyze, one_byte_lengths, porter_stem, words
+from dreamgym.envs.webshop.bm25 import BM25Index, analyze, porter_stem, words
 from dreamgym.envs.webshop.catalogue import Catalogue, Goal
 from dreamgym.envs.webshop.engine import WebShopEngine
 from dreamgym.envs.webshop.reward import judge, rule_nouns
@@ -91,25 +89,14 @@ ITEMS = [
          product_category="Watches"),
     *(item(n) for n in range(10, 22)),
 ]
-EXTRAS = {
-    COAT: {"attributes": ["water proof"], "instruction": "find a coat",
-           "instruction_attributes": ["water proof", "light"]},
-    SHOE: {"attributes": ["soft"], "instruction": "find shoes", "instruction_attributes": ["soft"]},
-    WATCH: {"attributes": ["shiny"], "instruction": "find a watch", "instruction_attributes": ["shiny"]},
-    MUG: {"attributes": []},
-}
-HUMAN = {
-    SHOE: [{"instruction": "red shoes please.", "instruction_attributes": ["soft"],
-            "instruction_options": ["red"]},
-           {"instruction": "nothing asked", "instruction_attributes": [], "instruction_options": []}],
-    WATCH: [{"instruction": "a watch...", "instruction_attributes": ["shiny"], "instruction_options": []}],
-}
+EXTRAS = {COAT: {"attributes": ["water proof"], "instruction": "a coat", "instruction_attributes": ["light"]},
+          SHOE: {"attributes": ["soft"]}}
 SMALL = ("items_shuffle_1000.json", "items_ins_v2_1000.json")
 HEAD = "Instruction: [SEP] buy it [SEP] Back to Search [SEP] "
 
 
-def write(folder, items=ITEMS, extras=EXTRAS, human=HUMAN, names=SMALL):
-    for name, content in zip((*names, "items_human_ins.json"), (items, extras, human)):
+def write(folder, items=ITEMS, extras=EXTRAS, names=SMALL):
+    for name, content in zip((*names, "items_human_ins.json"), (items, extras, {})):
         text = content if isinstance(content, str) else json.dumps(content)
         (folder / name).write_text(text, encoding="utf-8")
     return folder
@@ -117,7 +104,7 @@ def write(folder, items=ITEMS, extras=EXTRAS, human=HUMAN, names=SMALL):
 
 @pytest.fixture
 def shop(tmp_path):
-    return Catalogue(write(tmp_path), seed=3, nouns=rule_nouns)
+    return Catalogue(write(tmp_path), nouns=rule_nouns)
 
 
 def start(shop, mode="text", asin=SHOE):
@@ -134,34 +121,6 @@ def on_item(shop, asin, mode="text_rich", query=None):
     return engine
 
 
-def test_goals_and_prices_follow_the_order_of_draws(shop):
-    """Stops a wrong consumption of random numbers; the slow version makes all goals in a list, as upstream
-    does."""
-    rng, goals = random.Random(3), []
-    prices = {p.asin: rng.uniform(9.99, 21.0) if p.asin == COAT else p.price for p in shop.products}
-    assert [p.price for p in shop.products] == list(prices.values())
-    for asin in (COAT, SHOE, WATCH):
-        steps = [10.0 * i for i in range(1, 100) if 10.0 * i > prices[asin]][:4]
-        upper = sorted(rng.sample(steps, 2))[1] if len(steps) > 1 else 1000000
-        own = shop.by_asin[asin].options
-        for values in combinations(*(own[name] for name in sorted(own))):
-            chosen = dict(zip(sorted(own), values))
-            wanted = ", and ".join(f"{k}: {v}" for k, v in chosen.items())
-            text = EXTRAS[asin]["instruction"] + (" with " if chosen else "") + wanted
-            text += f", and price lower than {upper:.2f} dollars" if upper < 1000000 else ""
-            goals.append((asin, text, chosen, upper))
-    random.Random(233).shuffle(goals)
-    assert [(g.product.asin, g.instruction, g.options, g.price_upper) for g in shop.goals] == goals
-    assert len(goals) == 3 * 2 * 2 + 2 + 1
-
-
-def test_human_goals_keep_lists_of_options(shop, tmp_path):
-    """Stops counting instructions without attributes, and stripping a final full stop wrongly."""
-    shoes, watch = sorted(Catalogue(tmp_path, True, 3, rule_nouns).goals, key=lambda g: g.product.asin)
-    assert (shoes.options, watch.instruction) == (["red"], "a watch")
-    assert shoes.instruction == f"red shoes please, and price lower than {shoes.price_upper:.2f} dollars"
-
-
 def test_products_are_read_as_upstream_reads_them(shop):
     """Stops lost '/' rewriting, repeated or over-long asins let in, wrong price tags, a missing
     DUMMY_ATTR."""
@@ -171,7 +130,7 @@ def test_products_are_read_as_upstream_reads_them(shop):
                             "fit": ("description", "é")}
     assert [p.price_tag for p in (coat, shoe, watch)] == ["$9.99 to $21.0", "$100.0", "$1985.0"]
     assert (watch.bullets, mug.attributes, mug.query) == (("one text",), ("DUMMY_ATTR",), "mugs")
-    assert shop.option_values["color"] == ["standard", "s", "red", "dark red"]
+    assert 9.99 < coat.price < 21 and shop.option_values["color"] == ["standard", "s", "red", "dark red"]
 
 
 def test_results_pages_go_on_past_the_last(shop):
@@ -347,12 +306,6 @@ def test_search_against_a_slow_bm25():
         best = sorted(scores.values(), reverse=True)[:20]
         assert [scores[i] for i in found] == pytest.approx(best, rel=1e-6)
         assert all(ids[a] < ids[b] for a, b in zip(found, found[1:]) if abs(scores[a] - scores[b]) < 1e-12)
-
-
-def test_lucene_lengths():
-    """Stops an off-by-one in the one-byte code: exact to 40, then ever coarser steps."""
-    lengths = np.array([0, 1, 23, 24, 39, 40, 41, 42, 56, 59, 60, 1000])
-    assert list(one_byte_lengths(lengths)) == [0, 1, 23, 24, 39, 40, 40, 42, 56, 56, 60, 984]
 
 
 def test_words_and_stems():

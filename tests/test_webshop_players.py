@@ -9,7 +9,7 @@ from dreamgym import offline
 from dreamgym.envs.base import Session
 from dreamgym.envs.webshop import text
 from dreamgym.envs.webshop.env import WebShop
-from dreamgym.envs.webshop.relabel import BREAKABLE, item_pages, other_goal
+from dreamgym.envs.webshop.relabel import BREAKABLE, other_goal
 from dreamgym.envs.webshop.scripted import Shopper
 from dreamgym.episode import Episode, Step, Task, check_episode
 
@@ -260,17 +260,6 @@ def test_counterfactuals_depend_on_the_seed_alone(shop, played):
     one, two = (shop.counterfactuals(played["imperfect"], 20, np.random.default_rng(3)) for _ in range(2))
     assert one == two and len(one) == 20
     assert shop.counterfactuals([], 20, np.random.default_rng(3)) == []
-
-
-def test_item_pages_are_what_the_page_says(shop, played):
-    """Stops the purchase of another product than the page shows, or with other options."""
-    pages = item_pages(shop.catalogue, [step.state for _, step in steps_of(played["imperfect"])])
-    assert len({state for state, _, _ in pages}) > 100
-    for state, product, chosen in pages:
-        item = text.read_item(state)
-        assert (item.title, item.price) == (product.title, text.short_price(product.price_tag))
-        assert sorted(item.chosen) == sorted(chosen.values())
-        assert {name: list(values) for name, values in product.options.items()} == item.options
 
 
 def test_what_cannot_be_broken_is_left_alone(shop):

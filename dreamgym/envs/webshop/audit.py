@@ -12,7 +12,7 @@ class WebShopAudit(Audit):
     def success(self, task: Task, state: str, action: str, next_state: str) -> bool | None:
         """A price range counts by its lower end; the price that is drawn within it is not on the page."""
         item = text.read_item(state)
-        if not text.is_purchase(state, action) or item is None:
+        if text.action_type(state, action) != "buy" or item is None:
             return None
         try:
             return all(met for _, _, met in text.checks(text.read_task(task.text), item))

@@ -77,7 +77,7 @@ class Product(NamedTuple):
     product_category: str
 
 
-Target = tuple[Product, Extra, float]            # and the price limit
+Target = tuple[Product, Extra, float]            # product, its instruction, price limit
 
 
 class Goal(NamedTuple):
@@ -90,8 +90,8 @@ class Goal(NamedTuple):
 
 
 class SyntheticGoals(Sequence):
-    """One goal for each combination of option values of each target (product, instruction, price limit), in
-    upstream's shuffled order. The full set has millions: here one is 4 bytes until it is asked for."""
+    """One goal for each combination of option values of each target, in upstream's shuffled order. The full
+    set has millions: here one is 4 bytes until it is asked for."""
 
     def __init__(self, targets: list[Target]):
         self._targets = targets

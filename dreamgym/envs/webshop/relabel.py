@@ -30,7 +30,7 @@ Check = tuple[str, str, bool]                    # kind (title, option, price), 
 def explain(task_text: str, step: Step) -> tuple[str, str]:
     """(why the next state follows, why the reward follows), from task, page and action alone. Either is ""
     where the rules would have expected something else than what was recorded."""
-    if text.is_purchase(step.state, step.action):
+    if text.action_type(step.state, step.action) == "buy":
         placed = step.done and step.next_state == text.PLACED
         return PLACED if placed else "", _explain_reward(task_text, step)
     return _explain_page(step), "" if step.done or step.reward else NO_PURCHASE

@@ -153,10 +153,6 @@ def ground(state: str, action: str) -> str:
     return f"{verb}[{argument}]" if verb else action
 
 
-def is_purchase(state: str, action: str) -> bool:
-    return action_type(state, action) == "buy"
-
-
 def action_type(state: str, action: str) -> str:
     """search | open | option | prev | back | next | sub | buy | refused (upstream would change nothing)."""
     (verb, argument), kind = split_action(action), page_kind(state)
