@@ -7,42 +7,32 @@ from dreamgym.envs.webarena.actions import ALONE, Action, parse
 
 
 @pytest.mark.parametrize("text, action", [
-    ("click [5]", Action("click", 5)),
-    ("click[5]", Action("click", 5)),
-    ("hover [12]", Action("hover", 12)),
-    ("tab_focus [0]", Action("tab_focus", 0)),
+    ("click [5]", Action("click", 5)), ("hover[12]", Action("hover", 12)), ("tab_focus [0]", Action("tab_focus", 0)),
     ("type [7] [blue speaker] [1]", Action("type", 7, "blue speaker", True)),
-    ("type [7] [blue] [0]", Action("type", 7, "blue", False)),
-    ("type [7] [blue]", Action("type", 7, "blue", True)),
-    ("type [7] []", Action("type", 7, "")),
-    ("type [7] [1]", Action("type", 7, "1", True)),
+    ("type [7] [blue] [0]", Action("type", 7, "blue", False)), ("type [7] [blue]", Action("type", 7, "blue", True)),
+    ("type [7] []", Action("type", 7, "")), ("type [7] [1]", Action("type", 7, "1", True)),
     ("type [7] [see [1]] [0]", Action("type", 7, "see [1]", False)),
-    ("press [Enter]", Action("press", text="Enter")),
-    ("press [Ctrl+a]", Action("press", text="Ctrl+a")),
-    ("scroll [down]", Action("scroll", text="down")),
-    ("scroll up", Action("scroll", text="up")),
+    ("press [Enter]", Action("press", text="Enter")), ("press [Ctrl+a]", Action("press", text="Ctrl+a")),
+    ("scroll [down]", Action("scroll", text="down")), ("scroll up", Action("scroll", text="up")),
     ("goto [shopping/cart?p=[1]]", Action("goto", text="shopping/cart?p=[1]")),
-    ("stop [a] b]", Action("stop", text="a] b")),
-    ("stop []", Action("stop")),
-    ("  go_back ", Action("go_back")),
-    ("close_tab", Action("close_tab")),
+    ("stop [a] b]", Action("stop", text="a] b")), ("stop []", Action("stop")),
+    ("  go_back ", Action("go_back")), ("close_tab", Action("close_tab")),
     ("In summary, the next action I will perform is ```click [1234]```", Action("click", 1234)),
     ("```\nstop [N/A]\n```", Action("stop", text="N/A")),
 ])
 def test_what_parses(text, action):
     """Stops an agent's usual spelling from being refused, and a written action from being read as another."""
-    assert parse(text) == action
-    assert parse(str(action)) == action
+    assert parse(text) == action == parse(str(action))
 
 
 @pytest.mark.parametrize("text, told", [
     ("", "no action"), ("buy [5]", "no action"), ("click 5", r"click \[N\]"), ("click [x]", r"click \[N\]"),
     ("click [-1]", r"click \[N\]"), ("type [1]", r"type \[N\]"), ("press [banana]", r"press \[key\]"),
-    ("scroll [left]", r"scroll \[up\]"), ("goto []", r"goto \[address\]"), ("stop", r"stop \[answer\]"),
-    ("click [5] now", r"click \[N\]"), ("go_back [1]", "go_back needs the form go_back"),
+    ("scroll [left]", r"scroll \[up\]"), ("scroll [Up]", r"scroll \[up\]"), ("goto []", r"goto \[address\]"),
+    ("stop", r"stop \[answer\]"), ("click [5] now", r"click \[N\]"), ("go_back [1]", "needs the form go_back"),
     ("click [99999999999999]", r"click \[N\]"), ("click [5]\nclick [6]", r"click \[N\]")])
 def test_what_does_not_parse_says_what_was_expected(text, told):
-    """Stops half an action from being guessed, and a message without the form that was expected."""
+    """Stops half an action from being guessed."""
     with pytest.raises(ValueError, match=told) as error:
         parse(text)
     assert len(str(error.value)) < 200

@@ -1,4 +1,4 @@
-"""The two back ends of WebArena: the same walk gives the same states, what agents do wrong is told in a note,
+"""The two back ends of WebArena: the same walk gives the same states, what cannot be done changes nothing,
 and nothing is left running."""
 from __future__ import annotations
 
@@ -18,61 +18,38 @@ from urllib.parse import parse_qs
 
 import pytest
 
-pytest.importorskip("flask", reason="the own sites need flask (requirements.txt)")
-
-from benchmarks.webarena_speed import parity, walk                                     # noqa: E402
-from dreamgym.envs.webarena.actions import parse                                       # noqa: E402
-from dreamgym.envs.webarena.direct import InProcessBrowser, canonical                            # noqa: E402
-from dreamgym.envs.webarena.page import Addresses                                      # noqa: E402
-from dreamgym.envs.webarena.sites import SITES, SiteDatabase                                  # noqa: E402
-
-ROOT = Path(__file__).resolve().parents[1]
-
+from benchmarks.webarena_speed import parity, walk
+from dreamgym.envs.webarena.actions import parse
+from dreamgym.envs.webarena.direct import InProcessBrowser, canonical
+from dreamgym.envs.webarena.page import Addresses
+from dreamgym.envs.webarena.sites import SITES, SiteDatabase
 
 try:
     from dreamgym.envs.webarena.chromium import Browser, Chromium, Workers, find_chromium
-except ImportError:                               # without Playwright the tests of the real browser skip
-    def find_chromium():
-        raise ImportError("Playwright is not installed")
+    find_chromium()
+    WHY_NOT = ""
+except (ImportError, ValueError) as error:
+    WHY_NOT = f"no real browser here: {error}"
 
+needs_chromium = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "-")
 
-def _why_not() -> str:
-    try:
-        import playwright  # noqa: F401
-        find_chromium()
-    except (ImportError, ValueError) as error:
-        return f"no real browser here: {error}"
-    return ""
-
-
-needs_chromium = pytest.mark.skipif(bool(_why_not()), reason=_why_not() or "-")
-
-FORM = """<!doctype html><title>Form</title>
-<form action=/answer autocomplete=off><label>Name <input name=name required></label><label>Mail <input
-name=mail type=email></label>
-<label>Count <input name=count type=number min=1 max=9></label><label>Note <textarea
-name=note></textarea></label>
-<label><input type=checkbox name=box value=yes> Box</label>
-<label><input type=radio name=size value=s checked> Small</label><label><input type=radio name=size
-value=l> Large</label>
-<label>Color <select name=color><option value=r>Red</option><option
-selected>Blue</option></select></label><label>Fixed <input name=fixed value=f readonly></label>
-<label>Off <input name=off disabled></label><input type=hidden name=token value="a b~*"><button name=go
-value=1>Get</button>
-<button name=go value=2 formmethod=post formaction=/post>Post</button><button name=go value=3
-formnovalidate>Anyway</button></form>
-<a href="/other">other</a><a href="/other" target=_blank>tab</a><a href="http://example.com/">out</a><a
-href="#here">here</a><a href="/redirect">moved</a><button>Alone</button>"""
+FORM = """<!doctype html><title>Form</title><form action=/answer autocomplete=off><label for=n>Name</label>
+<input id=n name=name type=text><input name=find type=search aria-label=Find><textarea name=note
+aria-label=Note></textarea><input type=checkbox id=b name=box value=yes><label for=b>the Box</label>
+<input type=checkbox name=late aria-label=Late checked><label>Color <select name=color><option
+value=r>Red</option><option selected>Blue</option></select></label><input type=hidden name=token
+value="a b~*"><button>Get</button></form><form method=post action=/post autocomplete=off><input name=word
+aria-label=Word><button>Post</button></form><p><a href="/other">other</a></p><a href="http://example.com/">out</a>
+<a href="/redirect">moved</a><button>Alone</button>"""
 PAGES = {
     "/": FORM,
-    "/other": "<!doctype html><title>Other</title><p>other page</p><a href=/>form</a><a "
-         "href=/other>again</a>",
-    "/script": "<!doctype html><title>Script</title><button onclick=\"alert('boo')\">ring</button><a "
-         "href=/slow>slow</a><a href=/file>file</a>"
-    "<div style='position:relative;height:50px'><a href=/other "
-         "style='position:absolute;top:0;left:0'>covered</a><div style='position:absolute;"
-    "top:0;left:0;width:300px;height:50px;background:#eee'></div></div><iframe src=/inner></iframe><button "
-         "onclick='for(;;);'>hang</button>",
+    "/other": "<!doctype html><title>Other</title><p>other page</p><a href=/>form</a><a href=/other>again</a>",
+    "/script": """<!doctype html><title>Script</title><button onclick="alert('boo')">ring</button>
+<a href=/slow>slow</a><a href=/file>file</a><a href=/other target=_blank>tab</a><iframe src=/inner></iframe>
+<form action=/answer><input aria-label=Needed required><input type=number aria-label=Count><input
+aria-label=Fixed readonly><button>Check</button></form><div style='position:relative;height:50px'><a href=/other
+style='position:absolute;top:0;left:0'>covered</a><div style='position:absolute;top:0;left:0;width:300px;
+height:50px;background:#eee'></div></div><button onclick='for(;;);'>hang</button>""",
     "/inner": "<input aria-label=inside>"}
 
 
@@ -82,24 +59,15 @@ class SmallSite:
     def __init__(self):
         self.bases, self.seen = {"shopping": "http://shopping.test"}, []
 
-    def handle(
-        self, site: str, method: str, path: str, query: str = "", form: dict | None = None,
-        cookies: dict | None = None) -> SimpleNamespace:
+    def handle(self, site, method, path, query="", form=None, cookies=None):
         if path in ("/answer", "/post"):
-            sent = parse_qs(query, keep_blank_values=True) if method == "GET" else form
+            sent = parse_qs(query, keep_blank_values=True) if method == "GET" else dict(form)
             self.seen.append((method, path, sent))
-        if path in ("/redirect", "/post"):
-            return SimpleNamespace(
-                status=303, headers={"Location": "/other?from=1"}, body="", set_cookies={"last": "1"})
-        if path == "/refused":
-            return SimpleNamespace(
-                status=200, headers={}, body="<title>Refused</title><p>refused</p>", set_cookies={})
-        known = PAGES.get(
-            path,
-            f"<!doctype html><title>Page</title><p>{path[1:]}</p><form method=post "
-                          f"action=/refused><button>Send</button></form>",
-        )
-        return SimpleNamespace(status=200, headers={}, body=known, set_cookies={})
+        moved = path in ("/redirect", "/post")
+        body = PAGES.get(path, f"<!doctype html><title>Page</title><p>{path[1:]}</p><form method=post "
+                               "action=/refused><button>Send</button></form>")
+        return SimpleNamespace(status=303 if moved else 200, headers={"Location": "/other?from=1"} if moved else {},
+                               body="" if moved else body, set_cookies={})
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -113,9 +81,7 @@ class Handler(BaseHTTPRequestHandler):
         form = parse_qs(self.rfile.read(size).decode(), keep_blank_values=True) if size else None
         answer = self.server.world.handle("shopping", self.command, path, query, form)
         self.send_response(answer.status)
-        for name, value in {
-            "Content-Type": "text/html", "Cache-Control": "no-store", **answer.headers,
-        }.items():
+        for name, value in {"Content-Type": "text/html", "Cache-Control": "no-store", **answer.headers}.items():
             self.send_header(name, value)
         if path == "/file":
             self.send_header("Content-Disposition", 'attachment; filename="a.zip"')
@@ -146,107 +112,61 @@ def browser() -> Iterator[Browser]:
         yield running
 
 
-def number(screen, name: str) -> int:
-    return next(i for i, node in screen.refs.items() if node.name == name)
-
-
 def play(browser, *actions: str) -> list[str]:
     """Texts after each action; `<name>` in an action stands for the number of the element of that name."""
     texts = []
     for action in actions:
         if "<" in action:
             name = action[action.index("<") + 1:action.index(">")]
-            action = action.replace(f"<{name}>", str(number(browser.shown, name)))
-        screen = browser.act(parse(action))
-        texts.append(screen.text + f"\nnote: {screen.note}" * bool(screen.note))
+            number = next(i for i, node in browser.shown.refs.items() if node.name == name)
+            action = action.replace(f"<{name}>", str(number))
+        texts.append(browser.act(parse(action)).text)
     return texts
 
 
 # ---- what both do ------------------------------------------------------------------------------------------
 
 SCRIPTS = {
-    "all values are sent": [
-        "type [<Name>] [a b] [0]", "type [<Count>] [7] [0]", "type [<Note>] [one] [1]", "click [<Box>]",
-        "click [<Large>]", "type [<Color>] [red]",
-        "click [<Get>]"],
-    "posted": ["type [<Name>] [x~y*] [0]", "click [<Post>]", "go_back", "go_forward"],
-    "checked before sending": [
-        "click [<Get>]", "type [<Name>] [n] [0]", "type [<Mail>] [nobody] [1]", "type [<Mail>] [a@b.c] [0]",
-        "type [<Count>] [70] [1]", "type [<Count>] [many] [0]", "type [<Count>] [] [0]", "click [<Get>]",
-        "go_back",
-        "click [<Anyway>]"],
-    "Enter": [
-        "type [<Name>] [n] [1]", "go_back", "click [<Name>]", "press [Enter]", "type [<Name>] [n] [0]",
-        "click [<Box>]", "press [Enter]", "go_back",
-        "press [Enter]"],
+    "all values are sent": ["type [<Name>] [a b] [0]", "type [<Note>] [one] [1]", "click [<the Box>]",
+                            "click [<Late>]", "type [<Color>] [red]", "click [<Get>]"],
+    "posted": ["type [<Word>] [x~y*] [0]", "click [<Post>]", "go_back", "go_forward"],
+    "Enter": ["type [<Name>] [n] [1]", "go_back", "type [<Find>] [x] [0]", "press [Escape]", "click [<Name>]",
+              "press [enter]"],
     "what cannot be done": [
-        "click [99]", "hover [98]", "type [97] [x] [1]", "type [<other>] [x] [1]", "type [<Fixed>] [x] [1]",
-        "type [<Off>] [x] [1]", "type [<Color>] [Green]", "click [<Color>]", "click [<out>]",
-        "goto [http://example.com/]", "goto [nowhere/x]", "go_back", "go_forward", "tab_focus [3]",
-        "close_tab", "click [<Alone>]",
-        "scroll [up]"],
-    "history": [
-        "click [<other>]", "click [<again>]", "click [<form>]", "go_back", "go_back", "go_back", "go_forward",
-        "go_forward", "go_back", "click [<form>]",
-        "go_forward"],
-    "a fragment": [
-        "type [<Name>] [kept] [0]", "click [<here>]", "click [<here>]", "go_back", "go_forward",
-        "click [<other>]", "go_back", "go_back",
-        "go_back"],
+        "click [99]", "hover [98]", "type [97] [x] [1]", "type [<other>] [x] [1]", "type [<Color>] [Green]",
+        "click [<Color>]", "click [<out>]", "goto [http://example.com/]", "goto [nowhere/x]", "go_back",
+        "go_forward", "tab_focus [3]", "close_tab", "click [<Alone>]", "scroll [up]"],
+    "history": ["click [<other>]", "click [<again>]", "click [<form>]", "go_back", "go_back", "go_back",
+                "go_forward", "go_forward", "go_back", "click [<form>]", "go_forward"],
     "redirects are places once": ["click [<moved>]", "click [<form>]", "go_back", "go_back"],
-    "an answer to a form is passed over": [
-        "goto [shopping/ask]", "click [<Send>]", "goto [shopping/other]", "go_back", "go_forward", "go_back",
-        "go_back"],
-    "tabs": [
-        "click [<tab>]", "click [<form>]", "type [<Name>] [kept] [0]", "new_tab", "go_back", "click [1]",
-        "press [Enter]", "tab_focus [1]", "goto [shopping/other?a=b c'd]", "close_tab", "tab_focus [0]",
-        "close_tab", "goto [shopping/other]",
-        "close_tab"]}
-NOTES = [
-    "no element [99]", "no element [98]", "no element [97]", "cannot type into link 'other'",
-    "'Fixed' cannot be changed", "'Off' cannot be changed", "no option 'Green', options: Red | Blue",
-    "type the name of an option to choose it", "http://example.com/ is outside these sites",
-    "no address 'http://example.com/': expected one of shopping, then a path",
-    "no address 'nowhere/x': expected one of shopping, then a path", "no page to go back to",
-    "no page to go forward to", "no tab 3", "the last tab stays open", "",
-    ""]
+    "an answer to a form is passed over": ["goto [shopping/ask]", "click [<Send>]", "goto [shopping/other]",
+                                           "go_back", "go_forward", "go_back", "go_back"],
+    "tabs": ["new_tab", "go_back", "click [3]", "press [Enter]", "goto [shopping]", "type [<Name>] [kept] [0]",
+             "tab_focus [0]", "goto [shopping/other?a=b c'd]", "tab_focus [1]", "close_tab", "close_tab"]}
 
 
 def test_forms_send_what_a_browser_sends():
-    """Stops: unchecked boxes sent, the wrong button's value, values of options instead of labels, line ends
-    of text areas."""
+    """Stops: unchecked boxes sent, values of options instead of labels, line ends of text areas."""
     world = SmallSite()
     direct = InProcessBrowser(world)
     direct.open(["shopping"])
     play(direct, *SCRIPTS["all values are sent"])
-    assert world.seen == [
-        (
-            "GET", "/answer",
-            {
-                "name": ["a b"], "mail": [""], "count": ["7"], "note": ["one\r\n"], "box": ["yes"],
-                "size": ["l"], "color": ["r"], "fixed": ["f"], "token": ["a b~*"],
-                "go": ["1"]})]
+    assert world.seen == [("GET", "/answer", {
+        "name": ["a b"], "find": [""], "note": ["one\r\n"], "box": ["yes"], "color": ["r"], "token": ["a b~*"]})]
 
 
-def test_what_cannot_be_done_is_told():
+def test_what_cannot_be_done_changes_nothing():
     direct = InProcessBrowser(SmallSite())
     start = direct.open(["shopping"]).text
-    for action, text, note in zip(
-        SCRIPTS["what cannot be done"], play(direct, *SCRIPTS["what cannot be done"]), NOTES, strict=True):
-        assert text == start + f"\nnote: {note}" * bool(note), action
+    assert set(play(direct, *SCRIPTS["what cannot be done"])) == {start}
 
 
-def test_history_has_no_empty_page_and_a_shared_page_is_never_written_on():
+def test_a_shared_page_is_never_written_on():
     world = SmallSite()
     direct, other = InProcessBrowser(world), InProcessBrowser(world)
     direct.open(["shopping"])
-    texts = play(
-        direct, "type [<Name>] [mine] [0]", "click [<other>]", "go_back", "go_back", "new_tab", "go_back")
-    assert "value 'mine'" in texts[0]
-    assert "mine" not in texts[2]
-    assert texts[3] == texts[2] + "\nnote: no page to go back to"
-    assert "page: New tab" in texts[5] and "no page to go back to" in texts[5] and direct.url == ""
-    assert "mine" not in other.open(["shopping"]).text
+    typed, _, again = play(direct, "type [<Name>] [mine] [0]", "click [<other>]", "go_back")
+    assert "value 'mine'" in typed and "mine" not in again + other.open(["shopping"]).text
 
 
 def test_addresses_are_written_as_chromium_writes_them():
@@ -254,11 +174,10 @@ def test_addresses_are_written_as_chromium_writes_them():
     assert canonical("http://a.test/b c?q=d e'f\"é#x") == "http://a.test/b%20c?q=d%20e%27f%22%C3%A9#x"
 
 
-def test_a_bad_start_is_a_value_error():
-    with pytest.raises(ValueError, match="no address 'elsewhere'"):
-        InProcessBrowser(SmallSite()).open(["elsewhere"])
-    with pytest.raises(ValueError, match="expected at least one"):
-        InProcessBrowser(SmallSite()).open([])
+@pytest.mark.parametrize("urls, said", [(["elsewhere"], "no address 'elsewhere'"), ([], "expected at least one")])
+def test_a_bad_start_is_a_value_error(urls, said):
+    with pytest.raises(ValueError, match=said):
+        InProcessBrowser(SmallSite()).open(urls)
 
 
 def test_an_evaluators_page_is_fresh_and_unseen():
@@ -274,12 +193,9 @@ def test_an_evaluators_page_is_fresh_and_unseen():
 
 def test_a_walk_repeats_exactly():
     world = SiteDatabase()
-    texts = [
-        [
-            screen.text
-            for _, (_, screen) in zip(
-                range(80), walk(InProcessBrowser(world), world, random.Random(3), list(SITES), world.bases))]
-        for _ in range(2)]
+    texts = [[screen.text for _, (_, screen) in
+              zip(range(80), walk(InProcessBrowser(world), world, random.Random(3), list(SITES), world.bases))]
+             for _ in range(2)]
     assert texts[0] == texts[1] and len(set(texts[0])) > 20
 
 
@@ -289,12 +205,12 @@ def test_a_walk_repeats_exactly():
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_both_do_the_same(name, served, browser):
     """Stops: any way in which the browserless back end is not a browser."""
-    direct_world = SmallSite()
-    direct, chromium = InProcessBrowser(direct_world), Chromium(Addresses(served.bases), browser)
+    world = SmallSite()
+    direct, chromium = InProcessBrowser(world), Chromium(Addresses(served.bases), browser)
     assert direct.open(["shopping"]).text == chromium.open(["shopping"]).text
-    assert list(zip(SCRIPTS[name], play(direct, *SCRIPTS[name]))) == list(
-        zip(SCRIPTS[name], play(chromium, *SCRIPTS[name])))
-    assert [(m, p, dict(f)) for m, p, f in direct_world.seen] == [(m, p, dict(f)) for m, p, f in served.seen]
+    assert [*zip(SCRIPTS[name], play(direct, *SCRIPTS[name]))] == [
+        *zip(SCRIPTS[name], play(chromium, *SCRIPTS[name]))]
+    assert world.seen == served.seen
     chromium.close()
 
 
@@ -308,19 +224,21 @@ def test_random_walks_of_both_agree(browser):
 # ---- a real browser ----------------------------------------------------------------------------------------
 
 @needs_chromium
-def test_scripts_frames_dialogs_downloads_and_slow_pages(served, browser):
+def test_what_only_a_real_browser_meets(served, browser):
+    """Scripts, frames, dialogs, downloads, slow pages, covered links, tabs that a page opens, fields that are
+    checked."""
     chromium = Chromium(Addresses(served.bases), browser, settle_s=0.1)
-    assert "textbox 'inside'" in chromium.open(["shopping/script"]).text
+    start = chromium.open(["shopping/script"]).text
+    assert "textbox 'inside'" in start
     chromium.limit_s = 2
-    slow, = play(chromium, "click [<slow>]")
+    assert play(chromium, "click [<slow>]", "click [<ring>]", "click [<file>]", "click [<Check>]",
+                "type [<Count>] [many] [1]", "type [<Fixed>] [x] [1]") == [start] * 6
+    assert not served.seen
     chromium.limit_s = 20
-    ring, file, typed, covered = play(
-        chromium, "click [<ring>]", "click [<file>]", "type [<inside>] [deep] [0]", "click [<covered>]")
-    assert ring.endswith("note: dialog dismissed: boo")
-    assert slow.endswith("note: the page did not load in 2 seconds")
-    assert file.endswith("note: download refused: a.zip")
+    typed, tab, _, covered = play(chromium, "type [<inside>] [deep] [0]", "click [<tab>]", "close_tab",
+                                  "click [<covered>]")
     assert "textbox 'inside' value 'deep'" in typed
-    assert covered.startswith("page: Other")
+    assert tab.startswith("tabs: Script | *Other") and covered.startswith("page: Other")
     chromium.close()
 
 
@@ -333,9 +251,7 @@ def test_an_address_that_does_not_answer(served, browser):
         chromium.open(["map/x"])
     chromium.open(["shopping/other"])
     lost, back = play(chromium, "goto [map/x]", "go_back")
-    assert lost.startswith("page: Not loaded\nurl: map/x\n")
-    assert "note: the page did not load: net::ERR" in lost
-    assert back.startswith("page: Other") and "note" not in back
+    assert lost.startswith("page: Not loaded\nurl: map/x\n") and back.startswith("page: Other")
     chromium.close()
 
 
@@ -348,16 +264,6 @@ def test_other_hosts_cannot_be_reached(browser):
 
 
 @needs_chromium
-def test_unknown_elements_fail_at_once(served, browser):
-    chromium = Chromium(Addresses(served.bases), browser)
-    chromium.open(["shopping"])
-    start = time.monotonic()
-    play(chromium, "click [99]", "type [99] [x] [1]", "hover [99]")
-    assert time.monotonic() - start < 15                                     # a search for them waits 20
-    chromium.close()
-
-
-@needs_chromium
 def test_episodes_share_nothing(browser):
     """Stops: a login or a cart of one episode seen in another."""
     world = SiteDatabase()
@@ -365,61 +271,30 @@ def test_episodes_share_nothing(browser):
         one, two = (Chromium(Addresses(served.bases), browser) for _ in range(2))
         account = one.open(["shopping/account"], {"shopping": world.login("shopping")}).text
         assert account != two.open(["shopping/account"]).text and "password" in two.shown.text.lower()
-        state = one.storage_state()
+        state = one.context.storage_state()
         one.close()
-        again = Chromium(Addresses(served.bases), browser, storage_state=state)
-        assert again.open(["shopping/account"]).text == account
-        assert world.accounts["shopping"][0] in again.page("shopping/account").evaluate(
-            "document.body.outerText")
-        again.close()
+        assert two.open(["shopping/account"], storage_state=state).text == account
+        page = two.page("shopping/account")
+        assert world.accounts["shopping"][0] in page.evaluate("document.body.outerText") and "<title>" in page.html
         two.close()
 
 
-@needs_chromium
-def test_workers_play_many_in_order_and_leave_nothing_running():
-    before = set(family(os.getpid()))              # the browser of the other tests
-    worlds = [SiteDatabase() for _ in range(3)]
-    places = [world.serve() for world in worlds]
-    with Workers(2) as workers:
-        browsers = workers.browsers([Addresses(place.bases) for place in places])
-        screens = workers.open(browsers, [([site], {}) for site in ("shopping", "reddit", "homepage")])
-        direct = InProcessBrowser(SiteDatabase())
-        assert [screen.text for screen in screens] == [
-            direct.open([site]).text for site in ("shopping", "reddit", "homepage")]
-        moved = workers.act(browsers, [parse("click [4]"), parse("go_back"), parse("goto [shopping]")])
-        assert moved[1].note == "no page to go back to"
-        assert moved[2].text == screens[0].text
-        assert moved[0].text != screens[0].text
-        page = browsers[1].page("reddit")
-        assert page.evaluate("document.title") == screens[1].text.split("\n")[0].removeprefix("page: ")
-        assert "<title>" in page.html
-        page.close()
-        with pytest.raises(ValueError, match="no address"):
-            workers.open(browsers[:1], [(["nowhere"], {})])
-        children = [child for child in family(os.getpid()) if child not in before]
-        assert len(children) > 6
-    for place in places:
-        place.close()
-    assert gone(children)
-
-
 ALONE = """
-import sys, time
-from dreamgym.envs.webarena.chromium import Browser, Workers
-kept = Browser() if sys.argv[1] == "browser" else Workers(1)
+import time
+from dreamgym.envs.webarena.chromium import Workers
+kept = Workers(2)
 print("ready", flush=True)
 time.sleep(60)
 """
 
 
 @needs_chromium
-@pytest.mark.parametrize("what", ["browser", "workers"])
-def test_a_killed_process_takes_its_browsers_with_it(what):
-    process = subprocess.Popen(
-        [sys.executable, "-c", ALONE, what], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+def test_a_killed_process_takes_its_browsers_with_it():
+    process = subprocess.Popen([sys.executable, "-c", ALONE], cwd=Path(__file__).parents[1], text=True,
+                               stdout=subprocess.PIPE)
     assert process.stdout.readline() == "ready\n"
     children = family(process.pid)
-    assert len(children) > 3
+    assert len(children) > 6
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stdout.close()
@@ -428,27 +303,30 @@ def test_a_killed_process_takes_its_browsers_with_it(what):
 
 @pytest.mark.skipif("Workers" not in globals(), reason="Playwright is not installed")
 def test_a_missing_browser_is_a_value_error(monkeypatch):
+    monkeypatch.setenv("CHROMIUM", "/no/such")
     with pytest.raises(ValueError, match="/no/such: no such browser; install Chromium"):
-        Workers(1, "/no/such")
-    monkeypatch.setenv("CHROMIUM", "/nor/this")
-    with pytest.raises(ValueError, match="/nor/this: no such browser"):
-        find_chromium()
+        Workers(1)
 
 
 @needs_chromium
-def test_a_browser_that_hangs_or_dies_is_a_runtime_error(served):
-    for action in ("click [<hang>]", "kill"):
-        before = set(family(os.getpid()))
-        with Chromium(Addresses(served.bases)) as chromium:
-            chromium.open(["shopping/script"])
-            chromium.limit_s = 0.5
-            children = list(set(family(os.getpid())) - before)
-            assert len(children) > 3
-            if action == "kill":
-                chromium.browser.kill()
-            with pytest.raises(RuntimeError, match="the page or its browser has ended"):
-                play(chromium, "click [<ring>]" if action == "kill" else action)
-        assert gone(children)
+@pytest.mark.parametrize("action", ["click [<hang>]", "kill"])
+def test_a_browser_that_hangs_or_dies_is_a_runtime_error(served, action):
+    before = set(family(os.getpid()))
+    workers = Workers(1)
+    (thread, browser), = workers.pairs
+    children = list(set(family(os.getpid())) - before)
+
+    def ends() -> None:
+        chromium = Chromium(Addresses(served.bases), browser)
+        chromium.open(["shopping/script"])
+        chromium.limit_s = 0.5
+        if action == "kill":
+            browser.kill()
+        with pytest.raises(RuntimeError, match="the page or its browser has ended"):
+            play(chromium, "click [<ring>]" if action == "kill" else action)
+    thread.submit(ends).result()
+    workers.close()
+    assert len(children) > 3 and gone(children)
 
 
 def family(pid: int) -> list[int]:
@@ -456,10 +334,9 @@ def family(pid: int) -> list[int]:
     parents = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
-            fields = entry.read_text().rsplit(")", 1)[1].split()
+            parents[int(entry.parent.name)] = int(entry.read_text().rsplit(")", 1)[1].split()[1])
         except OSError:
             continue
-        parents[int(entry.parent.name)] = int(fields[1])
     found = [pid]
     for parent in found:
         found += [child for child, its in parents.items() if its == parent]
@@ -468,12 +345,13 @@ def family(pid: int) -> list[int]:
 
 def gone(pids: list[int], seconds: float = 120) -> bool:
     """Whether all of them end soon; a zombie has ended."""
+    def runs(pid: int) -> bool:
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+        except OSError:
+            return False
+
     end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if not any(
-            Path(f"/proc/{pid}/stat").exists()
-            and Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-            for pid in pids):
-            return True
+    while any(map(runs, pids)) and time.monotonic() < end:
         time.sleep(0.1)
-    return False
+    return not any(map(runs, pids))

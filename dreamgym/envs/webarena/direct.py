@@ -1,9 +1,10 @@
-"""The browserless back end: the own sites' HTML in process, with what a browser does around it.
-No sockets, no JavaScript, no CSS.
+"""The browserless back end: the own sites' HTML in process, with what a browser does around it. No sockets,
+no JavaScript, no CSS.
 
-Cookies of each site, redirects, forms with all current values and the browser's own checks of them, links,
-tabs and the history of each follow Chromium: `tests/test_webarena_backends.py` walks both and finds no
-difference. Left out on purpose: keys other than Enter and Escape, hovering, frames, files: nothing happens.
+Cookies of each site, redirects, forms, links, tabs and the history of each follow Chromium, as far as the own
+sites' pages go (sites/templates): `tests/test_webarena_backends.py` walks both and finds no difference. Left
+out: keys other than Enter and Escape, hovering, and what no own page has (frames, files, fields that a
+browser checks, links to parts of a page).
 
     browser = InProcessBrowser(sites)
     screen = browser.open([f"{sites.bases['shopping']}/"], {"shopping": sites.login("shopping")})
@@ -13,36 +14,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import count
 from typing import Any
 from urllib.parse import quote, urlencode, urljoin, urlsplit, urlunsplit
 
 from lxml import etree
 
-from dreamgym.envs.webarena.ax_tree_sources import from_html, option_label, parse_html
+from dreamgym.envs.webarena.ax_tree_sources import chosen_option, from_html, option_label
 from dreamgym.envs.webarena.locators import query
-from dreamgym.envs.webarena.page import LINES, Addresses, Node, Screen
-from dreamgym.envs.webarena.tabs import Cookies, Tabs, incomplete
+from dreamgym.envs.webarena.page import Addresses, Node, Screen
+from dreamgym.envs.webarena.tabs import Cookies, Tabs
 
 Element = etree._Element
 MAX_REDIRECTS, PARSED_PAGES = 20, 1024
-_documents = count()
 CONTROLS = ("input", "select", "textarea", "button")
-SENDERS, BUTTONS = ("submit", "image"), ("submit", "image", "button", "reset")
-FREE_TEXT = ("text", "search", "password", "email", "url", "tel", "number")
-_EMAIL = re.compile(r"[\w.!#$%&'*+/=?^`{|}~-]+@[a-zA-Z0-9-]+(\.[a-zA-Z0-9-]+)*")
-_NUMBER = re.compile(r"-?\d*\.?\d+([eE][+-]?\d+)?")
 
 
 class InProcessBrowser(Tabs):
     """One episode at a time on a SiteDatabase. Several browsers share one database, as several people
     would."""
 
-    def __init__(self, sites: Any, size: int = LINES):
-        super().__init__(Addresses(sites.bases), size)
+    def __init__(self, sites: Any):
+        super().__init__(Addresses(sites.bases))
         self.sites, self.jar = sites, {}
 
     def open(self, urls: Sequence[str], cookies: Cookies = {}) -> Screen:  # noqa: B006
@@ -56,17 +50,18 @@ class InProcessBrowser(Tabs):
         final, _, body = self.fetch("GET", self.addresses.full(url))
         return InProcessPage(final, body)
 
-    def _tab(self) -> Tab:
+    def new_tab(self) -> Tab:
         return Tab(self)
 
-    def fetch(self, method: str, url: str, form: list[tuple[str, str]] | None = None) -> tuple[str, str, str]:
-        """-> (address after redirects, method of the last request, HTML)."""
+    def fetch(self, method: str, url: str, form: Sequence[tuple[str, str]] = ()) -> tuple[str, str, str]:
+        """-> (address after redirects, method of the last request, HTML). Raises ValueError where a redirect
+        leads to another host."""
         for _ in range(MAX_REDIRECTS):
             site, parts = self.addresses.site(url), urlsplit(url)
             if not site:
-                raise ValueError(self.outside(url))
+                raise ValueError(f"{url} is outside these sites")
             fields: dict[str, list[str]] = {}
-            for name, value in form or ():
+            for name, value in form:
                 fields.setdefault(name, []).append(value)
             jar = self.jar[site]
             answer = self.sites.handle(site, method, parts.path or "/", parts.query, fields, jar)
@@ -75,204 +70,154 @@ class InProcessBrowser(Tabs):
                 return url, method, answer.body
             url = canonical(urljoin(url, answer.headers["Location"]))
             if answer.status not in (307, 308):
-                method, form = "GET", None
+                method, form = "GET", ()
         raise ValueError(f"{url}: redirects without end")
 
 
-@dataclass
-class Entry:
-    """One place in a tab's history. Entries with one `document` number are places in the same document."""
-    url: str
-    document: int
-    posted: bool = False  # the answer to a posted form, which a browser does not show again
-
-
 class Tab:
+    """`entries` is its history: (address, whether it is the answer to a posted form, which a browser does not
+    show again). `held` is what controls hold by now, where it is not what the page says: a text, whether a
+    box is checked, or the index of an option; parsed pages are shared and never changed."""
+
     def __init__(self, browser: InProcessBrowser):
-        self.browser, self.entries, self.at, self.window = browser, [], -1, 0
-        self.title, self.root, self.nodes, self.owned = "", None, [], False
+        self.browser, self.at, self.window = browser, -1, 0
+        self.entries: list[tuple[str, bool]] = []
+        self.title, self.nodes, self.held = "", [], {}
         self.focus: Element | None = None
 
     @property
     def url(self) -> str:
-        return self.entries[self.at].url if self.entries else ""
+        return self.entries[self.at][0] if self.entries else ""
 
     def read(self) -> list[Node]:
-        return self.nodes
+        return [changed(node, self.held[node.ref]) if node.ref in self.held else node for node in self.nodes]
 
     def close(self) -> None:
-        self.root = None
+        """Nothing to close."""
 
     # ---- pages and history
 
-    def goto(self, url: str) -> str:
-        """Opens an address, as typing it or following a link does: the same one again takes the place of its
-        entry, a fragment only moves on the page."""
-        url, before = canonical(url), self.url
-        if before and "#" in url and url.split("#")[0] == before.split("#")[0]:
-            self._enter(Entry(url, self.entries[self.at].document), replace=url == before)
-            return ""
-        return self._load("GET", url, replace=url == before)
+    def goto(self, url: str) -> None:
+        """As typing an address or following a link: the same one again takes the place of its entry."""
+        url = canonical(url)
+        self.load("GET", url, is_same=url == self.url)
 
-    def move(self, step: int) -> bool:
+    def move(self, step: int) -> None:
         target = self.at + step
-        while 0 <= target < len(self.entries) and self.entries[target].posted:
+        while 0 <= target < len(self.entries) and self.entries[target][1]:
             target += step
-        if not 0 <= target < len(self.entries):
-            return False
-        entry, left = self.entries[target], self.entries[self.at]
-        self.at = target
-        if entry.document != left.document:
-            entry.url, _, body = self.browser.fetch("GET", entry.url)
-            self._show(body)
-        return True
+        if 0 <= target < len(self.entries):
+            self.at = target
+            final, _, body = self.browser.fetch("GET", self.url)
+            self.entries[target] = final, False
+            self.show(body)
 
-    def _load(self, method: str, url: str, form: list[tuple[str, str]] | None = None,
-              replace: bool = False) -> str:
-        try:
-            final, last_method, body = self.browser.fetch(method, url, form)
-        except ValueError as error:
-            return str(error)
-        self._enter(Entry(final, next(_documents), last_method == "POST"), replace)
-        self._show(body)
-        return ""
+    def load(self, method: str, url: str, form: Sequence[tuple[str, str]] = (),
+             is_same: bool = False) -> None:
+        final, last_method, body = self.browser.fetch(method, url, form)
+        after = self.entries[self.at + 1:] if is_same else []
+        self.at += not is_same
+        self.entries[self.at:] = [(final, last_method == "POST"), *after]
+        self.show(body)
 
-    def _enter(self, entry: Entry, replace: bool) -> None:
-        self.entries[self.at + (not replace):] = [entry] + (self.entries[self.at + 1:] if replace else [])
-        self.at += not replace
-
-    def _show(self, body: str) -> None:
-        self.root, self.title, self.nodes = parsed(body)
-        self.owned, self.focus, self.window = False, None, 0
-
-    def _own(self, element: Element) -> Element:
-        """The element in a tree of this tab's own, that may be changed: parsed pages are shared."""
-        if self.owned:
-            return element
-        copy = deepcopy(self.root)
-        twin = dict(zip(self.root.iter(), copy.iter()))
-        self.root, self.focus, self.owned = copy, twin.get(self.focus), True
-        return twin[element]
-
-    def _changed(self) -> str:
-        self.title, self.nodes = from_html(self.root)
-        return ""
+    def show(self, body: str) -> None:
+        self.title, self.nodes = parsed(body)
+        self.held, self.focus, self.window = {}, None, 0
 
     # ---- actions
 
-    def click(self, node: Node) -> str:
+    def click(self, node: Node) -> None:
         around = (node.ref, *node.ref.iterancestors())
         element = next((e for e in around if e.tag in (*CONTROLS, "label") or e.get("href")), None)
         if element is not None and element.tag == "label":
-            element = labelled(element)
-        if element is None or has(element, "disabled"):
-            return ""
-        if element.tag == "a":
-            return self._follow(element)
+            named = element.get("for")
+            element = next((e for e in element.getroottree().iter(*CONTROLS) if e.get("id") == named), None)
+        if element is None:
+            return
         self.focus = element
-        kind = input_type(element)
-        if kind in SENDERS:
-            return self._submit(element, owner(element))
-        if kind not in ("checkbox", "radio"):
-            return ""
-        element = self._own(element)
-        for other in group(element) if kind == "radio" else [element]:
-            flip(other, "checked", other is element and (kind == "radio" or not has(element, "checked")))
-        return self._changed()
+        if element.tag in ("a", "button"):
+            self.press("Enter")
+        elif element.get("type") == "checkbox":
+            self.held[element] = not self.held.get(element, "checked" in element.attrib)
 
-    def hover(self, node: Node) -> str:
-        return ""
+    def hover(self, node: Node) -> None:
+        """Nothing on the own sites hangs on it."""
 
-    def press(self, key: str) -> str:
+    def press(self, key: str) -> None:
         """Enter follows the link, sends the form, or begins a line of the field that has the focus; Escape
         empties a search field."""
-        element = self.focus
-        if element is not None and key.lower() == "escape" and input_type(element) == "search":
-            return self.fill(Node("searchbox", ref=element), "")
-        if element is None or key.lower() != "enter":
-            return ""
-        if element.tag == "a":
-            return self._follow(element)
-        if element.tag == "textarea":
-            element = self._own(element)
-            element.text = (element.text or "") + "\n"
-            return self._changed()
-        if input_type(element) in BUTTONS:
-            return self.click(Node("button", ref=element))
-        form = owner(element)
-        if form is None or element.tag == "select":
-            return ""
-        button = next((e for e in controls(form) if input_type(e) in SENDERS), None)
-        if button is None and sum(input_type(e) in FREE_TEXT for e in controls(form)) > 1:
-            return ""
-        return "" if button is not None and has(button, "disabled") else self._submit(button, form)
+        element, tag = self.focus, "" if self.focus is None else self.focus.tag
+        if key.lower() == "escape" and tag == "input" and element.get("type") == "search":
+            self.held[element] = ""
+        elif key.lower() != "enter":
+            return
+        elif tag == "a":
+            url = urljoin(self.url, element.get("href").strip())
+            if self.browser.addresses.site(url):
+                self.goto(url)
+        elif tag == "textarea":
+            self.held[element] = self.held.get(element, text_of(element)) + "\n"
+        elif tag in ("button", "input"):
+            self.submit(next(element.iterancestors("form"), None))
 
-    def fill(self, node: Node, text: str) -> str:
-        if has(node.ref, "disabled") or has(node.ref, "readonly"):
-            return f"'{node.name}' cannot be changed"
-        kind = input_type(node.ref)
-        if kind == "number" and text and not _NUMBER.fullmatch(text):
-            return f"'{node.name}' takes a number"
-        self.focus = element = self._own(node.ref)
-        if limit := element.get("maxlength"):
-            text = text[:int(limit)]
-        if kind == "textarea":
-            element.text = text
-        else:
-            element.set("value", text.strip() if kind in ("email", "url") else text)
-        return self._changed()
+    def fill(self, node: Node, text: str) -> bool:
+        self.focus = node.ref
+        self.held[node.ref] = text
+        return True
 
     def options(self, node: Node) -> list[str]:
         return [option_label(option) for option in node.ref.iter("option")]
 
-    def choose(self, node: Node, index: int) -> str:
-        if has(node.ref, "disabled"):
-            return f"'{node.name}' cannot be changed"
-        self.focus = element = self._own(node.ref)
-        for i, option in enumerate(element.iter("option")):
-            flip(option, "selected", i == index)
-        return self._changed()
+    def choose(self, node: Node, index: int) -> None:
+        self.focus = node.ref
+        self.held[node.ref] = index
 
-    def _follow(self, link: Element) -> str:
-        url = urljoin(self.url, link.get("href").strip())
-        if note := self.browser.outside(url):
-            return note
-        self.focus = link
-        return self._target(link.get("target")).goto(url)
+    def submit(self, form: Element | None) -> None:
+        url = urljoin(self.url, form.get("action", self.url)) if form is not None else ""
+        if not self.browser.addresses.site(url):
+            return
+        if form.get("method", "get").lower() == "post":
+            self.load("POST", canonical(url), self.values(form))
+        else:                                    # a form writes two characters not as Python does
+            query = urlencode(self.values(form)).replace("%2A", "*").replace("~", "%7E")
+            self.load("GET", canonical(urlunsplit(urlsplit(url)._replace(query=query, fragment=""))))
 
-    def _target(self, name: str | None) -> Tab:
-        if not name or name.lower() in ("_self", "_top", "_parent"):
-            return self
-        self.browser.opened.append(Tab(self.browser))
-        return self.browser.opened[-1]
+    def values(self, form: Element) -> list[tuple[str, str]]:
+        """The (name, value) pairs that a form sends."""
+        pairs = []
+        for element in form.iter("input", "select", "textarea"):
+            name, held = element.get("name"), self.held.get(element)
+            if element.get("type") == "checkbox":
+                if "checked" in element.attrib if held is None else held:
+                    pairs.append((name, element.get("value", "on")))
+            elif element.tag == "select":
+                options = list(element.iter("option"))
+                option = chosen_option(element) if held is None else options[held]
+                if option is not None:
+                    pairs.append((name, option.get("value", option_label(option))))
+            else:
+                pairs.append((name, re.sub(r"\r?\n", "\r\n", text_of(element) if held is None else held)))
+        return pairs
 
-    def _submit(self, button: Element | None, form: Element | None) -> str:
-        if form is None:
-            return ""
 
-        def given(name: str, default: str = "") -> str:
-            over = button.get(f"form{name}") if button is not None else None
-            return over if over is not None else form.get(name) or default
+def text_of(element: Element) -> str:
+    """What a text field holds by its page."""
+    return (element.text or "").removeprefix("\n") if element.tag == "textarea" else element.get("value", "")
 
-        if not has(form, "novalidate") and (button is None or not has(button, "formnovalidate")):
-            if (wrong := next((e for e in controls(form) if not valid(e)), None)) is not None:
-                return incomplete(self.nodes, wrong)
-        url = urljoin(self.url, given("action", self.url).strip())
-        if note := self.browser.outside(url):
-            return note
-        tab, pairs = self._target(given("target")), values(form, button)
-        if given("method", "get").lower() == "post":
-            return tab._load("POST", canonical(url), pairs)
-        # forms write two characters of a query not as Python does
-        query = urlencode(pairs).replace("%2A", "*").replace("~", "%7E")
-        return tab._load("GET", canonical(urlunsplit(urlsplit(url)._replace(query=query, fragment=""))))
+
+def changed(node: Node, held: Any) -> Node:
+    """The node of a control that holds something else than its page says."""
+    if isinstance(held, bool):
+        return replace(node, checked=held)
+    if isinstance(held, int):
+        return replace(node, value=node.options[held])
+    return replace(node, value="•" * len(held) if node.ref.get("type") == "password" else held)
 
 
 @lru_cache(PARSED_PAGES)
-def parsed(body: str) -> tuple[Element | None, str, list[Node]]:
-    """(root, title, nodes) of a page; they are shared, and never changed."""
-    root = parse_html(body)
-    return root, *from_html(root)
+def parsed(body: str) -> tuple[str, list[Node]]:
+    """(title, nodes) of a page; they are shared, and never changed."""
+    return from_html(body)
 
 
 def canonical(url: str) -> str:
@@ -283,104 +228,6 @@ def canonical(url: str) -> str:
                                      query=quote(parts.query, safe="/%:@!$&()*+,;=~?|[]{}^`\\")))
 
 
-# ---- forms -------------------------------------------------------------------------------------------------
-
-def has(element: Element, attribute: str) -> bool:
-    return element.get(attribute) is not None
-
-
-def flip(element: Element, attribute: str, on: bool) -> None:
-    if on:
-        element.set(attribute, "")
-    else:
-        element.attrib.pop(attribute, None)
-
-
-def input_type(element: Element) -> str:
-    """What kind of control: the type of an input or button, else the tag."""
-    if element.tag == "button":
-        kind = (element.get("type") or "submit").lower()
-        return kind if kind in BUTTONS else "submit"
-    return (element.get("type") or "text").lower() if element.tag == "input" else element.tag
-
-
-def owner(element: Element) -> Element | None:
-    """The form a control belongs to."""
-    if name := element.get("form"):
-        return next((form for form in element.getroottree().iter("form") if form.get("id") == name), None)
-    return next(element.iterancestors("form"), None)
-
-
-def controls(form: Element) -> list[Element]:
-    """The controls of a form, in document order."""
-    return [e for e in form.getroottree().iter(*CONTROLS) if owner(e) is form]
-
-
-def group(radio: Element) -> list[Element]:
-    """The radio buttons of which one is chosen."""
-    form, name = owner(radio), radio.get("name")
-    return [e for e in radio.getroottree().iter("input")
-            if input_type(e) == "radio" and e.get("name") == name and owner(e) is form]
-
-
-def labelled(label: Element) -> Element | None:
-    """The control of a label."""
-    if name := label.get("for"):
-        return next((e for e in label.getroottree().iter() if e.get("id") == name), None)
-    return next(label.iter(*CONTROLS), None)
-
-
-def value_of(element: Element) -> str:
-    """What a control holds; of a select without a chosen option the first one, as browsers do."""
-    if element.tag == "textarea":
-        return (element.text or "").removeprefix("\n")
-    if element.tag != "select":
-        return element.get("value") or ""
-    options = list(element.iter("option"))
-    chosen = [option for option in options if has(option, "selected")][-1:] or options[:1]
-    return chosen[0].get("value", option_label(chosen[0])) if chosen else ""
-
-
-def values(form: Element, button: Element | None) -> list[tuple[str, str]]:
-    """The (name, value) pairs that a form sends."""
-    pairs = []
-    for element in controls(form):
-        kind, name = input_type(element), element.get("name")
-        if not name or has(element, "disabled") or (kind in BUTTONS and element is not button):
-            continue
-        if kind not in ("checkbox", "radio"):
-            pairs.append((name, re.sub(r"\r?\n", "\r\n", value_of(element))))
-        elif has(element, "checked"):
-            pairs.append((name, element.get("value", "on")))
-    return pairs
-
-
-def valid(element: Element) -> bool:
-    """Whether a browser would send this field: required, email, number between min and max in whole steps,
-    pattern."""
-    kind, text, required = input_type(element), value_of(element), has(element, "required")
-    if has(element, "disabled") or has(element, "readonly") or kind in (*BUTTONS, "hidden"):
-        return True
-    if kind == "checkbox":
-        return not required or has(element, "checked")
-    if kind == "radio":
-        return not any(has(e, "required") for e in group(element)) or any(has(e, "checked")
-                                                                          for e in group(element))
-    if not text:
-        return not required
-    if kind == "number":
-        number, low, high, step = float(text), *(element.get(name) for name in ("min", "max", "step"))
-        steps = 0.0 if step == "any" else (number - float(low or 0)) / float(step or 1)
-        inside = (low is None or number >= float(low)) and (high is None or number <= float(high))
-        return inside and abs(steps - round(steps)) < 1e-6
-    if kind == "email" and not _EMAIL.fullmatch(text):
-        return False
-    pattern = element.get("pattern")
-    return pattern is None or kind not in FREE_TEXT or re.fullmatch(pattern, text) is not None
-
-
-# ---- evaluation --------------------------------------------------------------------------------------------
-
 @dataclass
 class InProcessPage:
     """A page for an evaluator."""
@@ -389,7 +236,7 @@ class InProcessPage:
 
     def evaluate(self, js: str) -> str | None:
         """What a locator gives, None where it would throw or give null.
-        Raises NotSupported for what only a browser understands."""
+        Raises NotSupported for what is not understood."""
         return query(self.html, js)
 
     def close(self) -> None:

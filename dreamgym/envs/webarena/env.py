@@ -11,25 +11,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from concurrent.futures import Executor, Future, wait
+from dataclasses import dataclass
 from functools import cached_property
+from itertools import cycle
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from dreamgym.envs.base import Environment, Player, Session, StepResult
 from dreamgym.envs.webarena import importers, live, relabel
-from dreamgym.envs.webarena.actions import Action, parse
+from dreamgym.envs.webarena.actions import parse
 from dreamgym.envs.webarena.audit import WebArenaAudit
 from dreamgym.envs.webarena.direct import InProcessBrowser
 from dreamgym.envs.webarena.evaluators import (
     PAGE_HELPERS, Judge, OwnShop, WebTask, as_task, evaluate, located, read_records, read_tasks,
     shop_helpers)
 from dreamgym.envs.webarena.names import VOCABULARY, other_names
-from dreamgym.envs.webarena.page import STOPPED, Addresses
+from dreamgym.envs.webarena.page import STOPPED, Addresses, Screen
 from dreamgym.envs.webarena.prompts import PROMPTS
 from dreamgym.envs.webarena.scripted import PLAYERS
 from dreamgym.envs.webarena.sites import SiteDatabase
@@ -53,22 +54,25 @@ WAIT_S = 3.0                                     # ... and before an evaluator f
 
 class WebArena(Environment):
     """`seed` is that of the own sites' data and tasks. With `backend` chromium, `workers` browsers play at
-    the same time. `judge` is the URL of an endpoint whose model compares answers that only a language model
-    can compare (evaluators.Judge); "": such tasks are not judged. `drop` is a task file in WebArena's format
-    (WebArena-Lite's): recorded episodes of its tasks are not read."""
+    the same time. `judge` is an endpoint whose model compares answers that only a language model can compare
+    (evaluators.Judge), as "URL,MODEL" or "URL,MODEL,NAME OF THE KEY'S VARIABLE"; "": such tasks are not
+    judged. `drop` is a task file in WebArena's format (WebArena-Lite's): recorded episodes of its tasks are
+    not read."""
 
+    name = "webarena"
     prompts = PROMPTS
     numbered_lines = True
 
     def __init__(self, data_dir: str = "", seed: int = 7, backend: str = "direct", workers: int = 1,
-                 judge: str = "", judge_model: str = "", judge_key_env: str = "OPENAI_API_KEY",
-                 drop: str = ""):
+                 judge: str = "", drop: str = ""):
         if backend not in BACKENDS:
             raise ValueError(f"backend {backend!r}: expected one of {', '.join(BACKENDS)}")
-        self.name, self.seed, self.started = "webarena", seed, 0
-        self.judge = Judge(judge, judge_model, judge_key_env) if judge else None
+        if judge and not 1 <= judge.count(",") <= 2:
+            raise ValueError(f"judge {judge!r}: expected URL,MODEL or URL,MODEL,KEY_VARIABLE")
+        self.seed, self.started, self.drop = seed, 0, drop
+        self.judge = Judge(*judge.split(",")) if judge else None
         self.data_dir = data_dir or os.environ.get("WEBARENA_DATA", "")
-        self.own, self.drop = not self.data_dir, drop
+        self.own = not self.data_dir
         self.audit = WebArenaAudit(self.own)
         if self.own:
             self.label, self.max_steps, self.wait_s = "own sites", OWN_STEPS, 0.0
@@ -76,8 +80,7 @@ class WebArena(Environment):
         else:
             self.label, self.max_steps, self.wait_s = "official data", LIVE_STEPS, WAIT_S
             tasks = [task for split in self._tasks.values() for task in split]
-            names = {site for task in tasks for site in task.goal["config"]["sites"]}
-            self.sites = LiveSites(self.data_dir, names)
+            self.sites = LiveSites({site for task in tasks for site in task.goal["config"]["sites"]})
         self.slots = self.sites.slots
 
     @cached_property
@@ -104,15 +107,9 @@ class WebArena(Environment):
         records = [as_task(task.goal["config"]) for task in tasks]
         stages: list[Stage] = []
         try:
-            for record in records:
-                stages.append(self.sites.take(record))
-            starts = [(located(record, stage.bases).start_urls, stage.cookies)
-                      for record, stage in zip(records, stages)]
-            farm, browsers = self.sites.farm, [stage.browser for stage in stages]
-            if farm:
-                screens = farm.open(browsers, starts)
-            else:
-                screens = [browser.open(*start) for browser, start in zip(browsers, starts)]
+            stages += (self.sites.take() for _ in tasks)
+            screens = together(stage.thread.submit(stage.start, record)
+                               for stage, record in zip(stages, records))
         except Exception:
             for stage in stages:
                 self.sites.give_back(stage)
@@ -125,28 +122,25 @@ class WebArena(Environment):
     def step(self, sessions: list[Session], actions: list[str]) -> list[StepResult]:
         """One action each. `stop` ends the episode and has it evaluated. The browser finds the element
         behind a line number; a header line has none."""
-        parsed = [_parsed(action) for action in actions]
-        moving = [i for i, action in enumerate(parsed) if action and action.kind != "stop"]
-        browsers, moves = [sessions[i].inner.browser for i in moving], [parsed[i] for i in moving]
-        farm = self.sites.farm
-        screens = farm.act(browsers, moves) if farm else [b.act(move) for b, move in zip(browsers, moves)]
-        shown = {i: screen.text for i, screen in zip(moving, screens)}
-        results = []
-        for i, session in enumerate(sessions):
+        results = together(session.inner.thread.submit(self._play, session, action)
+                           for session, action in zip(sessions, actions))
+        for session, result in zip(sessions, results):
             session.steps += 1
-            if parsed[i] and parsed[i].kind == "stop":
-                score = self._score(session, parsed[i].text)
-                results.append(StepResult(STOPPED, float(score == 1), True, STOPS[score], score or 0.0))
-            else:
-                results.append(StepResult(shown.get(i, session.state)))
-            session.state = results[-1].state
+            session.state = result.state
         return results
 
-    def _score(self, session: Session, answer: str) -> float | None:
+    def _play(self, session: Session, text: str) -> StepResult:
         stage = session.inner
-        record, browser = located(as_task(session.task.goal["config"]), stage.bases), stage.browser
-        verdict = evaluate(record, answer, browser.url, browser.page, self.judge, stage.helpers, self.wait_s)
-        return verdict.score
+        try:
+            action = parse(text)
+        except ValueError:
+            return StepResult(session.state)
+        if action.kind != "stop":
+            return StepResult(stage.browser.act(action).text)
+        record = located(as_task(session.task.goal["config"]), stage.bases)
+        score = evaluate(record, action.text, stage.browser.url, stage.browser.page, self.judge,
+                         stage.helpers, self.wait_s).score
+        return StepResult(STOPPED, float(score == 1), True, STOPS[score], score or 0.0)
 
     def end(self, sessions: list[Session]) -> None:
         """Gives each session's sites and browser back, also where the episode was cut short."""
@@ -174,7 +168,7 @@ class WebArena(Environment):
     def read_traces(self, path: str, form: str) -> list[Episode]:
         """Other people's recorded episodes (importers.py). Raises ValueError for what does not fit."""
         dropped = read_tasks(self.drop) if self.drop else []
-        ids = {task.old_task_id if task.lite else task.task_id for task in dropped}
+        ids = {task.task_id if task.old_task_id is None else task.old_task_id for task in dropped}
         return importers.read_traces(path, form, ids)
 
     def renamer(self, rng: np.random.Generator) -> Callable[[str], str] | None:
@@ -184,148 +178,141 @@ class WebArena(Environment):
         return VOCABULARY if self.own else []
 
 
-def _parsed(text: str) -> Action | None:
-    try:
-        return parse(text)
-    except ValueError:
-        return None
-
-
 # ---- where episodes play -----------------------------------------------------------------------------------
 
 @dataclass
 class Stage:
-    """Where one episode plays: addresses, who is logged in there, and a browser. `sites` is what is given
-    back to play again: a database, or an instance with its logins. `served`: the database over HTTP, when
-    a real browser reads it."""
+    """Where one episode plays. `browser` is used on `thread` alone. `session(task)` gives the login as
+    `browser.open` takes it. `sites` is the database or the instance behind it."""
     bases: dict[str, str]
     helpers: dict[str, Callable]
-    browser: Any = None
-    cookies: dict = field(default_factory=dict)
-    sites: Any = None
-    served: Any = None
+    browser: Any
+    thread: Executor
+    session: Callable[[WebTask], dict]
+    sites: Any
+
+    def start(self, task: WebTask) -> Screen:
+        return self.browser.open(located(task, self.bases).start_urls, **self.session(task))
 
 
-def _browsers(count: int, **settings):
-    try:
-        from dreamgym.envs.webarena.chromium import Workers
-        return Workers(count, **settings)
-    except ImportError:
-        raise ValueError("backend chromium needs Playwright: "
-                         "pip install -r requirements-webarena.txt") from None
+class SameThread(Executor):
+    """Runs at once what it is given."""
+
+    def submit(self, work: Callable, /, *arguments: Any) -> Future:
+        future: Future = Future()
+        future.set_result(work(*arguments))
+        return future
+
+
+def together(futures: Any) -> list:
+    """The results in order, when all have ended."""
+    started = list(futures)
+    wait(started)
+    return [future.result() for future in started]
 
 
 class OwnSites:
     """Our sites, a database for each episode; databases are used again after a rollback."""
 
     def __init__(self, seed: int, backend: str, workers: int):
-        self.seed, self.free = seed, []
+        self.seed, self.free, self.served = seed, [], []
         self.slots = max(1, workers) if backend == "chromium" else OWN_SLOTS
-        self.farm = _browsers(self.slots) if backend == "chromium" else None
+        self.workers = chromium().Workers(self.slots) if backend == "chromium" else None
+        self.turns = cycle(self.workers.pairs) if self.workers else None
 
-    def take(self, task: WebTask) -> Stage:
+    def take(self) -> Stage:
         if self.free:
             stage = self.free.pop()
             stage.sites.reset()
             return stage
-        sites = SiteDatabase(self.seed)
-        served = sites.serve() if self.farm else None
-        browser = self.farm.browsers([Addresses(sites.bases)])[0] if self.farm else InProcessBrowser(sites)
+        sites, thread = SiteDatabase(self.seed), SameThread()
+        if self.workers:
+            self.served.append(sites.serve())
+            thread, running = next(self.turns)
+            browser = chromium().Chromium(Addresses(sites.bases), running)
+        else:
+            browser = InProcessBrowser(sites)
         cookies = {site: sites.login(site) for site in sites.bases}
-        helpers = PAGE_HELPERS | shop_helpers(OwnShop(sites))
-        return Stage(sites.bases, helpers, browser, cookies, sites, served)
+        return Stage(sites.bases, PAGE_HELPERS | shop_helpers(OwnShop(sites)), browser, thread,
+                     lambda task: {"cookies": cookies}, sites)
 
     def give_back(self, stage: Stage) -> None:
         self.free.append(stage)
 
     def close(self) -> None:
-        if self.farm:
-            self.farm.close()
-        for stage in self.free:
-            if stage.served:
-                stage.served.close()
-        self.free = []
+        if self.workers:
+            self.workers.close()
+        for served in self.served:
+            served.close()
+        self.free, self.served = [], []
 
 
 class LiveSites:
-    """A user's WebArena: the instance that WA_SHOPPING ... name, or those of the file $WA_INSTANCES, one
-    episode at a time on each. Where WA_FULL_RESET is set, the sites are reset (minutes) before the first
-    episode."""
+    """A user's WebArena: one episode at a time on each instance. Where WA_FULL_RESET is set, the sites are
+    reset before the first episode."""
 
-    def __init__(self, data_dir: str, names: set[str]):
-        several = os.environ.get("WA_INSTANCES", "")
-        if several:
-            instances = live.read_instances(several, names)
-        else:
-            instances = [found] if (found := live.read_instance(os.environ, names)) else []
-        if not instances:
-            raise ValueError(f"{data_dir}: official tasks need a WebArena that runs; expected its addresses "
-                             "in WA_SHOPPING, WA_REDDIT, ... (docs/environments.md)")
-        accounts = live.read_accounts(os.environ)
+    def __init__(self, names: set[str]):
+        instances, accounts = live.read_instances(os.environ, names), live.read_accounts(os.environ)
         for instance in instances:
             live.check_answers(instance.bases)
-        self.slots, self.is_reset = len(instances), False
+        self.slots, self.is_reset, self.free = len(instances), False, []
         hosts = set().union(*(Addresses(instance.bases).hosts for instance in instances))
-        self.farm = _browsers(self.slots, hosts=hosts, settle_s=SETTLE_S)
-        self.free = [(instance, live.Logins(instance.bases, accounts, LOGINS)) for instance in instances]
+        self.workers = chromium().Workers(self.slots, hosts)
+        for instance, (thread, running) in zip(instances, self.workers.pairs):
+            logins, shop = live.Logins(instance.bases, accounts, LOGINS), instance.bases.get("shopping")
+            more = shop_helpers(live.Magento(shop, accounts["shopping_admin"])) if shop else {}
+            browser = chromium().Chromium(Addresses(instance.bases), running, SETTLE_S)
+            self.free.append(Stage(
+                instance.bases, PAGE_HELPERS | more, browser, thread,
+                lambda task, logins=logins, running=running: {
+                    "storage_state": logins.state(running.chromium, task.sites)}, instance))
 
-    def _full_reset(self) -> None:
-        for instance, logins in self.free:
-            if instance.reset_url:
-                with tqdm(desc=f"resetting {instance.reset_url}", unit="s") as bar:
-                    live.full_reset(instance.reset_url,
-                                    progress=lambda seconds, said: bar.update(round(seconds) - bar.n))
-                logins.forget()
-        self.is_reset = True
-
-    def take(self, task: WebTask) -> Stage:
-        from dreamgym.envs.webarena.chromium import Browser
+    def take(self) -> Stage:
         if not self.is_reset:
-            self._full_reset()
+            for url in {stage.sites.reset_url for stage in self.free} - {""}:
+                live.full_reset(url)
+            self.is_reset = True
         if not self.free:
             raise ValueError(f"more episodes at once than the {self.slots} instances of WebArena; "
                              "expected end() after each episode")
-        instance, logins = sites = self.free.pop()
-        try:
-            addresses, shop = Addresses(instance.bases), instance.bases.get("shopping")
-            with Browser(hosts=addresses.hosts) as browser:
-                state = logins.state(browser.chromium, task.sites)
-            more = shop_helpers(live.Magento(shop, logins.accounts["shopping_admin"])) if shop else {}
-            browser = self.farm.browsers([addresses], [{"storage_state": state}])[0]
-        except Exception:
-            self.free.append(sites)
-            raise
-        return Stage(instance.bases, PAGE_HELPERS | more, browser, sites=sites)
+        return self.free.pop()
 
     def give_back(self, stage: Stage) -> None:
-        self.free.append(stage.sites)
-        stage.browser.close()
+        stage.thread.submit(stage.browser.close).result()
+        self.free.append(stage)
 
     def close(self) -> None:
-        self.farm.close()
+        self.workers.close()
+
+
+def chromium() -> Any:
+    """The module of the real browser, which alone needs Playwright."""
+    try:
+        from dreamgym.envs.webarena import chromium
+        return chromium
+    except ImportError:
+        raise ValueError("a real browser needs Playwright: "
+                         "pip install -r requirements-webarena.txt") from None
 
 
 def official_tasks(path: Path) -> dict[str, list[Task]]:
     """From a folder with both official files: test is Lite, valid an eighth of the other templates, train
     the rest. From one file: test alone. Raises ValueError. First states are not known before an episode
     starts, so tasks have none until then: the dream needs recorded episodes of these sites."""
-    def made(records: list[dict], split: str) -> list[Task]:
-        tasks = []
-        for record in records:
-            groups = [f"type {'+'.join(record['eval']['eval_types'])}", f"site {'+'.join(record['sites'])}"]
-            tasks.append(Task(id=f"webarena-{split}-{record['task_id']:04d}", text=clean(record["intent"]),
-                              env="webarena", goal={"config": record}, groups=groups))
-        return tasks
     if path.is_file():
-        return {"test": made(read_records(path), "test")}
-    if missing := [name for name in (FULL, LITE) if not (path / name).is_file()]:
+        parts = {"test": read_records(path)}
+    elif missing := [name for name in (FULL, LITE) if not (path / name).is_file()]:
         raise ValueError(f"{path}: found no {' and no '.join(missing)}; expected a task file in WebArena's "
                          f"format, or a folder with {FULL} and {LITE}")
-    lite = read_records(path / LITE)
-    in_lite = {record["old_task_id"] for record in lite}
-    rest = [record for record in read_records(path / FULL) if record["task_id"] not in in_lite]
-    parts: dict[str, list[dict]] = {"train": [], "valid": []}
-    for record in rest:
-        place = Random(f"official {record['intent_template_id']}").random()
-        parts["valid" if place < VALID_TEMPLATES else "train"].append(record)
-    return {split: made(records, split) for split, records in {**parts, "test": lite}.items()}
+    else:
+        parts = {"train": [], "valid": [], "test": read_records(path / LITE)}
+        in_lite = {record["old_task_id"] for record in parts["test"]}
+        for record in read_records(path / FULL):
+            if record["task_id"] not in in_lite:
+                place = Random(f"official {record['intent_template_id']}").random()
+                parts["valid" if place < VALID_TEMPLATES else "train"].append(record)
+    return {split: [Task(id=f"webarena-{split}-{record['task_id']:04d}", text=clean(record["intent"]),
+                         env="webarena", goal={"config": record},
+                         groups=[f"type {'+'.join(record['eval']['eval_types'])}",
+                                 f"site {'+'.join(record['sites'])}"]) for record in records]
+            for split, records in parts.items()}

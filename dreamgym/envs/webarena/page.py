@@ -35,6 +35,7 @@ SITES = ("shopping", "shopping_admin", "reddit", "gitlab", "map", "wikipedia", "
 FIELDS = frozenset("textbox searchbox combobox listbox checkbox radio switch spinbutton slider "
                    "date datetime time color".split())
 CHECKED = frozenset(("checkbox", "radio", "switch", "menuitemcheckbox", "menuitemradio"))
+TYPED = FIELDS - CHECKED                         # fields that take text, or an option's name
 PASSIVE = frozenset(("text", "heading", "img"))  # nobody operates them; dropped where a neighbour says it
 
 # A name holds apostrophes between letters only (Women's): any other quote ends it
@@ -86,13 +87,11 @@ class Page:
 
 @dataclass
 class Screen:
-    """A shown state: its text, the node behind each element's line number, and a note on why the last
-    action came to nothing ("": it did not). The note is for logs; it is no part of the state."""
+    """A shown state: its text, and the node behind each element's line number."""
     text: str
     refs: dict[int, Node]
     window: int = 0
     windows: int = 1
-    note: str = ""
 
 
 def clean(text: str, most: int = MAX_CHARS) -> str:
@@ -202,12 +201,10 @@ def read_screen(text: str) -> Page:
 # ---- addresses --------------------------------------------------------------------------------------------
 
 class Addresses:
-    """Host-free addresses: 'shopping/cart?p=2' for `{bases['shopping']}/cart?p=2`. `elsewhere` lets other
-    hosts through `full`."""
+    """Host-free addresses: 'shopping/cart?p=2' for `{bases['shopping']}/cart?p=2`."""
 
-    def __init__(self, bases: Mapping[str, str], elsewhere: bool = False):
+    def __init__(self, bases: Mapping[str, str]):
         self.bases = {site: base.rstrip("/") for site, base in bases.items()}
-        self.elsewhere = elsewhere
         self._longest = sorted(((base, site) for site, base in self.bases.items()),
                                key=lambda pair: -len(pair[0]))
 
@@ -238,6 +235,6 @@ class Addresses:
         if site in self.bases:
             base, rest = self.bases[site], address[len(site):]
             return base + (rest if rest[:1] == "/" or (not rest and urlsplit(base).path) else "/" + rest)
-        if self.site(address) or (self.elsewhere and re.match(r"https?://[^/\s]", address)):
+        if self.site(address):
             return address
         raise ValueError(f"no address {address[:80]!r}: expected one of {', '.join(self.bases)}, then a path")
