@@ -4,20 +4,14 @@ state.
     python -m benchmarks.webarena_speed                 # steps/s and resets/s of each back end
     python -m benchmarks.webarena_speed --parity 500    # instead: the same walks in both, 500 states compared
 
-The in-process browser in CPU seconds of its process, the others in wall seconds, so that a busy machine shows
-there. BrowserGym-core drives the same served sites through its own `click` and observation, with its waiting
-set to 0. It pins another Playwright, so it needs an environment of its own, and this file run with that
-Python: `pip install browsergym-core==0.14.3 flask==3.1.3 cssselect tyro`.
+The in-process browser in CPU seconds of its process, Chromium in wall seconds, so that a busy machine shows
+there.
 """
-
-import os
 import random
 import re
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import tyro
 
@@ -29,7 +23,7 @@ from dreamgym.envs.webarena.sites import SITES, SiteDatabase
 
 @dataclass
 class Args:
-    steps: int = 6000  # of direct; chromium makes a fiftieth of them, BrowserGym a two-hundredth
+    steps: int = 6000  # of direct; chromium makes a fiftieth of them
     resets: int = 600  # likewise
     parity: int = 0  # if above 0: compare this many states of random walks instead of timing
     walk: int = 50  # steps of one walk
@@ -140,36 +134,6 @@ def time_chromium(args: Args) -> dict[str, float]:
         return speeds(chromium, world, args.steps // 50, args.resets // 50, time.perf_counter)
 
 
-def time_browsergym(args: Args) -> dict[str, float]:
-    """Random clicks on links through BrowserGym's own environment, without its waiting; screenshots are
-    part of its observation."""
-    import browsergym.core  # noqa: F401 (registers the task)
-    import gymnasium
-    from dreamgym.envs.webarena.chromium import find_chromium
-
-    with tempfile.TemporaryDirectory() as folder, SiteDatabase().serve() as served:
-        wrapper = Path(folder, "chromium-1117", "chrome-linux", "chrome")    # its Playwright looks only there
-        wrapper.parent.mkdir(parents=True)
-        wrapper.write_text(f'#!/bin/sh\nexec {find_chromium()} --no-sandbox "$@"\n')
-        wrapper.chmod(0o755)
-        os.environ["PLAYWRIGHT_BROWSERS_PATH"] = folder
-        env = gymnasium.make("browsergym/openended", task_kwargs={"start_url": served.bases["shopping"]},
-                             pre_observation_delay=0, slow_mo=0, disable_env_checker=True)
-        rng, steps, resets = random.Random(0), args.steps // 200, args.resets // 200
-        spent = time.perf_counter()
-        for _ in range(resets):
-            observation, _ = env.reset()
-        resets_s, spent = time.perf_counter() - spent, time.perf_counter()
-        for _ in range(steps):
-            nodes = observation["axtree_object"]["nodes"]
-            links = [node["browsergym_id"] for node in nodes
-                     if node["role"]["value"] == "link" and node.get("browsergym_id")]
-            observation, *_ = env.step(f"click('{rng.choice(links)}')")
-        spent = time.perf_counter() - spent
-        env.close()
-    return {"steps/s": steps / spent, "resets/s": resets / resets_s}
-
-
 def main() -> None:
     args = tyro.cli(Args)
     if args.parity:
@@ -178,13 +142,11 @@ def main() -> None:
             compared, differences = parity(args.parity, args.walk, args.seed, browser)
         print(*differences, f"{compared} states compared, {len(differences)} differ", sep="\n")
         raise SystemExit(bool(differences))
-    backends = {"direct": time_direct, "chromium": time_chromium, "browsergym": time_browsergym}
-    for name, measure in backends.items():
+    for name, measure in {"direct": time_direct, "chromium": time_chromium}.items():
         try:
-            speed = "".join(f"{value:10.1f} {what}" for what, value in measure(args).items())
-            print(f"{name:12}{speed}", flush=True)
+            print(name, *(f"{value:10.1f} {what}" for what, value in measure(args).items()), flush=True)
         except (ImportError, ValueError) as error:
-            print(f"{name:12} not measured: {error}", flush=True)
+            print(f"{name} not measured: {error}", flush=True)
 
 
 if __name__ == "__main__":
