@@ -15,7 +15,8 @@ BASES = {site: f"http://{site}.test" for site in ev.SITES}
 P = "http://shopping.test/p"
 DATA = Path(__file__).parent.parent.parent / "shared/data/webarena"
 RECORD = {"sites": ["shopping"], "task_id": 3, "start_url": "__SHOPPING__/cart", "intent": "How much?",
-          "intent_template_id": 9, "eval": {"eval_types": ["string_match"], "reference_answers": {"exact_match": "12"},
+          "intent_template_id": 9,
+          "eval": {"eval_types": ["string_match"], "reference_answers": {"exact_match": "12"},
                                             "reference_url": "", "program_html": None}}
 
 
@@ -86,8 +87,8 @@ def test_official_files_load(official):
 
 
 def test_null_agent_scores_nothing_and_na_gets_the_documented_credit(official):
-    """The empty answer on the start page is 0 everywhere, without a judge; what asks a shop is not judged where
-    there is none to ask. The known weakness of WebArena: the word N/A scores on all impossible tasks."""
+    """The empty answer is 0 everywhere; what asks a shop is not judged where there is none. Known weakness
+    of WebArena: the word N/A scores on all impossible tasks."""
     lite, _, tasks = official
     blank = lambda url: SimpleNamespace(html="", evaluate=lambda js: None, close=lambda: None)
     null = [ev.evaluate(task, "", task.start_urls[0], blank) for task in tasks]
@@ -95,8 +96,10 @@ def test_null_agent_scores_nothing_and_na_gets_the_documented_credit(official):
     assert len(unasked) == (3 if lite else 15) and all("no helper shopping_" in why for why in unasked)
     empty = SimpleNamespace(latest_order_url=lambda: None, latest_review=lambda sku: {})
     helpers = {**ev.PAGE_HELPERS, **ev.shop_helpers(empty)}
-    assert not any(ev.evaluate(task, "", task.start_urls[0], blank, None, helpers).score != 0 for task in tasks)
-    impossible = [task for task in tasks if (found := task.eval.reference_answers) and found.fuzzy_match == "N/A"]
+    scores = {ev.evaluate(task, "", task.start_urls[0], blank, None, helpers).score for task in tasks}
+    assert scores == {0}
+    impossible = [task for task in tasks
+                  if (found := task.eval.reference_answers) and found.fuzzy_match == "N/A"]
     assert [ev.evaluate(task, "N/A", P, blank).score for task in impossible] == [1] * (1 if lite else 36)
 
 
@@ -188,7 +191,8 @@ def test_fuzzy_match_asks_the_judge_last_for_each_reference():
     one = {"reference_answers": {"fuzzy_match": ["blue"]}}
     assert score(one, "teal", judge=judge) is None           # it says neither
     assert score(one, "", judge=judge) == 0                  # nothing to judge
-    assert score({"reference_answers": {"must_include": ["x"], "fuzzy_match": ["blue"]}}, "teal", judge=judge) == 0
+    assert score({"reference_answers": {"must_include": ["x"], "fuzzy_match": ["blue"]}}, "teal",
+                 judge=judge) == 0
     elsewhere = {"eval_types": ["string_match", "url_match"], "reference_url": "__SHOPPING__/cart"}
     assert score(one | elsewhere, "teal", judge=judge) == 0
     unjudged = verdict(one, "teal")
@@ -248,18 +252,21 @@ def test_program_html(locator, kind, wanted, expected):
 def test_where_it_looks():
     """last, an address, an address from a helper: each on a fresh page, which is closed."""
     last, opened = "http://reddit.test/f/books/3/some-title?x=1", []
-    pages = site({"http://shopping.test/a": "<p>one</p>", "http://reddit.test/f/books/3/": "<p>three</p>"}, opened)
+    pages = site({"http://shopping.test/a": "<p>one</p>", "http://reddit.test/f/books/3/": "<p>three</p>"},
+                 opened)
     for url, word, expected in (
             ("last", "found", 1), ("__SHOPPING__/a", "one", 1), ("__SHOPPING__/a", "three", 0),
             ("func:reddit_get_post_url('__last_url__')", "three", 1)):
         assert score(look(url=url, must_include=[word]), url=last, page=pages) == expected, url
-    assert [page.url for page in opened] == [last, *["http://shopping.test/a"] * 2, "http://reddit.test/f/books/3/"]
+    assert [page.url for page in opened] == [last, *["http://shopping.test/a"] * 2,
+                                             "http://reddit.test/f/books/3/"]
     assert all(page.did == ["close"] for page in opened)
 
 
 def test_all_targets_and_all_types_count_and_pages_are_opened_only_while_all_holds():
     a, b = "http://shopping.test/a", "http://shopping.test/b"
-    pages, second = site({a: "<p>one</p>", b: "<p>two</p>"}), look(url=b, must_include=["two"])["program_html"]
+    pages = site({a: "<p>one</p>", b: "<p>two</p>"})
+    second = look(url=b, must_include=["two"])["program_html"]
     for word, url, expected in (("one", a, 1), ("two", a, 0), ("one", "http://shopping.test/c", 0)):
         spec = look(url="__SHOPPING__/a", must_include=[word])
         spec |= {"eval_types": ["program_html", "url_match"], "reference_url": "__SHOPPING__/a",
@@ -370,8 +377,9 @@ def test_own_shop_answers_the_shop_helpers():
     product, sku = world.db.execute("SELECT id, sku FROM shop_products").fetchone()
     world.db.execute("INSERT INTO shop_reviews (product_id, user_id, stars, text, date, status) "
                      "VALUES (?, ?, 4, 'good one', '2024-06-01', 'Pending')", (product, user))
-    latest = {name: helpers[f"shopping_get_sku_latest_review_{name}"] for name in ("rating", "text", "author")}
-    assert (latest["rating"](sku), latest["text"](sku), latest["author"]("no such")) == ("80", "good one", "")
+    rating, text, author = (helpers[f"shopping_get_sku_latest_review_{name}"]
+                            for name in ("rating", "text", "author"))
+    assert (rating(sku), text(sku), author("no such")) == ("80", "good one", "")
 
 
 # ---- locators without a browser ----------------------------------------------------------------------------
@@ -401,7 +409,7 @@ def test_queries_give_what_a_browser_gives():
     with Browser() as browser:
         page = browser.chromium.new_page()
         page.set_content(PRODUCT)
-        ask = "js => { try { const v = eval(js); return v == null ? null : String(v) } catch { return null } }"
+        ask = "js => { try { const v = eval(js); return v == null ? null : `${v}` } catch { return null } }"
         assert [page.evaluate(ask, js) for js, _ in QUERIES] == [expected for _, expected in QUERIES]
 
 
@@ -420,7 +428,8 @@ def test_query_refuses_what_it_does_not_know(js):
 @pytest.mark.parametrize("text, expected", [
     ("It agrees. CORRECT", True), ("INCORRECT", False), ("", None), ("PARTIALLY", False), ("well", None),
     ("The price is correct, the color is not: partially correct.", False), ("correctly", None),
-    ("not incorrect but... correct", True), ("<think>incorrect?</think>Correct.", True), ("**Incorrect**", False)])
+    ("not incorrect but... correct", True), ("<think>incorrect?</think>Correct.", True),
+    ("**Incorrect**", False)])
 def test_read_judgement(text, expected):
     assert ev.read_judgement(text) == expected
 

@@ -34,20 +34,24 @@ text 'Stock'
 text 'Wool Scarf'
 text 'twelve left'"""
 
-# (row of the parent, role or nothing when ignored, name, value, properties), breadth first as it comes: recorded
-# with Accessibility.getFullAXTree of Chromium 156 from HTML, without what no reader looks at (focusable, level)
+# (row of the parent, role or nothing when ignored, name, value, properties), breadth first, recorded
+# with Accessibility.getFullAXTree of Chromium 156 from HTML; without what no reader looks at (level)
 RECORDED = [
     (None, "RootWebArea", "One Stop Mini", None, {"url": "about:blank"}), (0,), (1,), (2, "banner"),
     (2, "form"), (2, "heading", "Results"), (2, "list"), (2, "table"), (3, "link", "Home"),
     (3, "StaticText", " "), (3, "link", "Cart 2"), (4, "LabelText"), (4, "searchbox", "Search", "blue"),
-    (4, "LabelText"), (4,), (14, "checkbox", "Featured", None, {"checked": "true"}), (14,), (4, "button", "Go"),
+    (4, "LabelText"), (4,), (14, "checkbox", "Featured", None, {"checked": "true"}), (14,),
+    (4, "button", "Go"),
     (5, "StaticText", "Results"), (6, "listitem"), (7,), (20, "row"), (20, "row"), (8, "StaticText", "Home"),
-    (10, "StaticText", "Cart "), (10, "StaticText", "2"), (11, "StaticText", "Search"), (12,), (27, "generic"),
+    (10, "StaticText", "Cart "), (10, "StaticText", "2"), (11, "StaticText", "Search"), (12,),
+    (27, "generic"),
     (13, "StaticText", "Sort by "),
     (13, "combobox", "Sort by", "Price", {"hasPopup": "menu", "expanded": False}), (17, "StaticText", "Go"),
-    (19, "ListMarker", "• "), (19, "heading", "Blue Speaker"), (19, "paragraph"), (21, "columnheader", "Item"),
+    (19, "ListMarker", "• "), (19, "heading", "Blue Speaker"), (19, "paragraph"),
+    (21, "columnheader", "Item"),
     (21, "columnheader", "Stock"), (22, "cell", "Wool Scarf"), (22, "cell", "twelve left"),
-    (28, "StaticText", "blue"), (30, "MenuListPopup"), (33, "link", "Blue Speaker"), (34, "StaticText", "price "),
+    (28, "StaticText", "blue"), (30, "MenuListPopup"), (33, "link", "Blue Speaker"),
+    (34, "StaticText", "price "),
     (34, "StaticText", "$19.99"), (35, "StaticText", "Item"), (36, "StaticText", "Stock"),
     (37, "StaticText", "Wool Scarf"), (38, "StaticText", "twelve left"), (40,),
     (48, "option", "Name", None, {"selected": False}), (48, "option", "Price", None, {"selected": True}),
@@ -60,7 +64,8 @@ def cdp_nodes(recorded, first=100):
     for number, row in enumerate(recorded):
         role, name, value, properties = (*row[1:], *("", "", None, {})[len(row) - 1:])
         nodes.append({
-            "nodeId": str(number), "ignored": not role, "role": {"value": role or "none"}, "name": {"value": name},
+            "nodeId": str(number), "ignored": not role, "role": {"value": role or "none"},
+            "name": {"value": name},
             "properties": [{"name": key, "value": {"value": v}} for key, v in properties.items()],
             "childIds": [str(i) for i, other in enumerate(recorded) if other[0] == number],
             "backendDOMNodeId": first + number} | ({} if value is None else {"value": {"value": value}}))
@@ -93,7 +98,8 @@ def webarena_text(nodes):
     for node, parent in walk(nodes):
         role, name, properties = told(node)
         said = {k: v for k, v in properties.items()
-                if k not in ("focusable", "editable", "readonly", "level", "settable", "multiline", "invalid")}
+                if k not in ("focusable", "editable", "readonly", "level", "settable", "multiline",
+                             "invalid")}
         outer = depths[parent["nodeId"]] if parent else 0
         empty = not name.strip() and not said and role in (
             "generic", "img", "list", "strong", "paragraph", "banner", "navigation", "Section", "LabelText",
@@ -139,7 +145,8 @@ def shown(feed):
 
 def test_a_recorded_page_gives_one_text_from_all_four_feeders_and_lines_lead_to_elements():
     nodes = cdp_nodes(RECORDED)
-    feeds = [from_cdp(nodes), from_html(HTML), from_text(webarena_text(nodes)), from_text(browsergym_text(nodes))]
+    feeds = [from_cdp(nodes), from_html(HTML), from_text(webarena_text(nodes)),
+             from_text(browsergym_text(nodes))]
     assert [shown(feed) for feed in feeds] == [STATE] * 4
     cdp, html, webarena, browsergym = (abstract("", "", found).refs for _, found in feeds)
     assert (cdp[6].ref, webarena[6].ref, browsergym[6].ref) == (130, "30", "a30")
@@ -203,7 +210,8 @@ def test_frames_are_joined_where_they_stand():
 
 
 @pytest.mark.parametrize("html", [
-    "", "   ", "\x00", "<", "plain", "<?xml version='1.0' encoding='utf-16'?><p>x</p>", "<html>", "\ud800<p>x</p>",
+    "", "   ", "\x00", "<", "plain", "<?xml version='1.0' encoding='utf-16'?><p>x</p>", "<html>",
+    "\ud800<p>x</p>",
     "<div>" * 3000])
 def test_odd_html_never_raises(html):
     assert isinstance(from_html(html)[1], list)
@@ -242,8 +250,8 @@ aria-label=n><button>Go</button></form></td></tr></table>
 hello
 world</textarea><input type=password value=abc aria-label=Pw><input type=hidden value=h>
 
-<form><button>Bt <i>x</i></button><button aria-label=AL>zz</button><button disabled>Dis</button><input disabled
-aria-label=di value=v></form>
+<form><button>Bt <i>x</i></button><button aria-label=AL>zz</button><button disabled>Dis</button><input
+disabled aria-label=di value=v></form>
 
 <div hidden>no</div><template>t</template><noscript>ns</noscript><img src=x alt="Alt"><img src=x alt="">
 

@@ -66,7 +66,8 @@ def render(folder, number, steps, log=None):
             f"<div class='action_object'><pre>{{'action_type': 1}}</pre></div>"
             f"<div class='parsed_action'><pre>click [1600] where [1600] is link</pre></div></div>\n")
     folder.mkdir(exist_ok=True)
-    (folder / f"render_{number}.html").write_text(f"<!DOCTYPE html>\n<head></head><html><body>{body}</body></html>")
+    page = f"<!DOCTYPE html>\n<head></head><html><body>{body}</body></html>"
+    (folder / f"render_{number}.html").write_text(page)
     if log:
         (folder / "merge_log.txt").write_text(log)
     return folder
@@ -91,7 +92,8 @@ combobox 'Search'
 link 'Blue Speaker'
 button 'Add to Cart'"""
     assert (click.action, click.grounded) == ("click [5]", "click [5] link 'Blue Speaker'")
-    assert click.next_state == stop.state and stop.state.startswith("page: Blue Speaker\nurl: shopping/blue.html\n")
+    assert click.next_state == stop.state
+    assert stop.state.startswith("page: Blue Speaker\nurl: shopping/blue.html\n")
     assert (stop.action, stop.reward, click.reward) == ("stop [$19.99]", 1.0, 0.0)
     assert [step.reward for step in failed.steps] == [0.0, 0.0] and failed.stop == "failure"
     assert actions(unknown) == ["click [5]"]
@@ -107,13 +109,14 @@ def test_what_changed_nothing_is_left_out_and_what_cannot_be_said_cuts(tmp_path)
              (SHOP, HOME, "I would buy it."), (SHOP, ITEM, "```stop []```")]
     folder = render(tmp_path / "x", 5, steps, "(PASS) 5.json")
     first, second = read(folder / "render_5.html", "render")
-    assert actions(first) == ["click [5]", "go_back", "click [6]"] and (first.stop, first.success) == ("", False)
+    assert actions(first) == ["click [5]", "go_back", "click [6]"] and first.stop == "" and not first.success
     assert actions(second) == ["click [5]", "stop []"] and second.success
     assert (first.id, second.id) == ("import-x-5-part1", "import-x-5-part2")
 
 
 def test_long_pages_get_the_scrolls_that_lead_there(tmp_path):
-    steps = [(SHOP, LONG, "```click [965]```"), (SHOP, LONG, "```click [901]```"), (SHOP, ITEM, "```stop [x]```")]
+    steps = [(SHOP, LONG, "```click [965]```"), (SHOP, LONG, "```click [901]```"),
+             (SHOP, ITEM, "```stop [x]```")]
     (episode,) = read(render(tmp_path / "x", 5, steps, "(FAIL) 5.json"), "render")
     assert actions(episode) == [
         "scroll [down]", "scroll [down]", "click [7]", "scroll [up]", "scroll [up]", "click [3]", "stop [x]"]
@@ -181,7 +184,8 @@ BG_ITEM = """RootWebArea 'Blue Speaker', focused
 
 def browsergym(folder, number, steps, reward):
     folder.mkdir(exist_ok=True)
-    rows = [{"num": i, "axtree": text, "url": "http://h:7770/" + path, "action": action, "reasoning": "because",
+    rows = [{"num": i, "axtree": text, "url": "http://h:7770/" + path, "action": action,
+             "reasoning": "because",
              "open_pages_urls": ["http://h:7770/" + path]} for i, (text, path, action) in enumerate(steps)]
     record = {"benchmark": "webarena", "agent": "GenericAgent-x", "goal": "Buy it.\n", "steps": rows,
               "summary_info": {"cum_reward": reward}}
@@ -195,7 +199,8 @@ def test_browsergym_runs(tmp_path):
         (BG_TYPED, "", "select_option('31', 'Price')"), (BG_HOME, "?s=2", "click('22')"),
         (BG_ITEM, "p/1", "send_msg_to_user('$19.99')"), (BG_ITEM, "p/1", None)]
     (episode,) = read(browsergym(tmp_path / "run", 21, steps, 1.0), "browsergym")
-    assert actions(episode) == ["type [4] [it's blue] [0]", "type [5] [Price] [0]", "click [3]", "stop [$19.99]"]
+    assert actions(episode) == ["type [4] [it's blue] [0]", "type [5] [Price] [0]", "click [3]",
+                                "stop [$19.99]"]
     assert (episode.id, episode.success, episode.task.text) == ("import-GenericAgent-x-21", True, "Buy it.")
     assert episode.steps[0].state == """page: One Stop Market
 url: shopping
@@ -222,7 +227,8 @@ SAID = "<p class='url'>x</p><p class='raw_parsed_prediction'>click [1]</p>"
     ("render", "render_3.html", "<html><body><pre>hello</pre></body></html>", "task_id"),
     ("render", "render_3.html", "", "task_id"), ("render", "render_3.html", CONFIG, "0 state_obv"),
     ("render", "render_3.html", CONFIG + TREE, "1 state_obv, 0 url"),
-    ("render", "render_3.html", CONFIG + TREE.replace("[1] link 'x'", "crashed") + SAID, "no line of the form"),
+    ("render", "render_3.html", CONFIG + TREE.replace("[1] link 'x'", "crashed") + SAID,
+     "no line of the form"),
     ("render", "other.html", "", "render_N.html"),
     *(("acctree", "x.jsonl:2", line, told) for line, told in (
         ("{", "not JSON"), ("[1]", "Expected `object`"), ('{"observation": "x"}', "task_id"),
@@ -232,7 +238,8 @@ SAID = "<p class='url'>x</p><p class='raw_parsed_prediction'>click [1]</p>"
         ('{"task_id": 7, "previous_actions": ["None"]}', "next_state_acctree"))),
     ("acctree", "x.json", '{"data": 3}', "Expected `array`"),
     *(("browsergym", "webarena.3.json", line, told) for line, told in (
-        ("{", "not JSON"), ("[]", "got `array`"), ('{"steps": [], "goal": "", "benchmark": "workarena"}', "workarena"),
+        ("{", "not JSON"), ("[]", "got `array`"),
+        ('{"steps": [], "goal": "", "benchmark": "workarena"}', "workarena"),
         ('{"benchmark": "webarena"}', "`steps`"), ('{"steps": [3], "goal": "x"}', "steps\\[0\\]"),
         ('{"steps": [{"url": "x"}], "goal": "x"}', "axtree"), ('{"steps": []}', "`goal`")))])
 def test_a_malformed_file_is_named(tmp_path, form, file, content, told):
@@ -265,7 +272,8 @@ def test_unknown_formats_and_paths(tmp_path, name, form, told):
     ("new_tab()", Action("new_tab")), ("report_infeasible('no such page')", Action("stop", text="N/A")),
     ("send_msg_to_user('two\\nlines')", Action("stop", text="two lines")),
     *((text, None) for text in (
-        "noop(1000)", "mouse_click(3, 4)", "drag_and_drop('1', '2')", "click('12')\nclick('12')", "click(", "",
+        "noop(1000)", "mouse_click(3, 4)", "drag_and_drop('1', '2')", "click('12')\nclick('12')", "click(",
+        "",
         "__import__('os').system('x')", "click(open('x'))")), ("click('12') # x", Action("click"))])
 def test_browsergym_calls_become_our_grammar_and_are_never_run(text, action):
     found = browsergym_action(text)
@@ -295,7 +303,8 @@ def test_collect_reads_traces_through_the_environment(tmp_path):
     """Stops test tasks in training, and a format that collect.py cannot ask for."""
     folder = render(render(tmp_path / "gpt", 21, STEPS), 22, STEPS, "(PASS) 21.json (FAIL) 22.json")
     lite = {"task_id": 0, "old_task_id": 22, "sites": ["shopping"], "intent": "x", "intent_template_id": 1,
-            "start_url": "__SHOPPING__", "eval": {"eval_types": ["url_match"], "reference_url": "__SHOPPING__"}}
+            "start_url": "__SHOPPING__",
+            "eval": {"eval_types": ["url_match"], "reference_url": "__SHOPPING__"}}
     (tmp_path / "lite.json").write_text(json.dumps([lite]))
     env = make_env("webarena", options=[f"drop={tmp_path / 'lite.json'}"])
     parts = offline.by_split(env, offline.read_logs(env, str(folder), "render"),

@@ -86,14 +86,16 @@ def test_traces_fit_what_happened(episodes):
     for step in steps:
         assert traces_fit(step), (step.grounded, step.reasoning, step.reward_reasoning)
         assert max(len(step.reasoning.split()), len(step.reward_reasoning.split())) <= 60
-        assert not is_stop(step.action) or not traces_fit(msgspec.structs.replace(step, reward=1 - step.reward))
+        other = msgspec.structs.replace(step, reward=1 - step.reward)
+        assert not is_stop(step.action) or not traces_fit(other)
     assert np.mean([len(step.reasoning.split()) for step in steps]) < 15
     assert {action_type(s.state, s.action) for s in steps} >= {
         "link", "button", "search", "fill", "choose", "refused", "stop"}
 
 
 def stop(task, state, action, reward=0.0, **more):
-    return explain(task, [], Step(state=state, action=action, next_state=STOPPED, reward=reward, done=True), **more)
+    return explain(task, [], Step(state=state, action=action, next_state=STOPPED, reward=reward, done=True),
+                   **more)
 
 
 def test_a_step_that_the_rules_do_not_foresee_has_no_trace(episodes):

@@ -8,7 +8,8 @@ from dreamgym.envs.webarena.direct import InProcessBrowser
 from dreamgym.envs.webarena.evaluators import as_task, evaluate, located
 from dreamgym.envs.webarena.sites import SiteDatabase
 from dreamgym.envs.webarena.tasks import (
-    COUNTS, ENTITIES, checks, drawn, fact, fields, filled, find, make_tasks, name_split, read_task, rule_success)
+    COUNTS, ENTITIES, checks, drawn, fact, fields, filled, find, make_tasks, name_split, read_task,
+    rule_success)
 from dreamgym.envs.webarena.templates import TEMPLATES
 
 
@@ -98,13 +99,14 @@ def test_records_are_webarenas_format(tasks):
     records = [task.goal["config"] for rows in tasks.values() for task in rows]
     price = next(record for record in records if record["intent"].startswith("What is the price of ")
                  and record["eval"]["eval_types"] == ["string_match"])
-    product, answer = price["instantiation_dict"]["product"], price["eval"]["reference_answers"]["exact_match"]
-    assert price["start_url"] == "__SHOPPING__" and answer.startswith("$")
-    assert price["intent_template"] == "What is the price of {{product}}?" and product in price["intent"]
+    assert price["start_url"] == "__SHOPPING__" and price["instantiation_dict"]["product"] in price["intent"]
+    assert price["intent_template"] == "What is the price of {{product}}?"
+    assert price["eval"]["reference_answers"]["exact_match"].startswith("$")
     absent = next(record["eval"] for record in records if record["intent_template_id"] == 101
                   and record["eval"]["reference_answers"] == {"fuzzy_match": "N/A"})
     assert absent["eval_types"] == ["string_match", "url_match"] and absent["string_note"]
-    assert absent["reference_url"].startswith("__SHOPPING__/search?q=") and " |OR| __SHOPPING__/" in absent["reference_url"]
+    one, other = absent["reference_url"].split(" |OR| ")
+    assert one.startswith("__SHOPPING__/search?q=") and other.startswith("__SHOPPING__/search?q=")
 
 
 STATE = """page: Blue Lamp
@@ -150,7 +152,8 @@ ME = "MarvelsGrantMan136"
     ("Cancel order 7.", ORDER, "done", ("done", "status", "Canceled", "Pending", False)),
     ("Cancel order 7.", ORDER.replace("Pending", "Canceled"), "done",
      ("done", "status", "Canceled", "Canceled", True)),
-    ("Cancel order 7.", ORDER.replace("status", "state"), "done", ("done", "status", "Canceled", "none", False)),
+    ("Cancel order 7.", ORDER.replace("status", "state"), "done",
+     ("done", "status", "Canceled", "none", False)),
     ("Set the stock of Blue Lamp to 3.", STOCK, "done", ("done", "stock", "3", "3", True)),
     ("Set the stock of Blue Lamp to 5.", STOCK, "done", ("done", "stock", "5", "3", False)),
     ("Subscribe to the forum tech.", FORUM, "done", ("done", "button", "Unsubscribe", "Subscribe", False)),
