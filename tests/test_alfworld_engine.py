@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import random
 import subprocess
 import sys
@@ -12,7 +11,7 @@ import pytest
 from alfworld_official import KINDS, SOURCE, StockEngine, packages_missing, rebuild
 
 from dreamgym.envs.alfworld import engine as alfworld_engine, library as alfworld_library
-from dreamgym.envs.alfworld.engine import Engine, read_game, require
+from dreamgym.envs.alfworld.engine import Engine, read_game
 from dreamgym.envs.alfworld.games import generate
 
 
@@ -157,20 +156,6 @@ def test_the_cache_folder_replaces_the_translator(games, fresh, monkeypatch, tmp
         assert Engine(games[2], tmp_path).reset() == expected[0][0]
 
 
-def _transcript(path):
-    return list(walk(path, 3))
-
-
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_worker_process_plays_the_same(games, method):
-    """A library copy that does not survive a fork, or names that depend on the process."""
-    session = walk(games[3], 3)
-    begun = [next(session) for _ in range(5)]
-    with multiprocessing.get_context(method).Pool(1) as pool:
-        there = pool.apply(_transcript, (games[3],))
-    assert begun + list(session) == there
-
-
 def test_the_program_keeps_its_arguments(games, fresh, monkeypatch):
     """TextWorld's translator leaves its own sys.argv behind, which flags parsed later would read."""
     monkeypatch.setattr(sys, "argv", ["train_policy.py", "--env", "alfworld"])
@@ -206,13 +191,6 @@ def test_a_file_that_is_no_game_is_refused_in_one_line(games, tmp_path, change, 
         Engine(path)
     found = str(refusal.value)
     assert str(path) in found and said in found and "\n" not in found
-
-
-def test_missing_packages_are_named(monkeypatch):
-    """An ImportError in the middle of a run instead of one line before it."""
-    monkeypatch.setattr(alfworld_engine, "VERSIONS", {"alfworld": "0.4.2", "no-such-package": "1"})
-    with pytest.raises(ValueError, match=r"requirements-alfworld.txt.*build-essential cmake"):
-        require()
 
 
 def test_import_needs_no_package():

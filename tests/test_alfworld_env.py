@@ -239,7 +239,7 @@ def refused(match: str, call, *arguments, **options) -> None:
 def test_missing_packages(tmp_path, monkeypatch):
     """Stops a traceback, or minutes of work, where the packages are not installed."""
     monkeypatch.setattr(engine, "VERSIONS", {"no-such-package": "1"})
-    refused("pip install -r requirements-alfworld.txt", ALFWorld, cache=str(tmp_path / "games"))
+    refused("requirements-alfworld.txt.*build-essential cmake", ALFWorld, cache=str(tmp_path / "games"))
     assert not (tmp_path / "games").exists()
 
 
@@ -272,7 +272,6 @@ def test_tasks_that_only_a_dream_can_play(envs):
     env = envs["generated"]
     refused("task t: .*generated task", env.reset, [env.tasks("train")[0], strange()])
     refused("away/game.tw-pddl", env.reset, [strange(game="away/game.tw-pddl")])
-    refused("generated task", env.reset, [strange(game=3)])
 
 
 # ---- worker processes --------------------------------------------------------------------------------------

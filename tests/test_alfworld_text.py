@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import re
 from collections import Counter
 from dataclasses import dataclass
 
@@ -144,47 +145,39 @@ def test_action_types(state):
         assert AUDIT.action_type(page(state), action) == "refused", action
 
 
-PUT, LAMP, TAKE = "move mug 1 to desk 1", "use desklamp 1", "take mug 1 from desk 1"
+# task / place: things there + what is held (-: nothing) / action / the same afterwards -> verdict
+SHORT = {"put": "move mug 1 to desk 1", "use": "use desklamp 1", "take": "take mug 1 from desk 1",
+         "go": "go to desk 1"}
+VERDICTS = """
+put a mug in desk / desk: - + mug 1 / put / desk: mug 1 + - -> True
+put a mug in desk / bed: - + mug 1 / move mug 1 to bed 1 / bed: mug 1 + - -> False
+put some mug on desk / desk: - + cup 1 / move cup 1 to desk 1 / desk: cup 1 + - -> False
+put a mug in desk / desk: mug 1 + - / take / desk: - + mug 1 -> None
+put a mug in desk / desk: - + mug 1 / put / desk: - + mug 1 -> None
+put a clean mug in desk / desk: - + mug 1 / put / desk: mug 1 + - -> False
+clean some mug and put it in desk / desk: - + clean hot mug 1 / put / desk: clean hot mug 1 + - -> True
+cool some mug and put it in desk / desk: - + hot mug 1 / put / desk: hot mug 1 + - -> False
+put two mug in desk / desk: mug 2 + mug 1 / put / desk: mug 2, mug 1 + - -> True
+find two mug and put them in desk / desk: cup 2 + mug 1 / put / desk: cup 2, mug 1 + - -> False
+look at mug under the desklamp / desk: desklamp 1 + mug 1 / use / desk: lit desklamp 1 + mug 1 -> True
+look at mug under the desklamp / desk: desklamp 1 + cup 1 / use / desk: lit desklamp 1 + cup 1 -> False
+examine mug with the desklamp / desk: mug 1, lit desklamp 1 + - / take / desk: lit desklamp 1 + mug 1 -> True
+examine mug with the desklamp / desk: mug 1, lit floorlamp 1 + - / take / desk: lit floorlamp 1 + mug 1 -> False
+look at mug under the desklamp / bed: - + mug 1 / go / desk: lit desklamp 1 + mug 1 -> True
+look at mug under the desklamp / bed: - + mug 1 / go / desk: desklamp 1 + mug 1 -> None
+buy a mug / desk: - + mug 1 / put / desk: mug 1 + - -> None"""
 
 
-@pytest.mark.parametrize("task, state, action, after, success", [
-    ("put a mug in desk", "at desk 1: | nothing | holding: mug 1", PUT,
-     "at desk 1: | mug 1 | holding: nothing", True),
-    ("put a mug in desk", "at bed 1: | nothing | holding: mug 1", "move mug 1 to bed 1",
-     "at bed 1: | mug 1 | holding: nothing", False),
-    ("put some mug on desk", "at desk 1: | nothing | holding: cup 1", "move cup 1 to desk 1",
-     "at desk 1: | cup 1 | holding: nothing", False),
-    ("put a mug in desk", "at desk 1: | mug 1 | holding: nothing", TAKE,
-     "at desk 1: | nothing | holding: mug 1", None),
-    ("put a mug in desk", "at desk 1: | nothing | holding: mug 1", PUT,
-     "at desk 1: | nothing | holding: mug 1", None),
-    ("put a clean mug in desk", "at desk 1: | nothing | holding: mug 1", PUT,
-     "at desk 1: | mug 1 | holding: nothing", False),
-    ("clean some mug and put it in desk", "at desk 1: | nothing | holding: clean hot mug 1", PUT,
-     "at desk 1: | clean hot mug 1 | holding: nothing", True),
-    ("cool some mug and put it in desk", "at desk 1: | nothing | holding: hot mug 1", PUT,
-     "at desk 1: | hot mug 1 | holding: nothing", False),
-    ("put two mug in desk", "at desk 1: | mug 2 | holding: mug 1", PUT,
-     "at desk 1: | mug 2 | mug 1 | holding: nothing", True),
-    ("find two mug and put them in desk", "at desk 1: | cup 2 | holding: mug 1", PUT,
-     "at desk 1: | cup 2 | mug 1 | holding: nothing", False),
-    ("look at mug under the desklamp", "at desk 1: | desklamp 1 | holding: mug 1", LAMP,
-     "at desk 1: | lit desklamp 1 | holding: mug 1", True),
-    ("look at mug under the desklamp", "at desk 1: | desklamp 1 | holding: cup 1", LAMP,
-     "at desk 1: | lit desklamp 1 | holding: cup 1", False),
-    ("examine the mug with the desklamp", "at desk 1: | mug 1 | lit desklamp 1 | holding: nothing", TAKE,
-     "at desk 1: | lit desklamp 1 | holding: mug 1", True),
-    ("examine the mug with the desklamp", "at desk 1: | mug 1 | lit floorlamp 1 | holding: nothing", TAKE,
-     "at desk 1: | lit floorlamp 1 | holding: mug 1", False),
-    ("look at mug under the desklamp", "at bed 1: | nothing | holding: mug 1", "go to desk 1",
-     "at desk 1: | lit desklamp 1 | holding: mug 1", True),
-    ("look at mug under the desklamp", "at bed 1: | nothing | holding: mug 1", "go to desk 1",
-     "at desk 1: | desklamp 1 | holding: mug 1", None),
-    ("buy a mug", "at desk 1: | nothing | holding: mug 1", PUT,
-     "at desk 1: | mug 1 | holding: nothing", None)])
-def test_success_by_rule(task, state, action, after, success):
+@pytest.mark.parametrize("row", VERDICTS.strip().splitlines())
+def test_success_by_rule(row):
     """Stops an audit of the dream's rewards that is itself wrong."""
-    assert AUDIT.success(Task(id="t", text=task), page(state), action, page(after)) is success
+    line, _, verdict = row.partition(" -> ")
+    task, before, action, after = line.split(" / ")
+    states = [re.sub(r"(\w+): (.*) \+ (.*)", r"at \1 1: | \2 | holding: \3", short.replace("-", "nothing"))
+              .replace(", ", " | ") for short in (before, after)]
+    action = SHORT.get(action, action)
+    found = AUDIT.success(Task(id="t", text=task), page(states[0]), action, page(states[1]))
+    assert str(found) == verdict
 
 
 @pytest.mark.parametrize("sentence", [

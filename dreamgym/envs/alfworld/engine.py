@@ -1,14 +1,10 @@
-"""The ALFWorld engine: one `game.tw-pddl` file played at hundreds of times the speed of the stock
-environment, with the same answers.
+"""The ALFWorld engine: one `game.tw-pddl` file played a hundred times as fast as by the stock environment,
+with the same answers.
 
-    engine = Engine("json_2.1.1/valid_seen/.../game.tw-pddl")
-    text = engine.reset()        # "You are in the middle of a room. ..."; engine.task = "put some cup in ..."
-    text = engine.step("go to fridge 1")  # engine.won, engine.admissible, engine.facts
-
-What decides is TextWorld's: its translation of the PDDL, the state and the rules in its Fast Downward
-library, its parser of the grammar. What TextWorld computes anew at every step is kept: translations, parsed
-grammars, and each game as a graph of the states seen so far. All engines on one game share that graph and one
-copy of the library, which can be put back into any state it has met. Not for threads.
+What decides is TextWorld's: its translation of the PDDL, its Fast Downward library (state and rules), its
+parser of the grammar. What it computes anew at every step is kept: translations, parsed grammars, and each
+game as a graph of the states seen so far. All engines on one game share that graph and one copy of the
+library, which can be put back into any state it has met. Not for threads.
 """
 from __future__ import annotations
 

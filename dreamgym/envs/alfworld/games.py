@@ -2,7 +2,7 @@
 
 `generate` writes the official folder layout with the domain, grammar, goals, task sentences and placement
 rules of the `alfworld` wheel and the rooms of rooms.py. The wheel does not say where things lie, so they are
-laid out at random where the rules allow; each game is won in the real engine before it is kept.
+laid out at random where the rules allow.
 
 Left out on purpose: things inside bowls and pans, things that are cold from the start, sliced and
 movable-receptacle tasks, images.
@@ -108,10 +108,9 @@ def generate(folder: Path, seed: int = 0, counts: Mapping[str, int] = COUNTS, ch
     """Write <folder>/json_2.1.1 with `counts` games of each split, balanced over the task types, and return
     its games.json.
 
-    Games that are there and fit are kept; others that this function made are replaced; an interrupted run
-    goes on where it stopped. The same arguments give the same bytes. `check` wins each game in the real
-    engine (about 0.3 CPU-seconds each). Raises ValueError when the folder holds games made by somebody
-    else."""
+    Games that fit are kept; others that this function made are replaced; an interrupted run goes on where it
+    stopped. `check` wins each game in the real engine (0.3 CPU-seconds each). Raises ValueError when the
+    folder holds games made by somebody else."""
     wanted = {"version": VERSION, "seed": seed, "counts": {split: counts.get(split, 0) for split in COUNTS}}
     folder.mkdir(parents=True, exist_ok=True)
     final, made = folder / DATA, folder / DATA / "games.json"

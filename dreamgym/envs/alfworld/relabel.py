@@ -2,8 +2,7 @@
 and outcomes only.
 
 A trace states facts first and the verdict last, because a small model concludes only from what it has already
-written: a thing is looked up in the list before it is taken, and a task is checked one constraint after the
-other. Where the engine knew more than the page shows (a place within reach, a thing that does not fit), the
+written. Where the engine knew more than the page shows (a place within reach, a thing that does not fit), the
 outcome tells the fact.
 """
 from __future__ import annotations
@@ -139,9 +138,8 @@ def _close(t: Transition, *_) -> list[str]:
 
 
 def _act(t: Transition, *_) -> list[str]:
-    """The conditions up to the first that is not met; the last fact where all are met or the engine did it
-    all the same: then what the page did not show was within reach. What is found is written before the
-    verdict: a small model says yes to what it has not looked up."""
+    """The conditions up to the first that is not met; a last fact where all are met, or where the engine did
+    it all the same: then what the page did not show was within reach."""
     facts = []
     for what, found, met in conditions(t.command, t.before):
         facts.append(f"{what} : {found} {'yes' if met else REACH if t.changed else 'no'}")

@@ -1,10 +1,6 @@
-"""Scripted policies of ALFWorld: an oracle, a searching expert, an imperfect one, random exploration, and a
-prober of refused actions.
-
-The searcher, the imperfect player and the prober read abstract states only, so whatever they do can be
-imitated. The oracle reads the engine's hidden facts and the random player its admissible commands, through
-`session.inner.engine`: they need an environment that plays in this process.
-"""
+"""Scripted policies of ALFWorld. The searcher, the imperfect player and the prober read abstract states only,
+so whatever they do can be imitated. The oracle reads the engine's hidden facts and the random player its
+admissible commands: they need an environment that plays in this process."""
 from __future__ import annotations
 
 from collections.abc import Callable
