@@ -51,13 +51,10 @@ def load_model(name_or_path: str, dtype: str = "auto", quantize: str = "none", l
     """
     if quantize not in ("none", "nf4"):
         raise ValueError(f"quantize is {quantize!r}: choose 'none' or 'nf4'")
-    folder, base, saved_rank = Path(name_or_path), name_or_path, 0
-    if (folder / "adapter_config.json").is_file():
-        adapters = json.loads((folder / "adapter_config.json").read_text())
-        base, saved_rank = adapters["base_model_name_or_path"], adapters["r"]
-    elif folder.is_dir() and not (folder / "config.json").is_file():
-        raise ValueError(f"the folder '{folder}' holds neither config.json nor adapter_config.json: "
-                         "give the model folder itself")
+    base, saved_rank, adapters = name_or_path, 0, Path(name_or_path) / "adapter_config.json"
+    if adapters.is_file():
+        config = json.loads(adapters.read_text())
+        base, saved_rank = config["base_model_name_or_path"], config["r"]
     if saved_rank and lora_rank not in (0, saved_rank):
         raise ValueError(f"lora_rank is {lora_rank}, but the adapters in {name_or_path!r} have rank "
                          f"{saved_rank}: leave it at 0 to continue them")
@@ -67,8 +64,7 @@ def load_model(name_or_path: str, dtype: str = "auto", quantize: str = "none", l
     except OSError as error:
         of = f" (the base of the adapters in {name_or_path!r})" if saved_rank else ""
         raise ValueError(f"no model at {base!r}{of}: it is neither a model folder nor a hub name that can be "
-                         "reached or is cached. Check the spelling, or download it where there is a network "
-                         f"and give the folder. ({error})") from error
+                         f"reached or is cached ({error})") from error
     if quantize == "nf4" and (lora_rank or saved_rank):
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
         for module in model.modules():  # on a CPU, bitsandbytes repacks weights at the first eval forward:

@@ -140,7 +140,7 @@ def test_line_that_is_no_record_is_named(tmp_path, old, new):
     """An error without file and line; NaN and lone surrogates that are read but crash the run when it writes
     them."""
     assert old in LINE
-    check_second_line(tmp_path, LINE.replace(old, new), "")
+    check_second_line(tmp_path, LINE.replace(old, new), "log.jsonl:2")
 
 
 def test_repeated_ids_bad_tasks_and_missing_files_are_named(tmp_path):

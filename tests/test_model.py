@@ -9,9 +9,9 @@ import torch
 import torch.multiprocessing as mp
 from transformers import AutoModelForCausalLM, CONFIG_MAPPING
 
-from dreamgym.model import (TrainSample, clip_grad_norm, even_micro_batches, load_model, load_weights,
-                            make_reference, micro_batches, prefix_packs, reference_logprobs, save_model, shard,
-                            token_logprobs, trainable_parameters, unsharded)
+from dreamgym.model import (
+    TrainSample, clip_grad_norm, even_micro_batches, load_model, load_weights, make_reference, micro_batches,
+    prefix_packs, reference_logprobs, save_model, shard, token_logprobs, trainable_parameters, unsharded)
 from dreamgym.run import Dist
 from dreamgym.sft import sft_step
 from dreamgym.tiny import build_tokenizer, make_optimizers, set_rate
@@ -75,7 +75,7 @@ def count(samples):
     return sum(sum(sample.mask) for sample in samples)
 
 
-# ---- log-probs -----------------------------------------------------------------------------------------------
+# ---- log-probs ---------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "mistral"])
 @pytest.mark.parametrize("make", [unrelated, sharing])
@@ -174,7 +174,7 @@ def test_clip_grad_norm():
     assert parameters[1].grad[1].item() == pytest.approx(0.8, abs=1e-5)
 
 
-# ---- the supervised step and optimizers ----------------------------------------------------------------------
+# ---- the supervised step and optimizers --------------------------------------------------------------------
 
 def test_sft_step_divides_by_the_sum_of_weights():
     """Stops a loss divided by another count than what it sums, weights read one token off, and gradients left
@@ -205,7 +205,8 @@ def test_optimizers_and_rate():
     ids = lambda parameters: sorted(map(id, parameters))
     given = [p for o in (adam, muon) for g in o.param_groups for p in g["params"]]
     assert ids(given) == ids(model.parameters())
-    assert ids(muon.param_groups[0]["params"]) == ids(p for p in model.model.layers.parameters() if p.ndim == 2)
+    matrices = [p for p in model.model.layers.parameters() if p.ndim == 2]
+    assert ids(muon.param_groups[0]["params"]) == ids(matrices)
     assert (adam.param_groups[0]["weight_decay"], muon.param_groups[0]["weight_decay"]) == (0.0, 0.01)
     rates = []
     for step in (0, 9, 50, 100, 150):
@@ -215,7 +216,7 @@ def test_optimizers_and_rate():
     assert rates == pytest.approx([0.1, 0.982, 0.55, 0.1, 0.1], abs=1e-3)
 
 
-# ---- load, save, reference -----------------------------------------------------------------------------------
+# ---- load, save, reference ---------------------------------------------------------------------------------
 
 @pytest.fixture
 def folder(tmp_path):
@@ -237,9 +238,9 @@ def logprobs(model):
 
 @pytest.mark.parametrize("lora_rank", [0, 4])
 def test_weights_and_reference(folder, tmp_path, lora_rank):
-    """Stops checkpoints that lose weights (tied ones first of all), adapters that come back empty or frozen, a
-    reference that shares weights with the policy or is the bare base of adapters, and a LoRA reference that
-    switches training off."""
+    """Stops checkpoints that lose weights (tied ones first of all), adapters that come back empty or frozen,
+    a reference that shares weights with the policy or is the bare base of adapters, and a LoRA reference
+    that switches training off."""
     model, tokenizer = load_model(folder, dtype="float32", lora_rank=lora_rank)
     train(model)                                       # from here on adapters are no longer zero
     reference, trainable = make_reference(model), len(trainable_parameters(model))
@@ -273,7 +274,8 @@ def test_load_errors_say_what_to_do(tmp_path, monkeypatch):
     for name, message, options in (
             ("nobody/no-such-model", "neither a model folder nor a hub name", {}),
             (tmp_path / "missing", "neither a model folder nor a hub name", {}),
-            (tmp_path, "holds neither config.json", {}), (tmp_path, "quantize is 'int3'", {"quantize": "int3"}),
+            (tmp_path, "Unrecognized model in .*config.json", {}),
+            (tmp_path, "quantize is 'int3'", {"quantize": "int3"}),
             (tmp_path / "scaled", "CohereForCausalLM is not supported", {})):
         with pytest.raises(ValueError, match=message):
             load_model(str(name), **options)
@@ -303,7 +305,7 @@ def test_16_bit_weights_are_not_trained(folder):
     assert adapters[0].dtype == torch.float32
 
 
-# ---- two ranks -----------------------------------------------------------------------------------------------
+# ---- two ranks ---------------------------------------------------------------------------------------------
 
 def weighted(samples):
     return [[1.0 + (i + t) % 3 for t in range(len(s.mask))] for i, s in enumerate(samples)]
@@ -350,6 +352,7 @@ def test_two_ranks_equal_one_process(folder):
         torch.testing.assert_close(theirs.pop("logp_N"), logprobs(model), atol=1e-4, rtol=1e-4)
         assert theirs == pytest.approx(values, rel=1e-4)
         loaded, _ = load_model(f"{folder}-{lora_rank}")
-        for (name, ours), (other, theirs) in zip(model.named_parameters(), loaded.named_parameters(), strict=True):
-            assert name == other
-            torch.testing.assert_close(theirs, ours, atol=1e-5, rtol=1e-4, msg=name)
+        theirs = dict(loaded.named_parameters())
+        assert theirs.keys() == dict(model.named_parameters()).keys()
+        for name, ours in model.named_parameters():
+            torch.testing.assert_close(theirs[name], ours, atol=1e-5, rtol=1e-4, msg=name)
