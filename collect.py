@@ -6,8 +6,8 @@
     python collect.py --player http://127.0.0.1:8000/v1 --player-model NAME      # a language model plays
     python collect.py --teacher http://127.0.0.1:8000/v1 --teacher-model NAME    # a language model explains
 
-Writes train.jsonl, valid.jsonl, test.jsonl (episodes), tasks_train.jsonl, tasks_valid.jsonl, tasks_test.jsonl
-and, last, meta.json: it says that the rest is there. No reward of the policy's training comes from here.
+Writes SPLIT.jsonl (episodes) and tasks_SPLIT.jsonl of train, valid and test and, last, meta.json: it says
+that the rest is there. No reward of the policy's training comes from here.
 """
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from dreamgym import offline, run, teacher
 from dreamgym.envs.base import Environment, Player, make_env, out_folder
 from dreamgym.episode import Episode, successes, to_json
 from dreamgym.offline import SPLITS
+from dreamgym.teacher import Endpoint
 
 PLAYER_ANSWER_TOK = 512                # of a language model that plays
 URL = ("http://", "https://")
@@ -67,19 +68,19 @@ class Args:
 def make_players(env: Environment, args: Args) -> dict[str, Player]:
     """Who plays: the environment's scripted players, a language model ("player"), or both."""
     players = env.players()
-    if not args.player:
-        return players
-    scale = (1 - args.player_share) / sum(player.share for player in players.values()) if players else 0
-    players = {name: replace(player, share=player.share * scale) for name, player in players.items()}
-    endpoint = teacher.Endpoint(args.player, args.player_model, args.player_key_env)
-    ask = partial(endpoint.complete, max_tokens=PLAYER_ANSWER_TOK, temperature=args.player_temperature)
-    return players | {"player": offline.language_model_player(env, ask, args.player_share)}
+    if args.player:
+        rest = (1 - args.player_share) / sum(player.share for player in players.values()) if players else 0
+        players = {name: replace(player, share=player.share * rest) for name, player in players.items()}
+        ask = partial(Endpoint(args.player, args.player_model, args.player_key_env).complete,
+                      max_tokens=PLAYER_ANSWER_TOK, temperature=args.player_temperature)
+        players["player"] = offline.language_model_player(env, ask, args.player_share)
+    return players
 
 
 def make_teacher(args: Args) -> teacher.Ask | None:
     """The language model that explains; None where rules do."""
     if args.teacher.startswith(URL):
-        return teacher.Endpoint(args.teacher, args.teacher_model, args.teacher_key_env).complete
+        return Endpoint(args.teacher, args.teacher_model, args.teacher_key_env).complete
     return None if args.teacher == "rules" else offline.local_teacher(args.teacher)
 
 
@@ -87,11 +88,9 @@ def settings_of(args: Args) -> dict:
     """What decides the data: the flags, and the contents of the files that they name."""
     settings = {name: value for name, value in asdict(args).items() if name not in ("out", "fresh")}
     settings["data_dir"] = args.data_dir or os.environ.get(f"{args.env}_DATA".upper(), "")
-    for name in ("env", "import_file"):
-        if Path(settings[name]).is_file():
-            text = Path(settings[name]).read_text(errors="replace")
-            settings[f"{name}_fingerprint"] = run.fingerprint(text)
-    return settings
+    files = {name: Path(settings[name]) for name in ("env", "import_file") if Path(settings[name]).is_file()}
+    return settings | {f"{name}_fingerprint": run.fingerprint(path.read_text(errors="replace"))
+                       for name, path in files.items()}
 
 
 def gather(env: Environment, args: Args, out: Path, settings: dict) -> None:
@@ -109,8 +108,9 @@ def gather(env: Environment, args: Args, out: Path, settings: dict) -> None:
                          "a model that plays (--player)")
     out.mkdir(parents=True, exist_ok=True)
     (out / "meta.json").unlink(missing_ok=True)    # until all of it is there again
-    for split, count in zip(SPLITS, (args.transitions, args.heldout, args.heldout)):
+    for split in SPLITS:
         if players and not (split == "train" and args.import_file):
+            count = args.transitions if split == "train" else args.heldout
             rng = run.rng(args.seed, "collect", split)
             parts[split] = offline.play_many(env, players, tasks[split], count, rng, split)
         if ask:
@@ -119,8 +119,8 @@ def gather(env: Environment, args: Args, out: Path, settings: dict) -> None:
                 path.unlink(missing_ok=True)
             workers = 8 if args.teacher.startswith(URL) else 1
             parts[split], failed = teacher.annotate(parts[split], ask, env.prompts, path, workers)
-            print(f"{path}: {len(parts[split]) - len(failed)} episodes explained, {len(failed)} keep their "
-                  f"old reasoning {list(failed.values())[:1]}")
+            print(f"{path}: {len(failed)} of {len(parts[split])} episodes keep their old reasoning",
+                  *list(failed.values())[:1])
     for split in SPLITS:
         count = args.counterfactuals if split == "train" else args.counterfactuals_heldout
         rng = run.rng(args.seed, "counterfactuals", split)

@@ -60,16 +60,15 @@ def folders(args: Args) -> tuple[Path | None, Path, Path]:
 
 def make_environment(args: Args, data: Path, dist) -> tuple[Environment, list[Task]]:
     """The data's environment with what the flags change, and its tasks, in the same order in every run."""
-    meta = run.data_meta(data)
-    own = meta["settings"]
-    changed = {"data_dir": args.data_dir or own["data_dir"],
-               "env_options": args.env_options or own["env_options"]}
-    env = env_of_data(args.env, own | changed, workers=run.spare_cores(dist), judge=args.judge,
-                      judge_model=args.judge_model, judge_key_env=args.judge_key_env)
-    is_same = env.describe() == meta["environment"]
-    if not is_same:
+    meta = run.load_meta(data)
+    changed = {name: getattr(args, name) for name in ("data_dir", "env_options") if getattr(args, name)}
+    judge = f"{args.judge},{args.judge_model},{args.judge_key_env}" if args.judge else ""
+    env = env_of_data(args.env, meta["settings"] | changed, workers=run.spare_cores(dist), judge=judge)
+    if env.describe() == meta["environment"]:
+        tasks = read_tasks(data / f"tasks_{args.split}.jsonl")
+    else:
         print(f"trained in {meta['environment']}, evaluated in {env.describe()}")
-    tasks = read_tasks(data / f"tasks_{args.split}.jsonl") if is_same else env.tasks(args.split)
+        tasks = env.tasks(args.split)
     return env, [tasks[i] for i in run.rng(0, args.split).permutation(len(tasks))[:args.tasks]]
 
 
@@ -94,11 +93,11 @@ def readable(episode: Episode) -> str:
 
 def play_tasks(args: Args, policy: Policy, world, tasks: list[Task]) -> tuple[dict, list[Episode]]:
     """The report at each temperature, and all episodes."""
-    reports, everything = {}, []
+    reports, everything, tasks = {}, [], args.repeats * tasks
     for temperature in dict.fromkeys(args.temperatures):
         name = f"{args.world}-{temperature:g}"
-        with run.progress(args.repeats * len(tasks), name) as bar:
-            played = rollout(policy, world, args.repeats * tasks, temperature, name, on_turn=bar.update)
+        with run.progress(len(tasks), name) as bar:
+            played = rollout(policy, world, tasks, temperature, name, on_turn=bar.update)
         report = reports[f"{temperature:g}"] = policy_report(played, policy.env.audit)
         report |= {"pass_at_k": pass_at_k(played)} if args.repeats > 1 else {}
         if args.judge and args.world == "dream":
@@ -147,9 +146,10 @@ def main() -> None:
             report = experience_report(world, read_episodes(data / f"{args.split}.jsonl"))
             show_experience(args, report)
     if args.out:
-        Path(args.out).mkdir(parents=True, exist_ok=True)
-        run.write_jsonl(Path(args.out) / "episodes.jsonl", map(to_json, episodes), append=False)
-        run.write_json(Path(args.out) / "report.json", {"settings": asdict(args), "report": report})
+        out = Path(args.out)
+        out.mkdir(parents=True, exist_ok=True)
+        run.write_jsonl(out / "episodes.jsonl", map(to_json, episodes), append=False)
+        run.write_json(out / "report.json", {"settings": asdict(args), "report": report})
 
 
 if __name__ == "__main__":

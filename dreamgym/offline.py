@@ -30,7 +30,7 @@ def explained(env: Environment, episode: Episode) -> Episode:
 
 
 def play(env: Environment, task: Task, player: Player, rng: np.random.Generator, name: str) -> Episode:
-    """One real episode, called `name`. Raises ValueError where the environment answers what cannot be."""
+    """One real episode. Raises ValueError where the environment answers what cannot be."""
     episode, session = Episode(id=name, task=task), env.reset([task])[0]
     try:
         act = player.make(session, rng)
@@ -100,8 +100,7 @@ def local_teacher(name: str) -> teacher.Ask:
 # ---- tasks and recorded episodes -----------------------------------------------------------------
 
 def read_tasks(env: Environment, split: str) -> list[Task]:
-    """The tasks of a split, each with its environment's name and its first state, which a dream starts from.
-    Raises ValueError when there is none."""
+    """The tasks of a split, each with its environment and the first state, which a dream starts from."""
     tasks = []
     for task in env.tasks(split):
         if not task.start:
@@ -115,8 +114,7 @@ def read_tasks(env: Environment, split: str) -> list[Task]:
 
 
 def read_logs(env: Environment, path: str, form: str) -> list[Episode]:
-    """The recorded episodes in a file: of our own form (""), or of one that the environment reads.
-    Raises ValueError that names what does not fit."""
+    """The recorded episodes in a file of our own form (""), or of one that the environment reads."""
     if form and not hasattr(env, "read_traces"):
         raise ValueError(f"--import-format {form}: {env.name} reads no traces of other formats")
     episodes = env.read_traces(path, form) if form else read_episodes(path)
@@ -132,8 +130,8 @@ def read_logs(env: Environment, path: str, form: str) -> list[Episode]:
 
 def by_split(env: Environment, episodes: list[Episode],
              tasks: dict[str, list[Task]]) -> dict[str, list[Episode]]:
-    """Recorded episodes by the split of their task; unknown tasks are for training.
-    Ids get a prefix, so that they meet none of ours. A source of ours is kept; others become "imported"."""
+    """Recorded episodes by the split of their task; unknown tasks are for training. Ids get a prefix, so that
+    they meet none of ours."""
     home = {task.text: split for split in reversed(SPLITS) for task in tasks[split]}
     ours = (*env.players(), "player", "counterfactual")
     parts: dict[str, list[Episode]] = {split: [] for split in SPLITS}

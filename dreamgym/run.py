@@ -347,9 +347,6 @@ def load_meta(folder: str | Path) -> dict:
     return read_json(Path(folder) / "meta.json")
 
 
-data_meta = load_meta
-
-
 def check_meta(meta: dict, expected: dict, where: str | Path,
                advice: str = "use --fresh to start over or --out another folder") -> None:
     """Raises ValueError naming every key of `expected` that `meta` lacks or has otherwise."""

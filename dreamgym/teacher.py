@@ -121,8 +121,7 @@ class Transition(msgspec.Struct):
 
 
 class Annotation(msgspec.Struct):
-    """What a teacher answers for one episode. The tutorial comes first, so that the traces are written with
-    the task's end in view; it is not kept."""
+    """The tutorial is not kept: it comes first, so that traces are written with the task's end in view."""
     task_tutorial: dict[str, Trace]
     state_transitions: list[Transition]
 
@@ -148,7 +147,6 @@ state_transitions has exactly one entry a step, in order."""
 
 
 def annotation_messages(episode: Episode, prompts: Prompts) -> list[dict]:
-    """The chat that asks for one episode's reasoning."""
     steps = [{"step_id": i, "state": s.state, "action": s.grounded or s.action, "accepted": s.valid}
              for i, s in enumerate(episode.steps)]
     record = {"task": episode.task.text, "fulfilled": episode.success, "steps": steps,
@@ -159,8 +157,7 @@ def annotation_messages(episode: Episode, prompts: Prompts) -> list[dict]:
 
 
 def parse_annotation(text: str, n_steps: int) -> list[tuple[str, str]]:
-    """A teacher's answer -> (reasoning, reward reasoning) of each step, on one line each.
-    Raises ValueError with the reason, in words that can be told back."""
+    """(reasoning, reward reasoning) of each step. Raises ValueError in words that can be told back."""
     transitions = _decode(text, Annotation).state_transitions
     if [t.step_id for t in transitions] != list(range(n_steps)):
         raise ValueError(f"state_transitions has {len(transitions)} entries with step_id "
@@ -223,7 +220,6 @@ Score = Annotated[int, msgspec.Meta(ge=0, le=2)]
 
 
 class Judgement(msgspec.Struct):
-    """Four scores of one predicted transition (DreamGym, Appendix C.4)."""
     causal_consistency: Score
     diversity: Score
     informativeness: Score
@@ -247,7 +243,6 @@ Answer with one JSON object of these four names and the numbers 0, 1 or 2, and n
 
 
 def judge_messages(episode: Episode, i: int) -> list[dict]:
-    """The chat that asks for the scores of step i."""
     step, actions = episode.steps[i], [step.grounded or step.action for step in episode.steps[:i + 1]]
     return _chat(JUDGE_FORM, {"task": episode.task.text, "earlier_actions": actions[:-1], "state": step.state,
                               "action": actions[-1], "next_state": step.next_state})

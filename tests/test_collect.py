@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 import collect
 from dreamgym import offline, run, teacher
-from dreamgym.envs.base import Environment, Player, Session, StepResult, make_env
+from dreamgym.envs.base import Environment, Player, Session, StepResult
 from dreamgym.episode import Episode, Step, StopReason, Task, read_episodes, read_tasks, to_json
 from tests.conftest import COLLECT, EXAMPLE
 
@@ -113,19 +113,6 @@ def test_import(again, workspace, tmp_path):
     assert "kept" in again("--import-file", path)[0]
     write_log(tmp_path / "log.jsonl", own[:4])
     assert "kept" not in again("--import-file", path)[0]                  # the same name, another content
-
-
-def test_logs_alone(script, workspace, tmp_path):
-    """Recorded episodes without an environment: a task in two splits, or a split without episodes."""
-    path = write_log(tmp_path / "log.jsonl", read_episodes(workspace.data / "train.jsonl"))
-    script("collect", "--env", "logs", "--import-file", path, "--out", tmp_path / "data")
-    parts = [read_episodes(tmp_path / "data" / f"{split}.jsonl") for split in SPLITS]
-    texts = [{e.task.text for e in part} for part in parts]
-    assert sum(map(len, parts)) == len(read_episodes(path))
-    assert len(set().union(*texts)) == sum(map(len, texts))
-    assert texts == [{task.text for task in read_tasks(tmp_path / "data" / f"tasks_{split}.jsonl")}
-                     for split in SPLITS]
-    assert run.load_meta(tmp_path / "data")["environment"]["env"] == "logs"
 
 
 @pytest.mark.parametrize("change, message", [
@@ -259,28 +246,22 @@ def endpoint(monkeypatch):
         def complete(self, messages, **_):
             Fake.asked.append(list(messages))
             return Fake.answer(messages)
-    monkeypatch.setattr(teacher, "Endpoint", Fake)
+    monkeypatch.setattr(collect, "Endpoint", Fake)
     return Fake
 
 
 def test_a_language_model_plays(again, endpoint):
-    """A model whose answers are not parsed, or whose episodes count as scripted ones."""
+    """A model whose answers are not parsed, that does not see the task or sees a state twice, or whose
+    episodes count as scripted ones."""
     flags = ("--transitions", 20, "--heldout", 1, "--player", URL, "--player-model", "m")
     train = read_episodes(again(*flags)[1] / "train.jsonl")
     assert {(e.source, s.action) for e in train for s in e.steps} == {("player", "cd docs")}
-    train = read_episodes(again(*flags, "--transitions", 200, "--player-share", 0.5)[1] / "train.jsonl")
-    assert {e.source for e in train} == {"player", "solver", "random"}
-
-
-def test_a_player_sees_a_growing_conversation(endpoint):
-    """A model that does not see the task, or sees a state twice."""
-    env = make_env(EXAMPLE)
-    player = offline.language_model_player(env, endpoint().complete, 1.0)
-    episode = offline.play(env, env.tasks("train")[0], player, None, "e")
     first, second = endpoint.asked[:2]
     assert [m["role"] for m in second] == ["system", "user", "assistant", "user"] and second[:2] == first
-    for i, said in enumerate((first[1], second[3])):
-        assert said["content"] == f"task: {episode.task.text}\nstate:\n{episode.steps[i].state}\n"
+    for step, said in zip(train[0].steps, (first[1], second[3])):
+        assert said["content"] == f"task: {train[0].task.text}\nstate:\n{step.state}\n"
+    train = read_episodes(again(*flags, "--transitions", 200, "--player-share", 0.5)[1] / "train.jsonl")
+    assert {e.source for e in train} == {"player", "solver", "random"}
 
 
 def test_a_language_model_explains(again, workspace, endpoint):

