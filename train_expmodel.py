@@ -143,7 +143,7 @@ class Rows:
             return []
         steps = [e.steps[i] for e, i in rows]
         questions = self.model.questions([e.task.text for e, _ in rows], [e.steps[:i] for e, i in rows],
-                                         [s.state for s in steps], [s.grounded or s.action for s in steps])
+                                         [s.state for s in steps], [s.shown_action for s in steps])
         samples = []
         for question, step in zip(questions, steps):
             question = replace(question, demos=[]) if rng.random() < self.args.demo_dropout else question
@@ -174,7 +174,7 @@ def corpus(env, episodes: list[Episode], tasks: list) -> set[str]:
     texts = {*env.vocabulary(), *(variation_prompt(task.text) for task in tasks)}
     for episode in episodes:
         for step in episode.steps:
-            action = step.grounded or step.action
+            action = step.shown_action
             demo = Demo("", action, "", 1.0)
             texts |= {f"state:\n{step.state}\naction: {action}\n", step.next_state}
             texts.add(next_prompt(Question(episode.task.text, "", action, [("", "")] * 2, [demo] * 2, [demo]),
@@ -293,7 +293,7 @@ def make_training(args: Args, env, data: Path, meta: dict, resume: Path | None, 
     offline = [e for e in episodes if e.source != "counterfactual"]
     encoder = load_encoder(args.encoder, device=str(dist.device))
     if isinstance(encoder, WordEncoder):
-        encoder.fit(text for e in offline for s in e.steps for text in (s.state, s.grounded or s.action))
+        encoder.fit(text for e in offline for s in e.steps for text in (s.state, s.shown_action))
     buffer = ReplayBuffer(encoder.dim, seed=args.seed)
     fill_buffer(buffer, encoder, offline)
     experience = ExperienceModel(shard(model), tokenizer, env, settings, (buffer, encoder))

@@ -47,7 +47,7 @@ class Step(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fiel
     next_state: str
     reward: float = 0.0            # 0 or 1
     done: bool = False
-    grounded: str = ""             # the action with the words of its element; what the experience model reads
+    grounded: str = ""             # the action with the words of its element
     reasoning: str = ""            # why the next state follows
     reward_reasoning: str = ""     # why the reward follows
 
@@ -55,6 +55,11 @@ class Step(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fiel
     def valid(self) -> bool:
         """In both worlds an action that changes nothing is invalid, unless it ends the episode."""
         return self.done or self.next_state != self.state
+
+    @property
+    def shown_action(self) -> str:
+        """The action as models read it."""
+        return self.grounded or self.action
 
 
 class TokenSegment(msgspec.Struct, kw_only=True):

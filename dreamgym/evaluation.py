@@ -66,7 +66,7 @@ def experience_report(model: ExperienceModel, episodes: list[Episode], batch: in
         part = rows[start:start + batch]
         steps = [e.steps[i] for e, i in part]
         questions = model.questions([e.task.text for e, _ in part], [e.steps[:i] for e, i in part],
-                                    [s.state for s in steps], [s.grounded or s.action for s in steps])
+                                    [s.state for s in steps], [s.shown_action for s in steps])
         nearest += [q.demos[-1].next_state if q.demos else q.state for q in questions]
         predictions += model.predict(questions)
     exact, f1, paid_by_label = defaultdict(list), defaultdict(list), defaultdict(list)

@@ -65,7 +65,7 @@ class Prediction:
 def to_transitions(episodes: Sequence[Episode]) -> list[Transition]:
     """The steps of episodes as replay records. The last step of a malformed dream has no next state and is
     left out."""
-    return [Transition(state=s.state, action=s.grounded or s.action, next_state=s.next_state, reward=s.reward,
+    return [Transition(state=s.state, action=s.shown_action, next_state=s.next_state, reward=s.reward,
                        done=s.done,
                        reasoning=s.reasoning, episode_id=e.id, task=e.task.text, synthetic=e.world == "dream",
                        step=i)
@@ -129,10 +129,10 @@ class ExperienceModel:
         """The earlier steps most similar to the question, the most similar last; of equal ones the latest."""
         if not past:
             return []
-        similarity = self.encoder([s.state for s in past], [s.grounded or s.action for s in past]) @ vector
+        similarity = self.encoder([s.state for s in past], [s.shown_action for s in past]) @ vector
         order = sorted(range(len(past)),
                        key=lambda i: (round(float(similarity[i]), 5), i))[-self.settings.history:]
-        return [Demo(past[i].state, past[i].grounded or past[i].action, past[i].next_state, past[i].reward)
+        return [Demo(past[i].state, past[i].shown_action, past[i].next_state, past[i].reward)
                 for i in order if similarity[i] >= self.settings.min_similarity]
 
     def next_prompt_ids(self, question: Question) -> tuple[list[int], Question]:
@@ -167,7 +167,7 @@ class ExperienceModel:
 
     def reward_sample(self, task: str, step: Step) -> TrainSample | None:
         """The second question. Eq. 5 as printed has no reward term; nothing could then teach the reward."""
-        prompt = self.reward_prompt_ids(task, step.state, step.grounded or step.action, step.next_state)
+        prompt = self.reward_prompt_ids(task, step.state, step.shown_action, step.next_state)
         reasoning = step.reward_reasoning if self.settings.reasoning else ""
         return self._sample(prompt, reward_answer(reasoning, step.reward, step.done),
                             self.settings.max_reward_tok)

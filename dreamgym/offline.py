@@ -6,8 +6,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from dreamgym import prompts, run, teacher
-from dreamgym.envs.base import Environment, Player
-from dreamgym.episode import Episode, Step, StopReason, Task, check_episode, read_episodes
+from dreamgym.envs.base import Environment, Player, record_step
+from dreamgym.episode import Episode, Step, Task, check_episode, read_episodes
 
 SPLITS = ("train", "valid", "test")
 TEACHER_CONTEXT_TOK = 16_384           # of a local teacher: an episode with its reasoning
@@ -36,14 +36,7 @@ def play(env: Environment, task: Task, player: Player, rng: np.random.Generator,
         act = player.make(session, rng)
         while not episode.stop:
             state, action = session.state, act(session.state)
-            result = env.step([session], [action])[0]
-            episode.steps.append(Step(state=state, action=action, next_state=result.state,
-                                      reward=float(result.reward), done=bool(result.done)))
-            if result.done:
-                outcome = StopReason.SUCCESS if result.reward == 1 else StopReason.FAILURE
-                episode.stop, episode.raw_score = result.stop or outcome, float(result.raw_score)
-            elif len(episode.steps) >= env.max_steps:
-                episode.stop = StopReason.STEP_LIMIT
+            record_step(episode, state, action, env.step([session], [action])[0], env.max_steps)
     finally:
         env.end([session])
     return explained(env, check_episode(episode, f"{env.name}, {name}"))

@@ -249,4 +249,4 @@ def parse_task(text: str) -> str | None:
 
 def history_turns(steps: Sequence[Step], count: int) -> list[tuple[str, str]]:
     """The last `count` (state, grounded action) pairs, oldest first."""
-    return [(s.state, s.grounded or s.action) for s in steps[-count:]] if count else []
+    return [(s.state, s.shown_action) for s in steps[-count:]] if count else []

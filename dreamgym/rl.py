@@ -86,16 +86,16 @@ def make_batch(episodes: list[Episode], policy, value_head, args, dist) -> Batch
                    for name, advantage in group_turn_advantages(episodes, args).items()}
     batch = Batch(samples, [torch.tensor(s.logps) for _, s in segments], [], [], values, [])
     for episode in episodes:
-        turn = 0
+        advantage, returns = map(torch.tensor, by_turn[episode.id])
+        done = 0
         for segment in episode.segments:
-            rows = [(turn + i, end - start) for i, (start, end) in enumerate(turns(segment))]
-            turn += len(rows)
-            if any(segment.mask):
-                batch.advantage.append(torch.tensor([by_turn[episode.id][0][t] for t, n in rows
-                                                     for _ in range(n)]))
-                batch.returns.append(torch.tensor([by_turn[episode.id][1][t] for t, n in rows
-                                                   for _ in range(n)]))
-                batch.first.append(torch.tensor([float(i == 0) for _, n in rows for i in range(n)]))
+            sizes = torch.tensor([end - start for start, end in turns(segment)])
+            turn_N = torch.arange(done, done + len(sizes)).repeat_interleave(sizes)     # of each token
+            done += len(sizes)
+            if len(turn_N):
+                batch.advantage.append(advantage[turn_N])
+                batch.returns.append(returns[turn_N])
+                batch.first.append((turn_N.diff(prepend=torch.tensor([-1])) > 0).float())
     if value_head is not None:
         whiten(batch, dist)
     elif args.loss_mean == "episode":

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from dreamgym.chat import answer_text, chat_format, encode_untrusted, prompt_ids
-from dreamgym.envs.base import Environment, Session, StepResult
-from dreamgym.episode import Episode, Step, StopReason, Task, TokenSegment
+from dreamgym.envs.base import Environment, Session, record_step
+from dreamgym.episode import Episode, StopReason, Task, TokenSegment
 from dreamgym.prompts import parse_action, policy_answer, policy_system, policy_turn
 from dreamgym.sampler import Sampler
 
@@ -89,26 +89,6 @@ def _show_state(policy: Policy, running: _Running) -> None:
     running.prompt, running.state = ids, running.session.state
 
 
-def _record(running: _Running, action: str, grounded: str, result: StepResult, max_steps: int,
-            has_room: bool) -> bool:
-    """Appends the step; returns True where the episode has ended. Without room the policy could not act at
-    all."""
-    episode = running.episode
-    episode.steps.append(Step(state=running.state, action=action, next_state=result.state,
-                              reward=result.reward, done=result.done,
-                              grounded=grounded, reasoning=result.reasoning,
-                              reward_reasoning=result.reward_reasoning))
-    if result.done:
-        by_reward = StopReason.SUCCESS if result.reward else StopReason.FAILURE
-        episode.stop = result.stop or by_reward
-        episode.raw_score, episode.output = result.raw_score, result.output
-    elif not has_room:
-        episode.stop = StopReason.CONTEXT
-    elif len(episode.steps) >= max_steps:
-        episode.stop = StopReason.STEP_LIMIT
-    return episode.stop != StopReason.RUNNING
-
-
 def rollout(policy: Policy, world, tasks: list[Task], temperature: float, name: str, *,
             max_transitions: int | None = None,
             on_turn: Callable[[int], None] = lambda finished: None) -> list[Episode]:
@@ -167,7 +147,12 @@ def _turn(policy: Policy, world, running: dict[int, _Running], order: list[int],
     ended = []
     results = world.step([running[i].session for i in order], actions)
     for i, action, words, result, sample in zip(order, actions, grounded, results, samples):
-        if _record(running[i], action, words, result, policy.env.max_steps, bool(sample.ids)):
+        episode = running[i].episode
+        record_step(episode, running[i].state, action, result, policy.env.max_steps)
+        episode.steps[-1].grounded = words
+        if not sample.ids and not result.done:   # without room the policy could not act at all
+            episode.stop = StopReason.CONTEXT
+        if episode.stop:
             ended.append(i)
         else:
             _show_state(policy, running[i])
@@ -182,7 +167,7 @@ def imitation_segments(policy: Policy, episode: Episode) -> list[TokenSegment]:
     running = _Running(Session(episode.id, episode.task, first), copy,
                        policy.turn_ids(episode.task.text, first), first)
     for step in episode.steps:
-        answer = policy_answer(step.action, step.grounded or step.action, policy.settings.policy_format)
+        answer = policy_answer(step.action, step.shown_action, policy.settings.policy_format)
         ids = encode_untrusted(policy.tokenizer, answer) + policy.chat.end_ids[:1]
         segment = copy.segments[-1]
         if step.valid:

@@ -147,7 +147,7 @@ state_transitions has exactly one entry a step, in order."""
 
 
 def annotation_messages(episode: Episode, prompts: Prompts) -> list[dict]:
-    steps = [{"step_id": i, "state": s.state, "action": s.grounded or s.action, "accepted": s.valid}
+    steps = [{"step_id": i, "state": s.state, "action": s.shown_action, "accepted": s.valid}
              for i, s in enumerate(episode.steps)]
     record = {"task": episode.task.text, "fulfilled": episode.success, "steps": steps,
               "last_state": episode.steps[-1].next_state}
@@ -243,7 +243,7 @@ Answer with one JSON object of these four names and the numbers 0, 1 or 2, and n
 
 
 def judge_messages(episode: Episode, i: int) -> list[dict]:
-    step, actions = episode.steps[i], [step.grounded or step.action for step in episode.steps[:i + 1]]
+    step, actions = episode.steps[i], [step.shown_action for step in episode.steps[:i + 1]]
     return _chat(JUDGE_FORM, {"task": episode.task.text, "earlier_actions": actions[:-1], "state": step.state,
                               "action": actions[-1], "next_state": step.next_state})
 

@@ -51,6 +51,18 @@ class StepResult:
     output: str = ""
 
 
+def record_step(episode: Episode, state: str, action: str, result: StepResult, max_steps: int) -> None:
+    """Appends a step to a running episode; says why it ended where it has."""
+    episode.steps.append(Step(state=state, action=action, next_state=result.state,
+                              reward=float(result.reward), done=bool(result.done),
+                              reasoning=result.reasoning, reward_reasoning=result.reward_reasoning))
+    if result.done:
+        episode.stop = result.stop or (StopReason.SUCCESS if result.reward else StopReason.FAILURE)
+        episode.raw_score, episode.output = float(result.raw_score), result.output
+    elif len(episode.steps) >= max_steps:
+        episode.stop = StopReason.STEP_LIMIT
+
+
 @dataclass
 class Player:
     """A scripted policy that makes offline data: `make(session, rng)` returns `act(state) -> action` for one
