@@ -58,8 +58,8 @@ def _reduce(rows: Iterable[Row]) -> list[Node]:
     for row in rows:
         within, inside = within if row.depth > within else FAR, inside if row.depth > inside else FAR
         last, role = nodes[-1] if nodes else None, ROLES.get(row.role)
-        if last and last.role in ("combobox", "listbox") and (row.role == "option"
-                                              or (row.role == "menuitem" and row.selected is not None)):
+        is_option = row.role == "option" or (row.role == "menuitem" and row.selected is not None)
+        if is_option and last and last.role in ("combobox", "listbox"):
             last.options += (row.name,)
             if row.selected:
                 is_first = last.role == "combobox" or not last.value
@@ -90,12 +90,7 @@ def _restored(rows: list[Row]) -> Iterable[Row]:
             end = next((j for j in range(i + 1, len(rows)) if rows[j].depth <= row.depth), len(rows))
             said = Counter(word for inner in rows[i + 1:end] if inner.role in ROLES or inner.role in WHOLE
                            for word in f"{inner.name} {inner.value}".split())
-            rest = []
-            for word in row.name.split():
-                if said[word]:
-                    said[word] -= 1
-                else:
-                    rest.append(word)
+            rest = [word for word in row.name.split() if said.subtract([word]) or said[word] < 0]
             if rest:
                 text = Row(row.depth + 1, "StaticText", " ".join(rest), ref=row.ref)
                 if row.name.split()[0] == rest[0]:
@@ -139,13 +134,13 @@ _QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
 _TEXT_LINE = re.compile(rf"(\s*)(?:\[([\w-]+)\] )?(\w+(?: \w+)*) ({_QUOTED})(.*)")
 _VALUE = re.compile(rf"^ ?(?:, )?value[=:] ?({_QUOTED}|[^,]*)")
 _STATE = re.compile(r"\b(checked|selected)[=:] ?'?(\w+)")
-_TAB = re.compile(r"Tab (\d+)( \(current\))?: ?(.*)", re.DOTALL)
+_TAB = re.compile(r"\d+( \(current\))?: ?(.*)", re.DOTALL)
 
 
 def unquoted(literal: str) -> str:
-    """The string of a Python string literal; a broken escape stays as it is."""
+    """The string of a Python string literal; what is none, and a broken escape, stays as it is."""
     try:
-        return ast.literal_eval(literal)
+        return ast.literal_eval(literal) if len(literal) > 1 and literal[0] in "'\"" else literal
     except (ValueError, SyntaxError):
         return literal[1:-1]
 
@@ -157,11 +152,9 @@ def text_rows(observation: str) -> list[Row]:
     for match in filter(None, map(_TEXT_LINE.fullmatch, observation.splitlines())):
         indent, ref, role, name, rest = match.groups()
         value, states = _VALUE.match(rest), dict(_STATE.findall(rest))
-        value = value[1].strip() if value else ""
-        rows.append(Row(len(indent), role, unquoted(name), unquoted(value) if value[:1] in ("'", '"')
-                        and len(value) > 1 else value,
-                        states.get("checked", "").lower() == "true", states["selected"].lower() == "true"
-                        if "selected" in states else None, ref or ""))
+        selected = states["selected"].lower() == "true" if "selected" in states else None
+        rows.append(Row(len(indent), role, unquoted(name), unquoted(value[1].strip()) if value else "",
+                        states.get("checked", "").lower() == "true", selected, ref or ""))
     if not rows:
         raise ValueError(f"observation {observation[:60]!r}: no line of the form [N] ROLE 'NAME'")
     return rows
@@ -179,9 +172,8 @@ def webarena_tabs(observation: str) -> tuple[list[str], int]:
     """Tab titles and the current tab of the first line of a WebArena observation; ([], 0) without such a
     line."""
     parts = observation.lstrip().split("\n", 1)[0].split(" | Tab ")
-    matches = [_TAB.fullmatch(f"Tab {part.removeprefix('Tab ')}") for part in parts]
-    tabs = [match for match in matches if match]
-    return [match[3] for match in tabs], next((i for i, match in enumerate(tabs) if match[2]), 0)
+    tabs = [tab for part in parts if (tab := _TAB.fullmatch(part.removeprefix("Tab ")))]
+    return [tab[2] for tab in tabs], next((i for i, tab in enumerate(tabs) if tab[1]), 0)
 
 
 # ---- HTML --------------------------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ from dreamgym.envs.webarena.tabs import Cookies, Tabs
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 ABORTED_S = 0.5              # a request is given up for another one, or for a download, where the page stays
+HANDLED_S = 5.0              # with scripts: what has asked for nothing by then was handled by one
 READ_TRIES = 20              # of 50 ms
 KEY_NAMES = {key.lower(): key for key in (*KEYS, *MODIFIERS)} | {"ctrl": "Control"}
 UNREADABLE = [Node("StaticText", "this page did not load")]
@@ -317,10 +318,12 @@ class Tab:
         def arrived() -> bool:
             return self.moved > moved and self.is_ready
 
+        def begun() -> bool:
+            return self.request is not request or self.moved > moved or len(self.owner.opened) > opened
+
         do()
-        self.wait(lambda: (self.request is not request or self.moved > moved
-                           or len(self.owner.opened) > opened),
-                  limit_s if leads or (not settle_s and self.followed()) else settle_s)
+        if not self.wait(begun, settle_s) and (leads or self.followed()):
+            self.wait(begun, limit_s if leads or not settle_s else HANDLED_S)
         if self.request is not request and not self.wait(lambda: arrived() or failed(), limit_s):
             self.send("Page.stopLoading")
             raise ValueError(f"the page did not load in {limit_s:g} seconds")

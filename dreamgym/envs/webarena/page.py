@@ -1,9 +1,5 @@
-"""The abstract state of a web page: accessibility nodes in, short lines of text out; and the reader of those
-lines. Pure functions.
-
-Every page goes through `abstract`, wherever its nodes come from: a browser, HTML, or recorded text
-(ax_tree_sources.py). The experience model writes the same form, so that a policy sees one language in all
-worlds. `str(read_screen(text)) == text`. The form:
+"""The abstract state of a web page: accessibility nodes in (ax_tree_sources.py), short lines of text out; and
+the reader of those lines. The experience model writes the same form:
 
     tabs: Home | *Cart                           only with several tabs; the star is the current one
     page: One Stop Mini
@@ -15,8 +11,7 @@ worlds. `str(read_screen(text)) == text`. The form:
     window 1 of 3                                only for a page longer than a window
 
 An element's number is that of its line in the state, counted from 1 (`dreamgym.episode.number_lines` writes
-the numbers for a policy), so that the first lines, which are no elements, have numbers too. Nothing here sees
-a browser, a task or a model.
+the numbers for a policy), so that the first lines, which are no elements, have numbers too.
 """
 from __future__ import annotations
 
@@ -222,9 +217,9 @@ class Addresses:
         """What a state shows: no host for our sites, never a fragment."""
         url = url.split("#", 1)[0]
         site = self.site(url)
-        rest = url[len(self.bases[site]):] if site else ""
         if not site:
             return url.removeprefix("http://").removeprefix("https://")
+        rest = url[len(self.bases[site]):]
         return site + ("" if rest == "/" else f"/{rest}" if rest[:1] == "?" else rest)
 
     def full(self, address: str) -> str:

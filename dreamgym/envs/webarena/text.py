@@ -1,5 +1,4 @@
-"""What the abstract states of `page` mean together with actions. Pure functions; nothing here sees a browser,
-a database or a model.
+"""What the abstract states of `page` mean together with actions.
 
 An action names an element by the number of its line in the state as the policy sees it (`click [3]`);
 grounded, the words of the line follow (`click [3] link 'Cart'`). Every function takes both forms.
@@ -11,12 +10,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from dreamgym.envs.webarena.actions import ON_ELEMENT, Action, parse
-from dreamgym.envs.webarena.page import NAME, STOPPED, Node, Page, read_screen
+from dreamgym.envs.webarena.page import NAME, STOPPED, TYPED, Node, Page, read_screen
 from dreamgym.prompts import clean
 
 _GROUNDED = re.compile(rf"(.+) \w+ {NAME}")      # a bare action never ends with a quote after a role
 CLICKED = {"link": "link", "button": "button", "checkbox": "tick", "radio": "tick", "switch": "tick"}
-TYPED = frozenset("textbox searchbox combobox listbox spinbutton slider date datetime time color".split())
 
 
 @lru_cache(maxsize=50_000)
