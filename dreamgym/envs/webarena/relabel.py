@@ -19,7 +19,7 @@ import numpy as np
 from dreamgym.envs.webarena.actions import ON_ELEMENT
 from dreamgym.envs.webarena.evaluators import NOT_ACHIEVABLE
 from dreamgym.envs.webarena.names import other_names
-from dreamgym.envs.webarena.page import FIELDS, STOPPED, Node, Page, quotable
+from dreamgym.envs.webarena.page import FIELDS, STOPPED, Page, quotable
 from dreamgym.envs.webarena.scripted import other_fact
 from dreamgym.envs.webarena.sites import SiteDatabase
 from dreamgym.envs.webarena.tasks import (
@@ -154,19 +154,18 @@ def _facts(kind: str, command: Command, before: Page, after: Page) -> str:
         if act in ("tab_focus", "close_tab"):
             return f"tabs {max(1, len(before.tabs))}"
         return f"{named} takes no {'text' if act == 'type' else 'click'}"
-    if kind == "button" and (held := _form(before, node)):
+    if kind == "button" and (held := _form(before, command.action.element)):
         return f"{named} with {held}"
     return {"choose": f"{name} has {text} yes", "search": f"{name} for {text}",
             "back": act.replace("go_", ""), "scroll": f"window {after.window + 1} of {after.windows}",
             "tab": f"tab {after.title}", "goto": f"address {text}", "press": f"key {text}"}.get(kind, named)
 
 
-def _form(page: Page, button: Node) -> str:
+def _form(page: Page, button: int) -> str:
     """What the fields just above a button hold."""
-    nodes = list(page.lines.values())
-    at = next(i for i, node in enumerate(nodes) if node is button)
+    above = [node for number, node in page.lines.items() if number < button]
     held: list[str] = []
-    for node in reversed(nodes[max(0, at - MOST_FIELDS):at]):
+    for node in reversed(above[-MOST_FIELDS:]):
         if node.role not in FIELDS:
             break
         value = node.value if node.checked is None else _yes(node.checked)
