@@ -150,11 +150,13 @@ def trainable_parameters(model: torch.nn.Module) -> list[torch.nn.Parameter]:
 
 # ---- distributed -------------------------------------------------------------------------------------------
 
-def shard(model: torch.nn.Module) -> torch.nn.Module:
+def shard(model: torch.nn.Module, replicated_below: int = 20_000_000) -> torch.nn.Module:
     """FSDP2 over all ranks, one unit per decoder layer; untouched with one process. Ranks hold equal weights
-    before."""
+    before. A model of fewer parameters than `replicated_below` stays whole on every rank, for gathering its
+    layers would take longer than computing them: `average_gradients` is then all that ranks exchange."""
     alone = not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1
-    if alone or isinstance(model, FSDPModule):
+    small = sum(p.numel() for p in model.parameters()) < replicated_below
+    if alone or small or isinstance(model, FSDPModule):
         return model
     causal_lm = _causal_lm(model)
     if causal_lm.config.to_dict().get("quantization_config"):
@@ -185,6 +187,16 @@ def unsharded(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
         for unit in units:
             unit.set_reshard_after_forward(True, recurse=False)
             unit.reshard()
+
+
+def average_gradients(parameters: Iterable[torch.nn.Parameter], dist) -> None:
+    """Takes the mean over ranks of the gradients that FSDP does not average: those of parameters that are
+    whole on every rank."""
+    grads = [p.grad for p in parameters if p.grad is not None and not isinstance(p.grad, DTensor)]
+    if grads and dist.world_size > 1:
+        vector = torch.nn.utils.parameters_to_vector(grads)
+        torch.distributed.all_reduce(vector)
+        torch.nn.utils.vector_to_parameters(vector / dist.world_size, grads)
 
 
 def clip_grad_norm(parameters: Iterable[torch.nn.Parameter], max_norm: float) -> float:

@@ -20,7 +20,8 @@ import torch
 
 from dreamgym import losses, run
 from dreamgym.episode import Episode, StopReason, TokenSegment
-from dreamgym.model import TrainSample, clip_grad_norm, even_micro_batches, reference_logprobs, token_logprobs
+from dreamgym.model import (TrainSample, average_gradients, clip_grad_norm, even_micro_batches,
+                            reference_logprobs, token_logprobs)
 
 GAMMA, GAE_LAMBDA = 1.0, 1.0          # as verl-agent
 DUAL_CLIP, VALUE_CLIP, VALUE_COEF = 3.0, 0.2, 0.5
@@ -160,9 +161,8 @@ def update(run_state, batch: Batch, args, dist) -> dict:
             stats["sampler_gap"] = max(stats["sampler_gap"], gap if number == 0 else 0.0)
             losses.check_finite(loss, f"policy loss, rows {chosen[:8]}")
             loss.backward()
-        if value_head is not None and dist.world_size > 1:
-            average_gradients(value_head, dist)
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        average_gradients(parameters, dist)
         stats["grad_norm"] += clip_grad_norm(parameters, MAX_GRAD_NORM) / args.updates
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
@@ -205,13 +205,6 @@ def micro_batch_loss(policy, value_head, batch: Batch, ref, rows: list[int], div
         critic = losses.aggregate(value_N * flat(batch.first), max(1.0, divisors[1]))
         loss, sums["value_loss"] = loss + VALUE_COEF * critic, float(critic.detach())
     return loss, sums
-
-
-def average_gradients(module: torch.nn.Module, dist) -> None:
-    """The mean over ranks, which FSDP takes of the policy's gradients by itself."""
-    for parameter in module.parameters():
-        torch.distributed.all_reduce(parameter.grad)
-        parameter.grad /= dist.world_size
 
 
 def summary(batch: Batch, sums: dict[str, float], stats: dict[str, float], with_critic: bool, dist) -> dict:
