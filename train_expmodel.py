@@ -118,8 +118,8 @@ class Rows:
                                             run.rng(args.seed, "variations")) if args.variation_share else []
         self.too_long = self.drawn = 0
 
-    def draw(self, step: int) -> list[TrainSample]:
-        """The rows of one optimizer step."""
+    def draw(self, step: int, share: slice = slice(None)) -> list[TrainSample]:
+        """The rows of one optimizer step, or a rank's `share` of them."""
         a, rng = self.args, run.rng(self.args.seed, "rows", step)
         n_reward, n_counterfactual, n_variation = (round(a.rows * s)
                                                    for s in (a.reward_share, a.counterfactual_share,
@@ -130,22 +130,29 @@ class Rows:
             n_reward, n_counterfactual, n_variation = 0, a.rows, 0
         n_next = a.rows - n_reward - n_counterfactual - n_variation
         pick = lambda rows, n, p=None: [rows[i] for i in rng.choice(len(rows), n, p=p)] if n else []
-        samples = self.next_rows(pick(self.steps, n_next, self.p), rng)
-        samples += [self.reward_row(e, i, rng) for e, i in pick(self.steps, n_reward, self.p)
-                    + pick(self.counterfactual, n_counterfactual)]
-        samples += [self.model.variation_sample(*pair) for pair in pick(self.variations, n_variation)]
+        picked = [("next", row) for row in pick(self.steps, n_next, self.p)]
+        picked += [("reward", row) for row in pick(self.steps, n_reward, self.p)
+                   + pick(self.counterfactual, n_counterfactual)]
+        picked += [("variation", row) for row in pick(self.variations, n_variation)]
+        mine = {"next": [], "reward": [], "variation": []}
+        for i, (kind, row) in list(enumerate(picked))[share]:
+            mine[kind].append((row, run.rng(a.seed, "row", step, i)))
+        samples = self.next_rows(mine["next"]) + [self.reward_row(*row, rng) for row, rng in mine["reward"]]
+        samples += [self.model.variation_sample(*pair) for pair, _ in mine["variation"]]
+        rngs = [rng for part in mine.values() for _, rng in part]
         self.drawn += len(samples)
         self.too_long += sum(s is None for s in samples)
-        return [s for s in samples if s is not None]
+        return [self.with_prompt_loss(s, rng) for s, rng in zip(samples, rngs) if s is not None]
 
-    def next_rows(self, rows: list[tuple[Episode, int]], rng) -> list[TrainSample | None]:
+    def next_rows(self, rows: list[tuple[tuple[Episode, int], np.random.Generator]]) -> list:
         if not rows:
             return []
-        steps = [e.steps[i] for e, i in rows]
-        questions = self.model.questions([e.task.text for e, _ in rows], [e.steps[:i] for e, i in rows],
+        steps = [e.steps[i] for (e, i), _ in rows]
+        questions = self.model.questions([e.task.text for (e, _), _ in rows],
+                                         [e.steps[:i] for (e, i), _ in rows],
                                          [s.state for s in steps], [s.shown_action for s in steps])
         samples = []
-        for question, step in zip(questions, steps):
+        for question, step, (_, rng) in zip(questions, steps, rows):
             question = replace(question, demos=[]) if rng.random() < self.args.demo_dropout else question
             if change := self.renamer(rng):
                 question, step = rename_question(question, change), rename_step(step, change)
@@ -158,6 +165,12 @@ class Rows:
 
     def renamer(self, rng):
         return self.model.env.renamer(rng) if rng.random() < self.args.rename_share else None
+
+    def with_prompt_loss(self, sample: TrainSample, rng) -> TrainSample:
+        """A prompt token is predicted, too, with probability --prompt-loss: the expected gradient of that
+        weight on all of them, at less cost."""
+        chosen = rng.random(len(sample.ids) - 1) < self.args.prompt_loss
+        return TrainSample(sample.ids, [0, *(np.array(sample.mask[1:], bool) | chosen).astype(int).tolist()])
 
 
 def rename_question(question: Question, change) -> Question:
@@ -396,16 +409,10 @@ def introduce(args: Args, training: Training, log, dist) -> None:
 
 
 def train_step(args: Args, training: Training, dist) -> dict:
-    """One optimizer step on the rows of this step; every rank takes its share of them. A prompt token is
-    predicted, too, with probability --prompt-loss: the expected gradient of that weight on all of them, at
-    less cost."""
+    """One optimizer step on the rows of this step; every rank makes and takes its share of them."""
     rows, step, optimizers = training.rows, training.step, training.optimizers
-    samples, rng = rows.draw(step), run.rng(args.seed, "prompt loss", step)
-    masks = [rng.random(len(s.ids) - 1) < args.prompt_loss for s in samples]
-    samples = [TrainSample(s.ids, [0, *(np.array(s.mask[1:], bool) | mask).astype(int).tolist()])
-               for s, mask in zip(samples, masks)]
     tiny.set_rate(optimizers, step, args.steps, args.warmup, args.lr_floor)
-    mine = samples[dist.rank::dist.world_size]
+    mine = rows.draw(step, slice(dist.rank, None, dist.world_size))
     values = sft_step(training.experience.model, mine, optimizers, args.micro_batch_tok, dist)
     return {**values, "lr": optimizers[0].param_groups[0]["lr"], "too_long": rows.too_long / rows.drawn}
 

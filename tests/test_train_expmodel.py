@@ -8,6 +8,7 @@ import pytest
 
 from dreamgym import tiny
 from dreamgym.episode import Episode, Step, Task
+from dreamgym.model import TrainSample
 from dreamgym.prompts import Question, Demo, next_prompt
 from train_expmodel import Args, Rows, Training, check, corpus, rename_question
 
@@ -37,7 +38,9 @@ def episodes():
 def rows_of(**changes):
     args = Args(**{"rows": 20, "reward_share": 0.25, "counterfactual_share": 0.25, "variation_share": 0.0}
                 | changes)
-    return Rows(args, Model(), episodes(), [])
+    rows = Rows(args, Model(), episodes(), [])
+    rows.with_prompt_loss = lambda sample, rng: sample
+    return rows
 
 
 def test_the_shares_of_the_rows():
@@ -59,6 +62,21 @@ def test_draws_depend_on_seed_and_step_alone():
     first.draw(0)
     assert first.draw(7) == again.draw(7) != again.draw(8)
     assert rows_of(seed=1).draw(7) != rows_of().draw(7)
+
+
+def test_ranks_share_the_rows():
+    """A row that two ranks train, or none; a row that another number of ranks changes."""
+    parts = [rows_of(demo_dropout=0.5).draw(3, slice(rank, None, 3)) for rank in range(3)]
+    assert sorted(map(repr, sum(parts, []))) == sorted(map(repr, rows_of(demo_dropout=0.5).draw(3)))
+
+
+def test_prompt_loss_leaves_the_answer_and_the_first_token_alone():
+    """An answer that is not trained, or a first token that nothing predicts."""
+    sample = TrainSample(list(range(200)), [0] * 150 + [1] * 50)
+    args = Args(prompt_loss=0.3)
+    found = Rows(args, Model(), episodes(), []).with_prompt_loss(sample, np.random.default_rng(0))
+    assert found.ids == sample.ids and found.mask[0] == 0 and all(found.mask[150:])
+    assert 25 < sum(found.mask[:150]) < 65 and sum(sample.mask) == 50
 
 
 def test_first_steps_may_see_rewards_alone():
