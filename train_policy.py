@@ -426,9 +426,11 @@ def generate(job: Job, state: Run) -> dict:
     return counts
 
 
-def evaluate(job: Job, state: Run, tasks: list[Task], temperatures: tuple, name: str) -> dict:
+def evaluate(job: Job, state: Run, tasks: list[Task], temperatures: tuple,
+             name: str) -> tuple[dict, list[dict]]:
     """One episode for each task in the real environment at each temperature, if there is one, and in the
-    dream at 1; all ranks play a share. Returns reports by "real 0", "real 0.4", "dream 1"."""
+    dream at 1; all ranks play a share. Returns reports by "real 0", "real 0.4", "dream 1", and the first 20
+    episodes of each as records."""
     state.experience_model.clear_caches()
     plan = [("real", job.env, t) for t in temperatures] if job.env.is_real else []
     found, episodes = {}, []
@@ -438,15 +440,15 @@ def evaluate(job: Job, state: Run, tasks: list[Task], temperatures: tuple, name:
                         job.dist)
         found[key] = policy_report(played, job.env.audit)
         episodes += played[:20]
-    if job.dist.is_main:
-        run.write_jsonl(job.out / "evaluations.jsonl", map(to_json, episodes), append=True)
-    return found
+    return found, [to_json(e) for e in episodes]
 
 
 def validate(job: Job, state: Run) -> None:
     """Validation on the way: real greedy and sampled, dream sampled; the gap alarm."""
     tasks, log = job.splits["valid"], job.log
-    found = evaluate(job, state, tasks, (0.0, 1.0), f"valid-{state.step}")
+    found, episodes = evaluate(job, state, tasks, (0.0, 1.0), f"valid-{state.step}")
+    if job.dist.is_main:
+        run.write_jsonl(job.out / "evaluations.jsonl", episodes, append=True)
     entry = {"iteration": state.step, "tasks": len(tasks), **state.transitions()}
     state.evaluations.append(entry | {key.split(" ")[0]: found[key]
                                       for key in ("real 1", "dream 1") if key in found})
@@ -462,7 +464,9 @@ def validate(job: Job, state: Run) -> None:
 
 def test(job: Job, state: Run, name: str) -> dict:
     """The test tasks, played once for the starting policy and once for the final one."""
-    found = evaluate(job, state, job.splits["test"], TEMPERATURES, f"test-{name}")
+    found, episodes = evaluate(job, state, job.splits["test"], TEMPERATURES, f"test-{name}")
+    if job.dist.is_main:
+        run.write_jsonl(job.out / f"test-{name}.jsonl", episodes, append=False)
     entry = {"policy": name, "tasks": len(job.splits["test"]), **state.transitions()}
     job.log.step("test", state.step,
                  entry | {f"{key}/success": report["success"] for key, report in found.items()}, show=[])
