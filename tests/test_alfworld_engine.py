@@ -1,16 +1,18 @@
 """The ALFWorld engine against TextWorld's unchanged one, its sessions, its caches and its refusals."""
 from __future__ import annotations
 
+import ast
 import json
 import random
 import subprocess
 import sys
 from collections import defaultdict
+from types import SimpleNamespace
 
 import pytest
 from alfworld_official import KINDS, SOURCE, StockEngine, packages_missing, rebuild
 
-from dreamgym.envs.alfworld import engine as alfworld_engine, library as alfworld_library
+from dreamgym.envs.alfworld import engine as alfworld_engine, grammar, library as alfworld_library
 from dreamgym.envs.alfworld.engine import Engine, read_game
 from dreamgym.envs.alfworld.games import generate
 
@@ -198,3 +200,10 @@ def test_import_needs_no_package():
     code = ("import sys, dreamgym.envs.alfworld.engine; "
             "sys.exit(any(name in sys.modules for name in ('textworld', 'alfworld', 'fast_downward')))")
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize("text", ["__import__('os').getcwd()", "o.__class__", "[o]", "o.name * 9"])
+def test_a_games_grammar_runs_no_python(text):
+    """A downloaded game that runs its own code: TextWorld evaluates whatever stands in a grammar."""
+    with pytest.raises(ValueError, match="a grammar computes"):
+        grammar._computed(ast.parse(text, mode="eval").body, {"o": SimpleNamespace(name="apple 1")})

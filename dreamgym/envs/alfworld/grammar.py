@@ -7,6 +7,7 @@ type): (name, its type)}, because TextWorld compares both.
 """
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -41,6 +42,23 @@ def _query(text: str) -> list[tuple[str, tuple[str, ...], list[tuple[str, str]]]
 @lru_cache(maxsize=1024)
 def words(expression: str) -> list[str]:
     return sorted(set(re.findall(r"[A-Za-z_]\w*", expression)))
+
+
+def _computed(node: ast.expr, variables: dict):
+    """The value of an expression of things, their attributes, strings, + and or; TextWorld would run any
+    Python."""
+    match node:
+        case ast.Name():
+            return variables[node.id]
+        case ast.Constant():
+            return node.value
+        case ast.Attribute() if not node.attr.startswith("_"):
+            return getattr(_computed(node.value, variables), node.attr)
+        case ast.BinOp(op=ast.Add()):
+            return _computed(node.left, variables) + _computed(node.right, variables)
+        case ast.BoolOp(op=ast.Or()):
+            return next((found for part in node.values if (found := _computed(part, variables))), None)
+    raise ValueError(f"a grammar computes {ast.unparse(node)!r}; expected attributes, strings, + and or")
 
 
 class Narrator:
@@ -97,7 +115,7 @@ class Narrator:
         key = (expression, *[chosen.get(word) for word in words(expression)])
         if key not in self._values:
             variables = {placeholder: self.entities[name] for placeholder, name in chosen.items()}
-            self._values[key] = str(eval(expression, {}, variables))       # as TextWorld does
+            self._values[key] = str(_computed(ast.parse(expression, mode="eval").body, variables))
         return self._values[key]
 
     def _answers(self, query: list, mapping: Mapping, changed: Facts, depth: int = 0) -> Iterator[Mapping]:
