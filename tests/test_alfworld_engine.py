@@ -12,7 +12,8 @@ from types import SimpleNamespace
 import pytest
 from alfworld_official import KINDS, SOURCE, StockEngine, packages_missing, rebuild
 
-from dreamgym.envs.alfworld import engine as alfworld_engine, grammar, library as alfworld_library
+from dreamgym.envs.alfworld import engine as alfworld_engine, library as alfworld_library
+from dreamgym.envs.alfworld.grammar import _computed
 from dreamgym.envs.alfworld.engine import Engine, read_game
 from dreamgym.envs.alfworld.games import generate
 
@@ -206,4 +207,4 @@ def test_import_needs_no_package():
 def test_a_games_grammar_runs_no_python(text):
     """A downloaded game that runs its own code: TextWorld evaluates whatever stands in a grammar."""
     with pytest.raises(ValueError, match="a grammar computes"):
-        grammar._computed(ast.parse(text, mode="eval").body, {"o": SimpleNamespace(name="apple 1")})
+        _computed(ast.parse(text, mode="eval").body, {"o": SimpleNamespace(name="apple 1")})
