@@ -366,7 +366,7 @@ def main() -> None:
     data, out = Path(args.data or base / "data"), Path(args.out or base / "expmodel")
     data_meta = run.load_meta(data)
     collected = data_meta["settings"]
-    env = env_of_data(args.env, collected)
+    env = run.main_first(dist, lambda: env_of_data(args.env, collected))
     run.check_meta(data_meta["environment"], env.describe(), data / "meta.json",
                    "collect again, or use the environment of the data")
     meta = {"settings": {k: v for k, v in asdict(args).items() if k not in FREE},

@@ -591,7 +591,8 @@ def main() -> None:
     dist.barrier()
     data, expmodel = prepare(args, out, dist)
     data_meta = run.load_meta(data)
-    env = env_of_data(args.env, data_meta["settings"], workers=run.spare_cores(dist))
+    env = run.main_first(dist, lambda: env_of_data(args.env, data_meta["settings"],
+                                                   workers=run.spare_cores(dist)))
     world = {"environment": env.describe()}
     run.check_meta(data_meta, world, data, "collect again, or use the environment of the data")
     run.check_meta(run.load_meta(expmodel / "model"), world | {"finished": True}, expmodel,

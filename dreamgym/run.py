@@ -94,6 +94,13 @@ def init_dist(seed: int, threads: int = 1) -> Dist:
     return Dist(rank, world_size, device)
 
 
+def main_first(dist: Dist, make: Callable):
+    """make() on rank 0, then on the others, which find the files that it wrote."""
+    made = make() if dist.is_main else None
+    dist.barrier()
+    return made if dist.is_main else make()
+
+
 def spare_cores(dist: Dist) -> int:
     """Processes a rank may start for its environments: half of its share of the cores, 1 (none) to 8."""
     return min(8, max(1, (os.cpu_count() or 1) // (2 * dist.world_size)))
