@@ -411,7 +411,9 @@ def introduce(args: Args, training: Training, log, dist) -> None:
 def train_step(args: Args, training: Training, dist) -> dict:
     """One optimizer step on the rows of this step; every rank makes and takes its share of them."""
     rows, step, optimizers = training.rows, training.step, training.optimizers
-    tiny.set_rate(optimizers, step, args.steps, args.warmup, args.lr_floor)
+    first = args.reward_first_steps if rows.counterfactual else 0
+    start, end = (0, first) if step < first else (first, args.steps)     # each phase has its own cosine
+    tiny.set_rate(optimizers, step - start, end - start, args.warmup, args.lr_floor)
     mine = rows.draw(step, slice(dist.rank, None, dist.world_size))
     values = sft_step(training.experience.model, mine, optimizers, args.micro_batch_tok, dist)
     return {**values, "lr": optimizers[0].param_groups[0]["lr"], "too_long": rows.too_long / rows.drawn}
