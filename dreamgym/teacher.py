@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import Annotated
 
 import msgspec
@@ -201,13 +202,21 @@ def annotate(episodes: list[Episode], ask: Ask, prompts: Prompts, done_path: Pat
             raise ValueError(f"{done_path}: episode {episode.id!r} there is not the one to annotate; move "
                              "the file away to start over")
     todo, failed, outages = [episode for episode in episodes if episode.id not in done], {}, 0
-    for i, result in _in_threads(lambda episode: explain(episode, ask, prompts), todo, workers, "teacher"):
+    lock = Lock()
+
+    def explain_and_keep(episode: Episode) -> Episode | str | EndpointError:
+        result = explain(episode, ask, prompts)
+        if isinstance(result, Episode):
+            with lock:
+                run.write_jsonl(done_path, [to_json(result)], append=True)
+        return result
+
+    for i, result in _in_threads(explain_and_keep, todo, workers, "teacher"):
         outages = outages + 1 if isinstance(result, EndpointError) else 0
         if outages == MAX_OUTAGES:
             raise EndpointError(f"{result}; stopped after {outages} episodes in a row without an answer. "
                                 f"What is done is in {done_path}: the same command continues from there")
         if isinstance(result, Episode):
-            run.write_jsonl(done_path, [to_json(result)], append=True)
             done[result.id] = result
         else:
             failed[todo[i].id] = str(result)
