@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import torch
 
 from dreamgym import run, tiny
 from dreamgym.encoder import WordEncoder, load_encoder
-from dreamgym.envs.base import env_of_data, out_folder
+from dreamgym.envs.base import out_folder
 from dreamgym.episode import Episode, read_episodes, read_tasks, rename_step
 from dreamgym.evaluation import experience_report, failed_probes, replayed_inconsistencies
 from dreamgym.experience_model import ExperienceModel, ExperienceSettings, fill_buffer, save_settings
 from dreamgym.model import TrainSample, load_model, save_model, shard, unsharded
+from dreamgym.offline import environment_of
 from dreamgym.prompts import (Demo, Question, next_answer, next_prompt, reward_answer, reward_prompt,
                               variation_prompt)
 from dreamgym.replay import ReplayBuffer
@@ -263,9 +263,8 @@ class Training:
 
         def write(path: Path) -> None:
             save_model(model.model, model.tokenizer, path)
-            state = {"optimizers": [o.state_dict() for o in self.optimizers], "step": self.step,
-                     "random": run.get_random_state()}
-            torch.save(state, path / f"training-{dist.rank}.pt")
+            states = [optimizer.state_dict() for optimizer in self.optimizers]
+            run.save_rank_state(path, {"optimizers": states, "step": self.step}, dist)
             if dist.is_main:
                 model.buffer.save(path / "replay")
                 save_settings(path, model.settings, args.encoder, model.encoder)
@@ -273,14 +272,9 @@ class Training:
 
     def load(self, folder: Path, dist) -> None:
         """Puts optimizers, random state and step back. Raises ValueError for another number of ranks."""
-        saved = len(list(folder.glob("training-*.pt")))
-        if saved != dist.world_size:
-            raise ValueError(f"{folder}: found the state of {saved} ranks, expected {dist.world_size}; "
-                             "continue with as many, or use --fresh")
-        state = torch.load(folder / f"training-{dist.rank}.pt", weights_only=True)
+        state = run.load_rank_state(folder, dist)
         for optimizer, saved_state in zip(self.optimizers, state["optimizers"]):
             optimizer.load_state_dict(saved_state)
-        run.set_random_state(state["random"])
         self.step = state["step"]
 
 
@@ -364,13 +358,9 @@ def main() -> None:
     dist = run.init_dist(args.seed, args.threads)
     base = out_folder(args.env)
     data, out = Path(args.data or base / "data"), Path(args.out or base / "expmodel")
-    data_meta = run.load_meta(data)
-    collected = data_meta["settings"]
-    env = run.main_first(dist, lambda: env_of_data(args.env, collected))
-    run.check_meta(data_meta["environment"], env.describe(), data / "meta.json",
-                   "collect again, or use the environment of the data")
+    env, data_meta = environment_of(args.env, data, dist)
     meta = {"settings": {k: v for k, v in asdict(args).items() if k not in FREE},
-            "environment": data_meta["environment"], "data": collected}
+            "environment": data_meta["environment"], "data": data_meta["settings"]}
     resume = find_checkpoint(args, out, meta, dist)
     if resume and run.load_meta(resume)["finished"]:
         if dist.is_main:

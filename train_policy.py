@@ -29,13 +29,14 @@ import torch
 
 from dreamgym import plots, rl, run, tiny
 from dreamgym.curriculum import Curriculum, cluster
-from dreamgym.envs.base import Environment, env_of_data, out_folder
+from dreamgym.envs.base import Environment, out_folder
 from dreamgym.episode import (Episode, StopReason, Task, from_json, read_episodes, read_tasks, rename_episode,
                               successes, to_json)
 from dreamgym.evaluation import failed_probes, gap_alarm, policy_report
 from dreamgym.experience_model import ExperienceModel, fill_buffer, load_experience_model
 from dreamgym.model import (TrainSample, load_model, load_weights, make_reference, save_model, shard,
                             trainable_parameters, unsharded)
+from dreamgym.offline import environment_of
 from dreamgym.rollout import Policy, PolicySettings, imitation_segments, rollout
 from dreamgym.sft import sft_step
 from dreamgym.task_generation import known_words, problem, write_tasks
@@ -260,8 +261,7 @@ class Run:
         """Writes everything into `path`; every rank calls it. Tensors are read back with weights_only."""
         save_model(self.policy.model, self.policy.tokenizer, path)
         head = self.value_head.state_dict() if self.value_head is not None else {}
-        torch.save({"optimizer": self.optimizer.state_dict(), "head": head, "random": run.get_random_state()},
-                   path / f"training-{dist.rank}.pt")
+        run.save_rank_state(path, {"optimizer": self.optimizer.state_dict(), "head": head}, dist)
         own = {"policy": self.policy.sampler.get_state(), "counts": self.policy.counts,
                "experience_model": self.experience_model.get_state()}
         run.write_json(path / f"samplers-{dist.rank}.json", own)
@@ -274,13 +274,8 @@ class Run:
     def load(self, path: Path, dist) -> None:
         """Goes on from what `save` wrote, weights and replay buffer apart. Raises ValueError for another
         number of ranks."""
-        saved = len(list(path.glob("training-*.pt")))
-        if saved != dist.world_size:
-            raise ValueError(f"{path}: found the state of {saved} ranks, expected {dist.world_size}; "
-                             "continue with as many, or use --fresh")
-        state = torch.load(path / f"training-{dist.rank}.pt", weights_only=True)
+        state = run.load_rank_state(path, dist)
         self.optimizer.load_state_dict(state["optimizer"])
-        run.set_random_state(state["random"])
         if self.value_head is not None:
             self.value_head.load_state_dict(state["head"])
         own, shared = run.read_json(path / f"samplers-{dist.rank}.json"), run.read_json(path / "run.json")
@@ -590,11 +585,8 @@ def main() -> None:
             shutil.rmtree(folder, ignore_errors=True)
     dist.barrier()
     data, expmodel = prepare(args, out, dist)
-    data_meta = run.load_meta(data)
-    env = run.main_first(dist, lambda: env_of_data(args.env, data_meta["settings"],
-                                                   workers=run.spare_cores(dist)))
+    env, _ = environment_of(args.env, data, dist, workers=run.spare_cores(dist))
     world = {"environment": env.describe()}
-    run.check_meta(data_meta, world, data, "collect again, or use the environment of the data")
     run.check_meta(run.load_meta(expmodel / "model"), world | {"finished": True}, expmodel,
                    "train the experience model on this data to its end")
     resume = run.latest_checkpoint(out, "policy", dist)

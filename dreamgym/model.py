@@ -32,6 +32,7 @@ from transformers import (AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfi
                           PreTrainedTokenizerBase)
 from transformers.utils import logging as transformers_logging
 
+MAX_GRAD_NORM = 1.0
 CHUNK = 1024             # trained tokens per application of the head
 MAX_KEPT_LOGITS = 2**24  # numbers (64 MiB); a larger chunk of logits is computed again in the backward
 ATTENTION_TOK = 512      # attending to so many tokens costs as much as the rest of a token (in theory 6 H)
@@ -197,6 +198,18 @@ def average_gradients(parameters: Iterable[torch.nn.Parameter], dist) -> None:
         vector = torch.nn.utils.parameters_to_vector(grads)
         torch.distributed.all_reduce(vector)
         torch.nn.utils.vector_to_parameters(vector / dist.world_size, grads)
+
+
+def optimizer_step(parameters: Iterable[torch.nn.Parameter], optimizers: Iterable[torch.optim.Optimizer],
+                   dist) -> float:
+    """Averages the gradients over ranks, clips them, steps, and clears them. Returns the norm before."""
+    parameters = list(parameters)
+    average_gradients(parameters, dist)
+    norm = clip_grad_norm(parameters, MAX_GRAD_NORM)
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    return norm
 
 
 def clip_grad_norm(parameters: Iterable[torch.nn.Parameter], max_norm: float) -> float:

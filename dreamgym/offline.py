@@ -2,11 +2,13 @@
 Nothing here names an environment, and nothing writes a file: collect.py does."""
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 from msgspec.structs import replace
 
 from dreamgym import prompts, run, teacher
-from dreamgym.envs.base import Environment, Player, record_step
+from dreamgym.envs.base import Environment, Player, env_of_data, record_step
 from dreamgym.episode import Episode, Step, Task, check_episode, read_episodes
 
 SPLITS = ("train", "valid", "test")
@@ -88,6 +90,18 @@ def local_teacher(name: str) -> teacher.Ask:
         sample, = sampler.sample([ids], ["teacher"], TEACHER_ANSWER_TOK, 0.0)
         return answer_text(tokenizer, chat, sample.ids)
     return ask
+
+
+# ---- what collect.py wrote -----------------------------------------------------------------------
+
+def environment_of(name: str, data: Path, dist, **more) -> tuple[Environment, dict]:
+    """(the environment that the episodes in a folder come from, the folder's meta.json). Rank 0 makes it
+    first, for it may generate files. Raises ValueError where it is another one by now."""
+    meta = run.load_meta(data)
+    env = run.main_first(dist, lambda: env_of_data(name, meta["settings"], **more))
+    run.check_meta(meta["environment"], env.describe(), data / "meta.json",
+                   "collect again, or use the environment of the data")
+    return env, meta
 
 
 # ---- tasks and recorded episodes -----------------------------------------------------------------

@@ -20,12 +20,10 @@ import torch
 
 from dreamgym import losses, run
 from dreamgym.episode import Episode, StopReason, TokenSegment
-from dreamgym.model import (TrainSample, average_gradients, clip_grad_norm, even_micro_batches,
-                            reference_logprobs, token_logprobs)
+from dreamgym.model import TrainSample, even_micro_batches, optimizer_step, reference_logprobs, token_logprobs
 
 GAMMA, GAE_LAMBDA = 1.0, 1.0          # as verl-agent
 DUAL_CLIP, VALUE_CLIP, VALUE_COEF = 3.0, 0.2, 0.5
-MAX_GRAD_NORM = 1.0
 
 
 @dataclass
@@ -162,10 +160,7 @@ def update(run_state, batch: Batch, args, dist) -> dict:
             losses.check_finite(loss, f"policy loss, rows {chosen[:8]}")
             loss.backward()
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        average_gradients(parameters, dist)
-        stats["grad_norm"] += clip_grad_norm(parameters, MAX_GRAD_NORM) / args.updates
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        stats["grad_norm"] += optimizer_step(parameters, [optimizer], dist) / args.updates
     return summary(batch, sums, stats, value_head is not None, dist)
 
 

@@ -55,10 +55,12 @@ class Dist:
         return [item for part in lists for item in part]
 
     def all_reduce_sum(self, values: float | list[float]) -> float | list[float]:
-        """Sum over ranks; of a list entry by entry."""
-        if isinstance(values, list):
-            return [sum(column) for column in zip(*self.gather([values]))]
-        return sum(self.gather([values]))
+        """Sum over ranks, in float64; of a list entry by entry."""
+        if self.world_size == 1:
+            return values
+        total = torch.tensor(values, dtype=torch.float64, device=self.device)
+        torch.distributed.all_reduce(total)
+        return total.tolist()
 
     def broadcast(self, value):
         """Rank 0's value, on every rank."""
@@ -348,6 +350,23 @@ def _sync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     os.fsync(handle)
     os.close(handle)
+
+
+def save_rank_state(folder: Path, state: dict, dist: Dist) -> None:
+    """Writes this rank's part of a checkpoint, with its random state."""
+    torch.save({**state, "random": get_random_state()}, folder / f"training-{dist.rank}.pt")
+
+
+def load_rank_state(folder: Path, dist: Dist) -> dict:
+    """What `save_rank_state` wrote; the random state is put back. Raises ValueError for another number of
+    ranks."""
+    saved = len(list(folder.glob("training-*.pt")))
+    if saved != dist.world_size:
+        raise ValueError(f"{folder}: found the state of {saved} ranks, expected {dist.world_size}; "
+                         "continue with as many, or use --fresh")
+    state = torch.load(folder / f"training-{dist.rank}.pt", weights_only=True)
+    set_random_state(state.pop("random"))
+    return state
 
 
 def load_meta(folder: str | Path) -> dict:

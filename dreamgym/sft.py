@@ -10,10 +10,7 @@ from __future__ import annotations
 import torch
 
 from dreamgym.losses import aggregate, check_finite, sft_loss
-from dreamgym.model import (TrainSample, average_gradients, clip_grad_norm, even_micro_batches,
-                            token_logprobs)
-
-MAX_GRAD_NORM = 1.0
+from dreamgym.model import TrainSample, even_micro_batches, optimizer_step, token_logprobs
 
 
 def sft_step(model: torch.nn.Module, samples: list[TrainSample], optimizers: list[torch.optim.Optimizer],
@@ -32,9 +29,5 @@ def sft_step(model: torch.nn.Module, samples: list[TrainSample], optimizers: lis
         check_finite(loss, f"supervised loss of samples {indices}")
         loss.backward()
         loss_sum += loss.item() / dist.world_size
-    average_gradients(model.parameters(), dist)
-    norm = clip_grad_norm(model.parameters(), MAX_GRAD_NORM)
-    for optimizer in optimizers:
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+    norm = optimizer_step(model.parameters(), optimizers, dist)
     return {"loss": dist.all_reduce_sum(loss_sum), "grad_norm": norm, "tokens": tokens}

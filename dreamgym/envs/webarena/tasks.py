@@ -10,7 +10,7 @@ from random import Random
 from typing import NamedTuple
 from urllib.parse import quote_plus
 
-from dreamgym.envs.webarena.evaluators import NOT_ACHIEVABLE, exact_match, must_include, url_match
+from dreamgym.envs.webarena.evaluators import NOT_ACHIEVABLE, exact_match, url_match
 from dreamgym.envs.webarena.page import quotable
 from dreamgym.envs.webarena.sites.map import Atlas, minutes
 from dreamgym.envs.webarena.templates import TEMPLATES, Template
@@ -132,10 +132,9 @@ def checks(wanted: TaskConstraints, state: str, action: str) -> list[Check]:
              *(_line_check(pattern, wanted.values, state) for pattern in lines)]
     if template.answer:
         said, right = read_action(state, action).text, fact(wanted, state)
-        same = must_include if template.match == "must_include" and not missing else exact_match
         before = "" if missing else _before(template.answer, "answer")
         found.append(Check("answer", before, said or "none", right or "none",
-                           bool(right) and same(right, said)))
+                           bool(right) and exact_match(right, said)))
     return found
 
 
@@ -310,8 +309,8 @@ def _evaluation(template: Template, values: Mapping[str, str]) -> dict:
     spec: dict = {"eval_types": [], "reference_answers": None, "reference_url": "", "program_html": []}
     if template.answer:
         spec["eval_types"].append("string_match")
-        wanted = values["answer"] if template.match == "exact_match" else [values["answer"]]
-        spec["reference_answers"] = {"fuzzy_match": NOT_ACHIEVABLE} if missing else {template.match: wanted}
+        kind, wanted = ("fuzzy", NOT_ACHIEVABLE) if missing else ("exact", values["answer"])
+        spec["reference_answers"] = {f"{kind}_match": wanted}
         spec["string_note"] = "There is no such thing on this site." if missing else ""
     if url != "-":
         spec["eval_types"].append("url_match")

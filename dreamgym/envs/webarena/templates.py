@@ -39,7 +39,6 @@ class Template:
     html: tuple[tuple[str, str, str], ...]
     start: str                          # other than the first site's home; ` |AND| ` for several tabs
     held_out: bool                      # a kind of task that no training task is of
-    match: str = "exact_match"          # or must_include
 
 
 def _or_absent(query: str, table: str, name: str, by: str = " ") -> str:

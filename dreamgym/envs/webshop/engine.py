@@ -110,10 +110,6 @@ class WebShopEngine:
         return [product.asin for product in self.page_products]
 
     @property
-    def has_search_bar(self) -> bool:
-        return self.page == "index"
-
-    @property
     def clickables(self) -> list[str]:
         """What can be clicked, in upstream's order, in lower case and each once."""
         nodes = self._nodes()

@@ -7,6 +7,7 @@ parameters trained from scratch can read them. Product categories share one leve
 reward tells nouns apart (two shared levels would count as the same type).
 """
 import json
+import os
 import random
 from pathlib import Path
 
@@ -99,7 +100,7 @@ def make_catalogue(folder: Path | str, seed: int = 0) -> Path:
     contents = {"items_shuffle_1000.json": items, "items_ins_v2_1000.json": instructions,
                 "items_human_ins.json": human}
     for name, content in contents.items():
-        temporary = folder / f"{name}.tmp"
+        temporary = folder / f"{name}.{os.getpid()}.tmp"   # two runs may make the same shop at once
         temporary.write_text(json.dumps(content, ensure_ascii=False, indent=0), encoding="utf-8")
         temporary.rename(folder / name)
     return folder
