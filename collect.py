@@ -67,7 +67,7 @@ class Args:
 
 def make_players(env: Environment, args: Args) -> dict[str, Player]:
     """Who plays: the environment's scripted players, a language model ("player"), or both."""
-    players = env.players()
+    players = {name: player for name, player in env.players().items() if player.share}
     if args.player:
         rest = (1 - args.player_share) / sum(player.share for player in players.values()) if players else 0
         players = {name: replace(player, share=player.share * rest) for name, player in players.items()}

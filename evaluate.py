@@ -4,6 +4,7 @@
     python evaluate.py --policy out/webshop/policy --world dream --play 3   # in the dream, with its reasoning
     python evaluate.py --expmodel out/webshop/expmodel                      # errors of the experience model
     python evaluate.py --env webarena --env-options backend=chromium        # in a real browser
+    python evaluate.py --env webarena --policy oracle --tasks 50            # no model: check an installation
 """
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from dreamgym import run, teacher
-from dreamgym.envs.base import Environment, env_of_data, out_folder
+from dreamgym import offline, run, teacher
+from dreamgym.envs.base import Environment, Player, env_of_data, make_env, out_folder
 from dreamgym.episode import Episode, Task, read_episodes, read_tasks, to_json
 from dreamgym.evaluation import experience_report, failed_probes, pass_at_k, policy_report, theorem_1
 from dreamgym.experience_model import load_experience_model
@@ -24,7 +25,8 @@ from dreamgym.rollout import Policy, PolicySettings, rollout
 @dataclass
 class Args:
     env: str = "webshop"               # built-in name, package.module:Class, or path/to/file.py
-    policy: str = ""                   # its folder, or a hub name ("": out/ENV/policy, unless --expmodel)
+    policy: str = ""                   # its folder, a hub name, or a player: null | random | oracle | ...
+                                       # ("": out/ENV/policy, unless --expmodel)
     expmodel: str = ""                 # folder of an experience model (default: beside the policy)
     data: str = ""                     # folder of collect.py (default: beside policy or experience model)
     split: Literal["valid", "test", "train"] = "test"      # whose tasks
@@ -62,14 +64,23 @@ def make_environment(args: Args, data: Path, dist) -> tuple[Environment, list[Ta
     """The data's environment with what the flags change, and its tasks, in the same order in every run."""
     meta = run.load_meta(data)
     changed = {name: getattr(args, name) for name in ("data_dir", "env_options") if getattr(args, name)}
-    judge = f"{args.judge},{args.judge_model},{args.judge_key_env}" if args.judge else ""
-    env = env_of_data(args.env, meta["settings"] | changed, workers=run.spare_cores(dist), judge=judge)
+    env = env_of_data(args.env, meta["settings"] | changed, workers=run.spare_cores(dist),
+                      judge=judge_option(args))
     if env.describe() == meta["environment"]:
         tasks = read_tasks(data / f"tasks_{args.split}.jsonl")
     else:
         print(f"trained in {meta['environment']}, evaluated in {env.describe()}")
         tasks = env.tasks(args.split)
-    return env, [tasks[i] for i in run.rng(0, args.split).permutation(len(tasks))[:args.tasks]]
+    return env, some(tasks, args)
+
+
+def judge_option(args: Args) -> str:
+    return f"{args.judge},{args.judge_model},{args.judge_key_env}" if args.judge else ""
+
+
+def some(tasks: list[Task], args: Args) -> list[Task]:
+    """At most --tasks of them, the same in every run."""
+    return [tasks[i] for i in run.rng(0, args.split).permutation(len(tasks))[:args.tasks]]
 
 
 def load_policy(args: Args, folder: Path, env: Environment, device) -> Policy:
@@ -78,6 +89,24 @@ def load_policy(args: Args, folder: Path, env: Environment, device) -> Policy:
     trained = meta.get("settings") or meta.get("imitation") or {"quantize": "none"}
     model, tokenizer = load_model(str(folder), quantize=trained["quantize"], device=str(device))
     return Policy(model, tokenizer, env, PolicySettings(**meta.get("policy", {})), seed=args.seed)
+
+
+def play_player(args: Args) -> tuple[dict, list[Episode]]:
+    """A player of the environment in place of a policy, without data or training. "null" does nothing."""
+    env = make_env(args.env, args.data_dir, options=args.env_options, judge=judge_option(args))
+    with contextlib.closing(env):
+        players = {"null": Player(lambda session, rng: lambda state: "")} | env.players()
+        if args.policy not in players:
+            raise ValueError(f"--policy {args.policy}: no such folder, and {env.name} has no such player; "
+                             f"it has {', '.join(players)}")
+        tasks = some(env.tasks(args.split), args) * args.repeats
+        with run.progress(len(tasks), args.policy) as bar:
+            played = []
+            for i, task in enumerate(tasks):
+                rng = run.rng(args.seed, "play", i)
+                played.append(offline.play(env, task, players[args.policy], rng, f"{args.policy}-{i}"))
+                bar.update(1)
+        return show_play(args, env, {args.policy: played}, "player")
 
 
 def readable(episode: Episode) -> str:
@@ -91,28 +120,35 @@ def readable(episode: Episode) -> str:
     return "\n".join([*lines, end]).replace("\n", "\n   ")
 
 
-def play_tasks(args: Args, policy: Policy, world, tasks: list[Task]) -> tuple[dict, list[Episode]]:
+def play_policy(args: Args, policy: Policy, world, tasks: list[Task]) -> tuple[dict, list[Episode]]:
     """The report at each temperature, and all episodes."""
-    reports, everything, tasks = {}, [], args.repeats * tasks
+    played, tasks = {}, args.repeats * tasks
     for temperature in dict.fromkeys(args.temperatures):
         name = f"{args.world}-{temperature:g}"
         with run.progress(len(tasks), name) as bar:
-            played = rollout(policy, world, tasks, temperature, name, on_turn=bar.update)
-        report = reports[f"{temperature:g}"] = policy_report(played, policy.env.audit)
-        report |= {"pass_at_k": pass_at_k(played)} if args.repeats > 1 else {}
+            played[f"{temperature:g}"] = rollout(policy, world, tasks, temperature, name, on_turn=bar.update)
+    return show_play(args, policy.env, played, "temperature")
+
+
+def show_play(args: Args, env: Environment, played: dict[str, list[Episode]],
+              by: str) -> tuple[dict, list[Episode]]:
+    """Prints a row for each temperature or player (`by`); returns the reports and all episodes."""
+    reports = {}
+    for name, episodes in played.items():
+        report = reports[name] = policy_report(episodes, env.audit)
+        report |= {"pass_at_k": pass_at_k(episodes)} if args.repeats > 1 else {}
         if args.judge and args.world == "dream":
             ask = teacher.Endpoint(args.judge, args.judge_model, args.judge_key_env).complete
-            report["judge_rubrics"] = teacher.judge(played, ask, workers=8)
-        print("".join(f"{readable(episode)}\n\n" for episode in played[:args.play]), end="")
-        everything += played
-    print(f"{policy.env.label}, {args.world} world, {args.split} tasks, 95 % Wilson intervals")
+            report["judge_rubrics"] = teacher.judge(episodes, ask, workers=8)
+        print("".join(f"{readable(episode)}\n\n" for episode in episodes[:args.play]), end="")
+    print(f"{env.label}, {args.world} world, {args.split} tasks, 95 % Wilson intervals")
     columns = ("n", "success", "low", "high", "raw_score", "length", "invalid", "inconsistent")
-    print(run.summary_table([{"temperature": t} | {c: r[c] for c in columns} for t, r in reports.items()]))
-    for t, report in reports.items():
+    print(run.summary_table([{by: t} | {c: r[c] for c in columns} for t, r in reports.items()]))
+    for name, report in reports.items():
         rest = {k: v for k, v in report.items() if isinstance(v, dict) and k != "groups"}
         rest |= {k: f"{v['share']:.3f} (n {v['n']})" for k, v in report["groups"].items()}
-        print(f"temperature {t}: " + ", ".join(f"{k} {v}" for k, v in rest.items()))
-    return reports, everything
+        print(f"{by} {name}: " + ", ".join(f"{k} {v}" for k, v in rest.items()))
+    return reports, [episode for episodes in played.values() for episode in episodes]
 
 
 def show_experience(args: Args, report: dict) -> None:
@@ -128,11 +164,8 @@ def show_experience(args: Args, report: dict) -> None:
     print("PROBES NOT PASSED: " + "; ".join(failed) if failed else "probes passed")
 
 
-def main() -> None:
-    args, episodes = run.parse(Args), []
-    dist = run.init_dist(args.seed)
-    if dist.world_size > 1:
-        raise ValueError(f"found {dist.world_size} ranks: start evaluate.py without torchrun")
+def evaluate_model(args: Args, dist) -> tuple[dict, list[Episode]]:
+    """A policy in a world, or, without one, an experience model on recorded episodes."""
     folder, expmodel, data = folders(args)
     env, tasks = make_environment(args, data, dist)
     with contextlib.closing(env):
@@ -141,10 +174,19 @@ def main() -> None:
             raise ValueError(f"--world real: {env.name} is no world to play in; use --world dream")
         world = load_experience_model(expmodel, env, dist.device, seed=args.seed) if in_dream else env
         if folder:
-            report, episodes = play_tasks(args, load_policy(args, folder, env, dist.device), world, tasks)
-        else:
-            report = experience_report(world, read_episodes(data / f"{args.split}.jsonl"))
-            show_experience(args, report)
+            return play_policy(args, load_policy(args, folder, env, dist.device), world, tasks)
+        report = experience_report(world, read_episodes(data / f"{args.split}.jsonl"))
+        show_experience(args, report)
+        return report, []
+
+
+def main() -> None:
+    args = run.parse(Args)
+    dist = run.init_dist(args.seed)
+    if dist.world_size > 1:
+        raise ValueError(f"found {dist.world_size} ranks: start evaluate.py without torchrun")
+    is_player = args.policy.isidentifier() and not Path(args.policy).exists()
+    report, episodes = play_player(args) if is_player else evaluate_model(args, dist)
     if args.out:
         out = Path(args.out)
         out.mkdir(parents=True, exist_ok=True)

@@ -94,3 +94,19 @@ def test_readable():
     text = readable(Episode(id="e", task=Task(id="t", text="find it"), steps=[step], output="nons\x1bense"))
     assert all(words in text for words in ("find it", "1 > go", "think: it moves", "reward: no gain",
                                            "nons\\x1bense"))
+
+
+@pytest.mark.parametrize("env, needs", [("webshop", ""), ("webarena", ""), ("alfworld", "textworld")])
+@pytest.mark.parametrize("player, wins", [("null", 0), ("oracle", 3)])
+def test_players_check_an_installation(script, tmp_path, env, needs, player, wins):
+    """Stops an agent without a model that needs data first, an oracle that fails, a null that is paid."""
+    if needs:
+        pytest.importorskip(needs, reason="needs requirements-alfworld.txt")
+    script("evaluate", "--env", env, "--policy", player, "--tasks", 3, "--out", tmp_path)
+    played = read_episodes(tmp_path / "episodes.jsonl")
+    assert [sum(e.success for e in played), len(played)] == [wins, 3]
+
+
+def test_unknown_player(script):
+    with pytest.raises(ValueError, match="no such folder, and webshop has no such player; it has null, oracle"):
+        script("evaluate", "--env", "webshop", "--policy", "orakel")

@@ -66,7 +66,8 @@ def record_step(episode: Episode, state: str, action: str, result: StepResult, m
 @dataclass
 class Player:
     """A scripted policy that makes offline data: `make(session, rng)` returns `act(state) -> action` for one
-    episode. `share` is its part of the offline episodes. A policy starts from players with `imitate`."""
+    episode. `share` is its part of the offline episodes; with 0 it plays in evaluate.py alone. A policy
+    starts from players with `imitate`."""
     make: Callable[[Session, np.random.Generator], Callable[[str], str]]
     share: float = 1.0
     imitate: bool = False
@@ -125,7 +126,8 @@ class Environment:
         return action
 
     def players(self) -> dict[str, Player]:
-        """By name. Without any, data comes from logs or a language model."""
+        """By name; "random" and "oracle" check an installation (evaluate.py). Without any, data comes from
+        logs or a language model."""
         return {}
 
     def explain(self, task: Task, history: list[Step], step: Step) -> tuple[str, str]:

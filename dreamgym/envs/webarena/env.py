@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import cycle
 from pathlib import Path
@@ -156,8 +156,10 @@ class WebArena(Environment):
         return ground(state, action)
 
     def players(self) -> dict[str, Player]:
-        """Of the own sites: they follow the templates' plans."""
-        return PLAYERS if self.own else {}
+        """Those of the own sites follow the templates' plans. On official tasks nobody plays by himself."""
+        if self.own:
+            return PLAYERS
+        return {name: replace(PLAYERS[name], share=0) for name in ("null", "random")}
 
     def explain(self, task: Task, history: list[Step], step: Step) -> tuple[str, str]:
         return relabel.explain(task.text, history, step, self.own)

@@ -260,6 +260,7 @@ def explorer(_: Session, rng: np.random.Generator) -> Callable[[str], str]:
 
 
 PLAYERS = {
+    "null": Player(lambda session, rng: lambda state: "stop []", share=0),   # is evaluated at once
     "oracle": Player(Oracle, 0.05),
     "searcher": Player(Searcher, 0.15),
     "imperfect": Player(Imperfect, 0.45, imitate=True),

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dreamgym.envs.base import Player
+from dreamgym.envs.base import Player, Session
 from dreamgym.envs.webshop.text import (
-    Item, Wanted, page_kind, read_item, read_results, read_task, title_words,
+    Item, Wanted, clean, page_kind, read_item, read_results, read_task, title_words,
 )
 
 Act = Callable[[str], str]
@@ -113,9 +113,28 @@ def prober(task_text: str, rng: np.random.Generator, values: list[str]) -> Act:
     return act
 
 
+class Oracle:
+    """Knows the goal: searches for the target's own title, opens it, chooses its options, buys."""
+
+    def __init__(self, session: Session, rng: np.random.Generator):
+        self.engine, self.goal = session.inner, session.inner.goal
+
+    def __call__(self, state: str) -> str:
+        kind, item, asin = page_kind(state), read_item(state), self.goal.product.asin
+        if kind == "index":
+            return f"search[{self.goal.product.title}]"
+        if kind == "results":
+            asins = self.engine.page_asins
+            return f"click[{asins.index(asin) + 1}]" if asin in asins else "click[next >]"
+        options = self.goal.options
+        wanted = map(clean, options.values() if isinstance(options, dict) else options)
+        return f"click[{next((v for v in wanted if v in item.values and v not in item.chosen), 'buy now')}]"
+
+
 def players(values: list[str]) -> dict[str, Player]:
     """`values`: option values that exist somewhere in the shop."""
     return {
+        "oracle": Player(Oracle, share=0),       # for checks of an installation: evaluate.py --policy oracle
         "demonstrator": Player(lambda session, rng: Shopper(session.task.text, rng), share=0.30),
         "imperfect": Player(lambda session, rng: Shopper(session.task.text, rng, slip=0.25), share=0.35,
                             imitate=True),
