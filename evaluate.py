@@ -17,9 +17,9 @@ from dreamgym import offline, run, teacher
 from dreamgym.envs.base import Environment, Player, env_of_data, make_env, out_folder
 from dreamgym.episode import Episode, Task, read_episodes, read_tasks, to_json
 from dreamgym.evaluation import experience_report, failed_probes, pass_at_k, policy_report, theorem_1
-from dreamgym.experience_model import load_experience_model
 from dreamgym.model import load_model
 from dreamgym.rollout import Policy, PolicySettings, rollout
+from dreamgym.served_model import is_url, open_experience_model
 
 
 @dataclass
@@ -27,7 +27,10 @@ class Args:
     env: str = "webshop"               # built-in name, package.module:Class, or path/to/file.py
     policy: str = ""                   # its folder, a hub name, or a player: null | random | oracle | ...
                                        # ("": out/ENV/policy, unless --expmodel)
-    expmodel: str = ""                 # folder of an experience model (default: beside the policy)
+    expmodel: str = ""                 # folder of an experience model (default: beside the policy), or URL
+    expmodel_name: str = ""            # the model's name at that URL, an OpenAI-compatible server
+    expmodel_folder: str = ""          # the folder it was exported from ("": it is untrained)
+    expmodel_key_env: str = "OPENAI_API_KEY"   # environment variable that holds the server's key
     data: str = ""                     # folder of collect.py (default: beside policy or experience model)
     split: Literal["valid", "test", "train"] = "test"      # whose tasks
     world: Literal["real", "dream"] = "real"   # where to play
@@ -47,17 +50,22 @@ class Args:
     def __post_init__(self):
         if self.repeats < 1 or self.tasks < 1 or not self.temperatures or not 0 <= self.gamma < 1:
             raise ValueError("--repeats, --tasks, --temperatures: expected at least one; --gamma: below 1")
+        if is_url(self.expmodel) != bool(self.expmodel_name):
+            raise ValueError("--expmodel URL and --expmodel-name NAME: expected both or none")
         if bool(self.judge) != bool(self.judge_model):
             raise ValueError("--judge URL and --judge-model NAME: expected both or none")
 
 
-def folders(args: Args) -> tuple[Path | None, Path, Path]:
-    """(policy or None, experience model, data): what is not given lies beside the other."""
+def folders(args: Args) -> tuple[Path | None, Path | None, Path]:
+    """(policy or None, experience model or None, data): what is not given lies beside the other."""
+    expmodel = args.expmodel_folder if is_url(args.expmodel) else args.expmodel
     base = out_folder(args.env)
     policy = None if args.expmodel and not args.policy else Path(args.policy or base / "policy")
-    base = policy.parent if policy else Path(args.expmodel).parent
+    base = policy.parent if policy else Path(expmodel).parent if expmodel else base
     base = base.parent if base.name == "imitation" else base         # OUT/imitation/model
-    return policy, Path(args.expmodel or base / "expmodel"), Path(args.data or base / "data")
+    if not is_url(args.expmodel):
+        expmodel = expmodel or base / "expmodel"
+    return policy, Path(expmodel) if expmodel else None, Path(args.data or base / "data")
 
 
 def make_environment(args: Args, data: Path, dist) -> tuple[Environment, list[Task]]:
@@ -172,7 +180,11 @@ def evaluate_model(args: Args, dist) -> tuple[dict, list[Episode]]:
         in_dream = args.world == "dream" or not folder
         if not in_dream and not env.is_real:
             raise ValueError(f"--world real: {env.name} is no world to play in; use --world dream")
-        world = load_experience_model(expmodel, env, dist.device, seed=args.seed) if in_dream else env
+        world = env
+        if in_dream:
+            untrained = is_url(args.expmodel) and not expmodel
+            offline = read_episodes(data / "train.jsonl") if untrained else []
+            world = open_experience_model(args, expmodel, env, offline, dist.device, seed=args.seed)
         if folder:
             return play_policy(args, load_policy(args, folder, env, dist.device), world, tasks)
         report = experience_report(world, read_episodes(data / f"{args.split}.jsonl"))

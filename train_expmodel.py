@@ -20,16 +20,14 @@ from typing import Literal
 import numpy as np
 
 from dreamgym import run, tiny
-from dreamgym.encoder import WordEncoder, load_encoder
 from dreamgym.envs.base import out_folder
 from dreamgym.episode import Episode, read_episodes, read_tasks, rename_step
 from dreamgym.evaluation import experience_report, failed_probes, replayed_inconsistencies
-from dreamgym.experience_model import ExperienceModel, ExperienceSettings, fill_buffer, save_settings
-from dreamgym.model import TrainSample, load_model, save_model, shard, unsharded
+from dreamgym.experience_model import ExperienceModel, ExperienceSettings, new_memory, save_settings
+from dreamgym.model import TrainSample, export_model, load_model, save_model, shard, unsharded
 from dreamgym.offline import environment_of
 from dreamgym.prompts import (Demo, Question, next_answer, next_prompt, reward_answer, reward_prompt,
                               variation_prompt)
-from dreamgym.replay import ReplayBuffer
 from dreamgym.sft import sft_step
 from dreamgym.task_generation import variation_samples
 
@@ -75,6 +73,7 @@ class Args:
     probe_rows: int = 600              # validation episodes per look
     report_variants: bool = True       # report also without history, retrieval, reasoning
     save_every: int = 200              # steps between checkpoints
+    export: str = ""                   # folder: write the finished model for a server, adapters merged
     seed: int = 0                      # weights, batches
     threads: int = 1                   # torch threads
     fresh: bool = False                # start over even where the folder holds a fitting model or checkpoint
@@ -82,7 +81,7 @@ class Args:
 
 
 FREE = ("data", "out", "fresh", "threads", "micro_batch_tok", "save_every", "config",
-        "report_variants")   # may differ at resume
+        "report_variants", "export")   # may differ at resume
 
 
 def check(args: Args) -> None:
@@ -298,12 +297,8 @@ def make_training(args: Args, env, data: Path, meta: dict, resume: Path | None, 
     model, tokenizer = make_model(args, env, episodes, tasks, resume, dist.device)
     settings = ExperienceSettings(**{f.name: getattr(args, f.name) for f in fields(ExperienceSettings)})
     offline = [e for e in episodes if e.source != "counterfactual"]
-    encoder = load_encoder(args.encoder, device=str(dist.device))
-    if isinstance(encoder, WordEncoder):
-        encoder.fit(text for e in offline for s in e.steps for text in (s.state, s.shown_action))
-    buffer = ReplayBuffer(encoder.dim, seed=args.seed)
-    fill_buffer(buffer, encoder, offline)
-    experience = ExperienceModel(shard(model), tokenizer, env, settings, (buffer, encoder))
+    memory = new_memory(args.encoder, offline, args.seed, dist.device)
+    experience = ExperienceModel(shard(model), tokenizer, env, settings, memory)
     optimizers = tiny.make_optimizers(experience.model, args.lr, args.muon_lr, args.weight_decay)
     training = Training(experience, optimizers, Rows(args, experience, episodes, tasks), meta)
     if resume:
@@ -365,6 +360,7 @@ def main() -> None:
     if resume and run.load_meta(resume)["finished"]:
         if dist.is_main:
             print(f"{out}: finished and fits these flags, kept (--fresh starts over)")
+            export(args, out)
         return dist.close()
     training = make_training(args, env, data, meta, resume, dist)
     log = run.Log(out, dist, resume_step=training.step if resume else -1)
@@ -379,8 +375,18 @@ def main() -> None:
         run.write_json(out / "report.json", report)
     training.save(out, dist, finished=True)
     show(log, report)
+    if dist.is_main:
+        export(args, out)
     log.close()
     dist.close()
+
+
+def export(args: Args, out: Path) -> None:
+    """Writes the finished model as a plain Hugging Face folder, which any server loads."""
+    if args.export:
+        export_model(out / "model", args.export)
+        print(f"{args.export}: serve it, then: train_policy.py --expmodel URL --expmodel-name NAME "
+              f"--expmodel-folder {out}")
 
 
 def introduce(args: Args, training: Training, log, dist) -> None:

@@ -33,11 +33,12 @@ from dreamgym.envs.base import Environment, out_folder
 from dreamgym.episode import (Episode, StopReason, Task, from_json, read_episodes, read_tasks, rename_episode,
                               successes, to_json)
 from dreamgym.evaluation import failed_probes, gap_alarm, policy_report
-from dreamgym.experience_model import ExperienceModel, fill_buffer, load_experience_model
+from dreamgym.experience_model import ExperienceModel, fill_buffer
 from dreamgym.model import (TrainSample, load_model, load_weights, make_reference, save_model, shard,
                             trainable_parameters, unsharded)
 from dreamgym.offline import environment_of
 from dreamgym.rollout import Policy, PolicySettings, imitation_segments, rollout
+from dreamgym.served_model import is_url, open_experience_model
 from dreamgym.sft import sft_step
 from dreamgym.task_generation import known_words, problem, write_tasks
 
@@ -47,6 +48,10 @@ class Args:
     env: str = "webshop"  # webshop | alfworld | webarena | logs | package.module:Class | path/to/file.py
     out: str = ""                      # folder of this run; what is missing is made there (default: out/ENV)
     expmodel: str = ""  # folder of a trained experience model (default: OUT/expmodel, made when missing)
+                        # or URL of an OpenAI-compatible server
+    expmodel_name: str = ""            # the model's name at that server
+    expmodel_folder: str = ""          # the folder it was exported from ("": it is untrained)
+    expmodel_key_env: str = "OPENAI_API_KEY"  # environment variable that holds the server's key
     data: str = ""  # folder of collect.py, or a JSONL file of episodes (default: OUT/data, made when missing)
     imitation: str = ""  # folder of a policy to start from (default: OUT/imitation, made when missing)
     model: str = "scratch:64x3"        # path or hub name of a causal LM, or scratch:HIDDENxLAYERS
@@ -98,8 +103,8 @@ class Args:
     config: str = ""                   # preset: a flat JSON file of flags and values
 
 
-FREE = ("out", "expmodel", "data", "imitation", "fresh", "config", "threads", "micro_batch_tok", "iterations",
-        "real_transitions",
+FREE = ("out", "expmodel", "expmodel_folder", "expmodel_key_env", "data", "imitation", "fresh", "config",
+        "threads", "micro_batch_tok", "iterations", "real_transitions",
         "eval_every", "eval_tasks", "test_tasks", "save_every", "max_malformed")     # may differ at resume
 TEMPERATURES = (0.0, 0.4, 1.0)         # greedy; verl-agent's validation; training's
 
@@ -114,6 +119,11 @@ def check(args: Args) -> None:
     if tiny.is_scratch(args.model) and (args.lora_rank or args.init == "model"):
         raise ValueError(f"--model {args.model}: a from-scratch policy is trained in full (no --lora-rank), "
                          "and starts with --init expmodel")
+    if is_url(args.expmodel) != bool(args.expmodel_name):
+        raise ValueError("--expmodel URL and --expmodel-name NAME: expected both or none")
+    if is_url(args.expmodel) and args.init == "expmodel" and not args.expmodel_folder:
+        raise ValueError("--init expmodel: found a server's URL, which gives no weights; expected --init "
+                         "model with --model NAME, or --expmodel-folder")
     least = {"tasks": 1, "rollouts": 1, "updates": 1, "eval_every": 1, "eval_tasks": 1, "test_tasks": 1,
              "save_every": 1,
              "generate_every": 1, "imitation_episodes": 0, "iterations": 0, "real_transitions": 0}
@@ -124,12 +134,15 @@ def check(args: Args) -> None:
 
 # ---- what must exist before RL -----------------------------------------------------------------------------
 
-def prepare(args: Args, out: Path, dist) -> tuple[Path, Path]:
+def prepare(args: Args, out: Path, dist) -> tuple[Path, Path | None]:
     """Runs collect.py and train_expmodel.py where their folders are missing or unfinished; each keeps a
-    folder that fits its flags."""
+    folder that fits its flags. Returns the folders of the data and of the experience model (None: it is
+    untrained, at a server)."""
     is_file = args.data.endswith(".jsonl")
     data = out / "data" if is_file or not args.data else Path(args.data)
     expmodel = Path(args.expmodel or out / ("expmodel-naive" if args.naive_reward else "expmodel"))
+    if is_url(args.expmodel):
+        expmodel = Path(args.expmodel_folder) if args.expmodel_folder else None
     common = ["--env", args.env, "--seed", args.seed, *(["--config", args.config] if args.config else []),
               *(["--fresh"] if args.fresh else [])]
     if is_file or not args.data:
@@ -166,8 +179,8 @@ def launch(script: str, flags: list, dist=None) -> None:
         raise SystemExit(code if code > 0 else 128 - code)
 
 
-def starting_policy(args: Args, env: Environment, folders: tuple[Path, Path], episodes: list[Episode], dist,
-                    log) -> Policy:
+def starting_policy(args: Args, env: Environment, folders: tuple[Path, Path | None],
+                    episodes: list[Episode], dist, log) -> Policy:
     """The policy before RL: from --imitation or OUT/imitation, where it is made first if it is missing. Not
     sharded yet."""
     out, expmodel = folders
@@ -587,8 +600,9 @@ def main() -> None:
     data, expmodel = prepare(args, out, dist)
     env, _ = environment_of(args.env, data, dist, workers=run.spare_cores(dist))
     world = {"environment": env.describe()}
-    run.check_meta(run.load_meta(expmodel / "model"), world | {"finished": True}, expmodel,
-                   "train the experience model on this data to its end")
+    if expmodel:
+        run.check_meta(run.load_meta(expmodel / "model"), world | {"finished": True}, expmodel,
+                       "train the experience model on this data to its end")
     resume = run.latest_checkpoint(out, "policy", dist)
     if resume:
         run.check_meta(run.load_meta(resume).get("settings", {}), run_config(args), resume)
@@ -599,13 +613,13 @@ def main() -> None:
     log.say(f"{env.name} ({env.label}): {', '.join(f'{len(t)} {n}' for n, t in splits.items())} tasks; "
             f"{args.tasks} tasks x {args.rollouts} rollouts "
             f"= {args.tasks * args.rollouts} episodes an iteration, {args.updates} optimizer steps each")
-    probes = run.read_json(expmodel / "report.json")["full"]
+    probes = run.read_json(expmodel / "report.json")["full"] if expmodel else {}
     if failed := failed_probes(probes):
         log.say(f"probes of the experience model that did not pass: {'; '.join(failed)}")
+    model = open_experience_model(args, expmodel, env, offline, dist.device, resume,
+                                  run.derive_seed(args.seed, "dream", dist.rank))
     policy = starting_policy(args, env, (out, expmodel), offline, dist, log)
-    model = load_experience_model(expmodel, env, dist.device, resume / "replay" if resume else None,
-                                  seed=run.derive_seed(args.seed, "dream", dist.rank))
-    if args.init == "expmodel":
+    if args.init == "expmodel" and model.model:
         tiny.check_tokenizer(policy.tokenizer, model.tokenizer)
     state = make_run(args, policy, model, splits["train"], resume, dist)
     words = known_words([t.text for t in splits["train"]] + [s.state for e in offline for s in e.steps])

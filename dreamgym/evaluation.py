@@ -115,7 +115,9 @@ def replayed_inconsistencies(model: ExperienceModel, episodes: list[Episode]) ->
 
 
 def failed_probes(report: dict) -> list[str]:
-    """The probes that did not pass, in words; [] when all did."""
+    """The probes that did not pass, in words; [] when all did, or nothing was measured."""
+    if not report:
+        return []
     paid, time = dict(report["near_miss_paid"]), "{share:.0%} of the time"
     fits = paid.pop("none", {"n": 0})
     probes = [(f"what breaks '{k}' is paid {time}", cell, NEAR_MISS_LIMIT, 1) for k, cell in paid.items()]

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from dreamgym import run
-from dreamgym.encoder import load_encoder
+from dreamgym.encoder import WordEncoder, load_encoder
 from dreamgym.envs.base import Environment, Session, StepResult
 from dreamgym.episode import Episode, Step, StopReason, Task
 from dreamgym.chat import answer_text, chat_format, encode_untrusted, prompt_ids
@@ -90,14 +90,16 @@ class ExperienceModel:
 
     def __init__(self, model, tokenizer, env: Environment, settings: ExperienceSettings, memory: tuple, *,
                  slots: int = 128, seed: int = 0):
-        self.model, self.tokenizer, self.env, self.settings = model, tokenizer, env, settings
-        self.buffer, self.encoder = memory
-        self.slots = slots
-        self.chat = chat_format(tokenizer, experience_system(env.prompts, settings.page_format)
-                                if settings.system_prompts else "")
-        self.variation_chat = chat_format(tokenizer, variation_system(env.prompts)
-                                          if settings.system_prompts else "")
+        self._set_up(env, settings, memory, slots)
+        self.model, self.tokenizer = model, tokenizer
+        self.chat, self.variation_chat = (chat_format(tokenizer, system) for system in self.systems)
         self.sampler = Sampler(model, slots, settings.context, self.chat.end_ids, seed)
+
+    def _set_up(self, env: Environment, settings: ExperienceSettings, memory: tuple, slots: int) -> None:
+        self.env, self.settings, self.slots = env, settings, slots
+        self.buffer, self.encoder = memory
+        systems = experience_system(env.prompts, settings.page_format), variation_system(env.prompts)
+        self.systems = systems if settings.system_prompts else ("", "")
         self.counts = {"steps": 0, "resampled": 0, "malformed": 0}
         self.calls = itertools.count()
 
@@ -106,6 +108,27 @@ class ExperienceModel:
         resume."""
         self.sampler.clear_caches()
         self.encoder.clear_caches()
+
+    # ---- where weights and texts meet: the class below does these four otherwise --------------------------
+
+    def _prompt(self, text: str, varies: bool = False) -> list[int]:
+        """A prompt of the experience model, or of task variation."""
+        return prompt_ids(self.tokenizer, self.variation_chat if varies else self.chat, text)
+
+    def _size(self, prompt: list[int]) -> int:
+        """Its tokens."""
+        return len(prompt)
+
+    def _write(self, prompts: list[list[int]], start: str, limit: int,
+               temperature: float) -> list[tuple[str, bool]]:
+        """(the text of the answer, whether it ended) of each prompt. `start` is what the answers are made to
+        begin with."""
+        forced = encode_untrusted(self.tokenizer, start) if start else []
+        keys = [next(self.calls) for _ in prompts]
+        samples = self.sampler.sample([prompt + forced for prompt in prompts], keys, limit, temperature)
+        # decoded together: the blank after "reward:" belongs to a token
+        return [(answer_text(self.tokenizer, self.chat, forced + sample.ids), sample.stop == "end")
+                for sample in samples]
 
     # ---- the questions -------------------------------------------------------------------------------------
 
@@ -140,15 +163,14 @@ class ExperienceModel:
         parts are cut off."""
         room = self.settings.context - self.settings.max_next_tok
         while True:
-            ids = prompt_ids(self.tokenizer, self.chat, next_prompt(question, self.settings.page_format))
-            if len(ids) <= room or not (question.recent or question.earlier or question.demos):
+            ids = self._prompt(next_prompt(question, self.settings.page_format))
+            if self._size(ids) <= room or not (question.recent or question.earlier or question.demos):
                 return ids, question
             longest = max(("recent", "earlier", "demos"), key=lambda name: len(getattr(question, name)))
             question = replace(question, **{longest: getattr(question, longest)[1:]})
 
     def reward_prompt_ids(self, task: str, state: str, action: str, next_state: str) -> list[int]:
-        text = reward_prompt(task, state, action, next_state, self.settings.page_format)
-        return prompt_ids(self.tokenizer, self.chat, text)
+        return self._prompt(reward_prompt(task, state, action, next_state, self.settings.page_format))
 
     # ---- training samples ----------------------------------------------------------------------------------
 
@@ -174,24 +196,19 @@ class ExperienceModel:
 
     # ---- prediction ----------------------------------------------------------------------------------------
 
-    def _ask(self, prompts: list[list[int]], start: str, limit: int, parsers: list) -> list[tuple]:
-        """One answer for each prompt, (what its parser made of it or None, its text); malformed ones are
-        drawn again.
-        `start` is what the answer is made to begin with (without reasoning)."""
+    def _ask(self, prompts: list, start: str, limit: int, parsers: list) -> list[tuple]:
+        """(what its parser made of it or None, its text) of the answer to each prompt; malformed ones are
+        drawn again. `start`: as in `_write` (without reasoning)."""
         answers: list[tuple] = [(None, "")] * len(prompts)
-        forced = encode_untrusted(self.tokenizer, start) if start else []
         for attempt in range(1 + self.settings.max_resamples):
             unread = [i for i, (answer, _) in enumerate(answers) if answer is None]
             if not unread:
                 break
             self.counts["resampled"] += len(unread) * (attempt > 0)
-            keys = [next(self.calls) for _ in unread]
             temperature = RESAMPLE_TEMPERATURE if attempt else 0.0
-            for i, sample in zip(unread, self.sampler.sample([prompts[i] + forced for i in unread], keys,
-                                                             limit, temperature)):
-                # together: the blank after "reward:" belongs to a token
-                text = answer_text(self.tokenizer, self.chat, forced + sample.ids)
-                answers[i] = parsers[i](text) if sample.stop == "end" else None, text
+            for i, (text, ended) in zip(unread, self._write([prompts[i] for i in unread], start, limit,
+                                                            temperature)):
+                answers[i] = parsers[i](text) if ended else None, text
         return answers
 
     def predict(self, questions: list[Question]) -> list[Prediction]:
@@ -263,17 +280,15 @@ class ExperienceModel:
     def variation_sample(self, seed_task: str, target: str) -> TrainSample | None:
         """A training row of task variation: M_task shares the experience model's weights (the paper's section
         on tasks)."""
-        prompt = prompt_ids(self.tokenizer, self.variation_chat, variation_prompt(seed_task))
+        prompt = self._prompt(variation_prompt(seed_task), varies=True)
         return self._sample(prompt, target, self.settings.max_reward_tok)
 
     def write_variations(self, texts: list[str], count: int, temperature: float) -> list[list[str | None]]:
         """`count` variations of each task text, sampled; None where an answer is no single line of text."""
-        prompts = [prompt_ids(self.tokenizer, self.variation_chat, variation_prompt(text))
-                   for text in texts for _ in range(count)]
-        samples = self.sampler.sample(prompts, [next(self.calls) for _ in prompts],
-                                      self.settings.max_reward_tok, temperature)
-        decoded = [answer_text(self.tokenizer, self.chat, s.ids) if s.stop == "end" else "" for s in samples]
-        return [[parse_task(text) for text in decoded[i * count:(i + 1) * count]] for i in range(len(texts))]
+        prompts = [self._prompt(variation_prompt(text), varies=True) for text in texts for _ in range(count)]
+        answers = self._write(prompts, "", self.settings.max_reward_tok, temperature)
+        parsed = [parse_task(text) if ended else None for text, ended in answers]
+        return [parsed[i * count:(i + 1) * count] for i in range(len(texts))]
 
     # ---- state ---------------------------------------------------------------------------------------------
 
@@ -293,20 +308,32 @@ def save_settings(folder: Path, settings: ExperienceSettings, encoder_name: str,
                    {"settings": asdict(settings), "encoder": encoder_name, "idf": idf})
 
 
-def load_experience_model(folder: Path | str, env: Environment, device="cpu", replay: Path | None = None,
-                          **options) -> ExperienceModel:
-    """The experience model that train_expmodel.py wrote into `folder`, with its replay buffer (or the one in
-    `replay`) and phi.
-    `options` are those of ExperienceModel. Raises ValueError where the folder holds none."""
+def new_memory(encoder_name: str, episodes: Sequence[Episode], seed: int = 0, device="cpu") -> tuple:
+    """(replay buffer with all steps of offline episodes, phi)."""
+    encoder = load_encoder(encoder_name, device=str(device))
+    if isinstance(encoder, WordEncoder):
+        encoder.fit(text for e in episodes for s in e.steps for text in (s.state, s.shown_action))
+    buffer = ReplayBuffer(encoder.dim, seed=seed)
+    fill_buffer(buffer, encoder, episodes)
+    return buffer, encoder
+
+
+def load_settings(folder: Path | str, replay: Path | None = None, device="cpu") -> tuple:
+    """(settings, (replay buffer, phi)) of the experience model that train_expmodel.py wrote into `folder`;
+    the buffer may be another one, `replay`. Raises ValueError where the folder holds none."""
     folder = Path(folder) / "model"
     if not (folder / "experience.json").is_file():
         raise ValueError(f"--expmodel {folder.parent}: found no experience model there; expected a folder "
                          "that train_expmodel.py wrote")
     saved = run.read_json(folder / "experience.json")
-    quantize = run.load_meta(folder).get("settings", {}).get("quantize", "none")
-    model, tokenizer = load_model(str(folder), quantize=quantize, device=str(device))
-    memory = ReplayBuffer.load(replay
-                               or folder / "replay"), load_encoder(saved["encoder"], saved["idf"],
-                                                                   str(device))
-    return ExperienceModel(model.eval(), tokenizer, env, ExperienceSettings(**saved["settings"]), memory,
-                           **options)
+    encoder = load_encoder(saved["encoder"], saved["idf"], str(device))
+    return ExperienceSettings(**saved["settings"]), (ReplayBuffer.load(replay or folder / "replay"), encoder)
+
+
+def load_experience_model(folder: Path | str, env: Environment, device="cpu", replay: Path | None = None,
+                          **options) -> ExperienceModel:
+    """The experience model in `folder`, as load_settings reads it; `options` are those of ExperienceModel."""
+    settings, memory = load_settings(folder, replay, device)
+    quantize = run.load_meta(Path(folder) / "model").get("settings", {}).get("quantize", "none")
+    model, tokenizer = load_model(str(Path(folder) / "model"), quantize=quantize, device=str(device))
+    return ExperienceModel(model.eval(), tokenizer, env, settings, memory, **options)

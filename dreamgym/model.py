@@ -130,6 +130,14 @@ def save_model(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, folde
         torch.distributed.barrier()
 
 
+def export_model(folder: str | Path, to: str | Path) -> None:
+    """A model of ours as a plain Hugging Face folder for a server, adapters merged into their base."""
+    model, tokenizer = load_model(str(folder))
+    model = model.merge_and_unload() if isinstance(model, PeftModel) else model
+    model.save_pretrained(to)
+    tokenizer.save_pretrained(to)
+
+
 def load_weights(model: torch.nn.Module, folder: str | Path) -> None:
     """The weights of a checkpoint into a model of the same form that is not sharded yet."""
     if isinstance(model, PeftModel):
@@ -175,10 +183,11 @@ def shard(model: torch.nn.Module, replicated_below: int = 20_000_000) -> torch.n
 
 
 @contextmanager
-def unsharded(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+def unsharded(model: torch.nn.Module | None) -> Iterator[torch.nn.Module]:
     """Full parameters on every rank inside the block, so that ranks may run different numbers of forwards
     (rollouts)."""
-    units = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    modules = [] if model is None else model.modules()
+    units = [module for module in modules if isinstance(module, FSDPModule)]
     for unit in units:
         unit.set_reshard_after_forward(False, recurse=False)
         unit.unshard()

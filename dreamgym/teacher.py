@@ -59,6 +59,10 @@ class Endpoint:
 
     def complete(self, messages: list[dict], **settings) -> str:
         """The answer's text. Raises EndpointError for none. `settings`: max_tokens, temperature."""
+        return self.answer(messages, **settings)[0]
+
+    def answer(self, messages: list[dict], **settings) -> tuple[str, bool]:
+        """(the answer's text, whether it ended before max_tokens)."""
         import openai
 
         for _ in range(self.retries + 1):
@@ -72,7 +76,8 @@ class Endpoint:
             except ValueError:             # the body is no JSON
                 continue
             with suppress(AttributeError, TypeError, IndexError):
-                return str(reply.choices[0].message.content or "")
+                choice = reply.choices[0]
+                return str(choice.message.content or ""), choice.finish_reason != "length"
         if self._key:
             problem = problem.replace(self._key, "***")   # an endpoint may echo it
         key = f"key from ${self.key_env}: {'set' if self._key else 'not set'}"

@@ -1,0 +1,84 @@
+"""An experience model behind an OpenAI-compatible server (vLLM, llama.cpp, transformers serve, a company's):
+trained here and exported (train_expmodel.py --export), or untrained, any capable model that is a world by
+prompt, history and retrieval alone.
+
+Prompts go out as text, a request for each. The server applies its own chat template. It reads special tokens
+that are written in a page as such, where the sampler of this package spells them out.
+"""
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from dreamgym.envs.base import Environment
+from dreamgym.episode import Episode
+from dreamgym.experience_model import (ExperienceModel, ExperienceSettings, load_experience_model,
+                                       load_settings, new_memory)
+from dreamgym.replay import ReplayBuffer
+from dreamgym.teacher import Endpoint, EndpointError
+
+REQUESTS = 64            # at once
+CHARS_PER_TOK = 3        # a careful guess: the server's tokenizer is not known here
+
+
+def is_url(name: str) -> bool:
+    return name.startswith(("http://", "https://"))
+
+
+class ServedExperienceModel(ExperienceModel):
+    """The experience model without weights in this process. Raises ValueError where the server does not
+    answer, at once and during a run; the run's last checkpoint continues."""
+    model = None
+
+    def __init__(self, endpoint: Endpoint, env: Environment, settings: ExperienceSettings, memory: tuple):
+        self._set_up(env, settings, memory, slots=REQUESTS)
+        self.endpoint = endpoint
+        self._write([self._prompt("Answer with one word.")], "", 1, 0.0)
+
+    def _prompt(self, text: str, varies: bool = False) -> list[dict]:
+        system = [{"role": "system", "content": self.systems[varies]}] if self.systems[varies] else []
+        return [*system, {"role": "user", "content": text}]
+
+    def _size(self, prompt: list[dict]) -> int:
+        return sum(len(message["content"]) for message in prompt) // CHARS_PER_TOK
+
+    def _write(self, prompts: list[list[dict]], start: str, limit: int,
+               temperature: float) -> list[tuple[str, bool]]:
+        """`start` cannot be forced through chat completions. A think block before the answer is left out."""
+        def ask(messages: list[dict]) -> tuple[str, bool]:
+            text, ended = self.endpoint.answer(messages, max_tokens=limit, temperature=temperature)
+            return text.rpartition("</think>")[2], ended
+
+        pool = ThreadPoolExecutor(REQUESTS)
+        try:
+            return list(pool.map(ask, prompts))
+        except EndpointError as error:
+            raise ValueError(f"--expmodel {error}") from None
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def clear_caches(self) -> None:
+        self.encoder.clear_caches()
+
+    def get_state(self) -> dict:
+        return {"counts": dict(self.counts)}
+
+    def set_state(self, state: dict) -> None:
+        self.counts = dict(state["counts"])
+
+
+def open_experience_model(args, folder: Path | None, env: Environment, episodes: list[Episode], device="cpu",
+                          resume: Path | None = None, seed: int = 0) -> ExperienceModel:
+    """What `args` names: the weights in `folder`, or the server at the URL --expmodel. The server's model was
+    exported from `folder`, which has its settings and replay buffer; without a folder it is untrained, has
+    default settings, and `episodes` in its buffer. A checkpoint `resume` has a buffer of its own."""
+    replay = resume / "replay" if resume else None
+    if not is_url(args.expmodel):
+        return load_experience_model(folder, env, device, replay, seed=seed)
+    if folder:
+        settings, memory = load_settings(folder, replay, device)
+    else:
+        settings, memory = ExperienceSettings(), new_memory("words", episodes, seed)
+        memory = (ReplayBuffer.load(replay), memory[1]) if replay else memory
+    endpoint = Endpoint(args.expmodel, args.expmodel_name, args.expmodel_key_env)
+    return ServedExperienceModel(endpoint, env, settings, memory)
