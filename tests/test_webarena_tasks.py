@@ -90,7 +90,7 @@ def test_doing_nothing_earns_nothing(world, tasks):
         record = located(as_task(task.goal["config"]), world.bases)
         browser.open(list(record.start_urls), cookies)
         for answer in ("", "N/A", "done"):
-            assert evaluate(record, answer, browser.url, browser.page).score == 0, (task.text, answer)
+            assert evaluate(record, answer, browser).score == 0, (task.text, answer)
             assert rule_success(task.text, task.start, f"stop [{answer}]") is False, (task.text, answer)
 
 
