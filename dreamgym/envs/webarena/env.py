@@ -44,6 +44,8 @@ OWN_STEPS = 15                                   # own sites: the longest way ta
 LIVE_STEPS = 30                                  # WebArena's own limit
 OWN_SLOTS = 128                                  # episodes in process at once; each has a database of its own
 BACKENDS = ("direct", "chromium")
+SCORINGS = ("webarena", "lite")
+OWN_KEYS = ("enter", "escape")                   # the only ones that do the same in both back ends
 STOPS = {1.0: StopReason.SUCCESS, 0.0: StopReason.FAILURE, None: StopReason.NOT_JUDGED}
 FULL, LITE = "test.raw.json", "test_webarena_lite.raw.json"
 VALID_TEMPLATES = 1 / 8                          # of the official templates outside Lite: for valid
@@ -57,16 +59,17 @@ class WebArena(Environment):
     the same time. `judge` is an endpoint whose model compares answers that only a language model can compare
     (evaluators.Judge), as "URL,MODEL" or "URL,MODEL,NAME OF THE KEY'S VARIABLE"; "": such tasks are not
     judged. `drop` is a task file in WebArena's format (WebArena-Lite's): recorded episodes of its tasks are
-    not read."""
+    not read. `scoring` lite: by the rules of WebArena-Lite's own repository."""
 
     name = "webarena"
     prompts = PROMPTS
     numbered_lines = True
 
     def __init__(self, data_dir: str = "", seed: int = 7, backend: str = "direct", workers: int = 1,
-                 judge: str = "", drop: str = ""):
-        if backend not in BACKENDS:
-            raise ValueError(f"backend {backend!r}: expected one of {', '.join(BACKENDS)}")
+                 judge: str = "", drop: str = "", scoring: str = "webarena"):
+        for name, value, known in (("backend", backend, BACKENDS), ("scoring", scoring, SCORINGS)):
+            if value not in known:
+                raise ValueError(f"{name} {value!r}: expected one of {', '.join(known)}")
         if judge and not 1 <= judge.count(",") <= 2:
             raise ValueError(f"judge {judge!r}: expected URL,MODEL or URL,MODEL,KEY_VARIABLE")
         self.seed, self.started, self.drop = seed, 0, drop
@@ -81,7 +84,8 @@ class WebArena(Environment):
             self.label, self.max_steps, self.wait_s = "official data", LIVE_STEPS, WAIT_S
             tasks = [task for split in self._tasks.values() for task in split]
             self.sites = LiveSites({site for task in tasks for site in task.goal["config"]["sites"]})
-        self.slots = self.sites.slots
+        self.slots, self.lite = self.sites.slots, scoring == "lite"
+        self.label += ", Lite's scoring" * self.lite
 
     @cached_property
     def _tasks(self) -> dict[str, list[Task]]:
@@ -91,8 +95,9 @@ class WebArena(Environment):
         return official_tasks(Path(self.data_dir))
 
     def describe(self) -> dict:
-        data = {"seed": self.seed} if self.own else {"tasks": Path(self.data_dir).name}
-        return {"env": "webarena", "state_form": STATE_FORM, "data": self.label, **data}
+        data = ({"data": "own sites", "seed": self.seed} if self.own else
+                {"data": "official data", "tasks": Path(self.data_dir).name})
+        return {"env": "webarena", "state_form": STATE_FORM, **data}
 
     def tasks(self, split: str) -> list[Task]:
         if split not in self._tasks:
@@ -135,11 +140,13 @@ class WebArena(Environment):
             action = parse(text)
         except ValueError:
             return StepResult(session.state)
+        if self.own and action.kind == "press" and action.text.lower() not in OWN_KEYS:
+            return StepResult(session.state)
         if action.kind != "stop":
             return StepResult(stage.browser.act(action).text)
         record = located(as_task(session.task.goal["config"]), stage.bases)
-        score = evaluate(record, action.text, stage.browser.url, stage.browser.page, self.judge,
-                         stage.helpers, self.wait_s).score
+        score = evaluate(record, action.text, stage.browser, self.judge, stage.helpers, self.wait_s,
+                         self.lite).score
         return StepResult(STOPPED, float(score == 1), True, STOPS[score], score or 0.0)
 
     def end(self, sessions: list[Session]) -> None:
