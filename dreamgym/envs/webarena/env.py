@@ -10,7 +10,7 @@ when there is no judge.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from dreamgym.envs.base import Environment, Player, Session, StepResult
-from dreamgym.envs.webarena import importers, live, relabel
+from dreamgym.envs.webarena import importers, live, relabel, verified
 from dreamgym.envs.webarena.actions import parse
 from dreamgym.envs.webarena.audit import WebArenaAudit
 from dreamgym.envs.webarena.direct import InProcessBrowser
@@ -48,6 +48,7 @@ STOPS = {1.0: StopReason.SUCCESS, 0.0: StopReason.FAILURE, None: StopReason.NOT_
 FULL, LITE = "test.raw.json", "test_webarena_lite.raw.json"
 VALID_TEMPLATES = 1 / 8                          # of the official templates outside Lite: for valid
 LOGINS = Path("out/logins")
+RESPONSES = Path("out/webarena-verified")
 SETTLE_S = 1.0                                   # real sites run scripts after an action
 WAIT_S = 3.0                                     # ... and before an evaluator finds nothing
 
@@ -57,19 +58,21 @@ class WebArena(Environment):
     the same time. `judge` is an endpoint whose model compares answers that only a language model can compare
     (evaluators.Judge), as "URL,MODEL" or "URL,MODEL,NAME OF THE KEY'S VARIABLE"; "": such tasks are not
     judged. `drop` is a task file in WebArena's format (WebArena-Lite's): recorded episodes of its tasks are
-    not read."""
+    not read. `instances` is the file that $WA_INSTANCES names: the sites to play on, or those that recorded
+    episodes were played on."""
 
     name = "webarena"
     prompts = PROMPTS
     numbered_lines = True
 
     def __init__(self, data_dir: str = "", seed: int = 7, backend: str = "direct", workers: int = 1,
-                 judge: str = "", drop: str = ""):
+                 judge: str = "", drop: str = "", instances: str = ""):
         if backend not in BACKENDS:
             raise ValueError(f"backend {backend!r}: expected one of {', '.join(BACKENDS)}")
         if judge and not 1 <= judge.count(",") <= 2:
             raise ValueError(f"judge {judge!r}: expected URL,MODEL or URL,MODEL,KEY_VARIABLE")
         self.seed, self.started, self.drop = seed, 0, drop
+        self.environ = dict(os.environ) | ({"WA_INSTANCES": instances} if instances else {})
         self.judge = Judge(*judge.split(",")) if judge else None
         self.data_dir = data_dir or os.environ.get("WEBARENA_DATA", "")
         self.own = not self.data_dir
@@ -79,8 +82,12 @@ class WebArena(Environment):
             self.sites = OwnSites(seed, backend, workers)
         else:
             self.label, self.max_steps, self.wait_s = "official data", LIVE_STEPS, WAIT_S
+            self.responses = verified.run_folder(RESPONSES)
             tasks = [task for split in self._tasks.values() for task in split]
-            self.sites = LiveSites({site for task in tasks for site in task.goal["config"]["sites"]})
+            self.sites = LiveSites({site for task in tasks for site in task.goal["config"]["sites"]},
+                                   self.environ)
+            if any(as_task(task.goal["config"]).verified for task in tasks):
+                print(f"answers and network logs for WebArena-Verified's scorer: {self.responses}/attempt-N")
         self.slots = self.sites.slots
 
     @cached_property
@@ -108,6 +115,9 @@ class WebArena(Environment):
         stages: list[Stage] = []
         try:
             stages += (self.sites.take() for _ in tasks)
+            for stage, record in zip(stages, records):
+                stage.folder = (verified.start_attempt(self.responses, record.task_id) if record.verified
+                                else None)
             screens = together(stage.thread.submit(stage.start, record)
                                for stage, record in zip(stages, records))
         except Exception:
@@ -137,6 +147,8 @@ class WebArena(Environment):
             return StepResult(session.state)
         if action.kind != "stop":
             return StepResult(stage.browser.act(action).text)
+        if stage.folder:
+            verified.write_response(stage.folder, action.text)
         record = located(as_task(session.task.goal["config"]), stage.bases)
         score = evaluate(record, action.text, stage.browser.url, stage.browser.page, self.judge,
                          stage.helpers, self.wait_s).score
@@ -169,7 +181,8 @@ class WebArena(Environment):
         """Other people's recorded episodes (importers.py). Raises ValueError for what does not fit."""
         dropped = read_tasks(self.drop) if self.drop else []
         ids = {task.task_id if task.old_task_id is None else task.old_task_id for task in dropped}
-        return importers.read_traces(path, form, ids)
+        bases = [instance.bases for instance in live.read_instances(self.environ, ())]
+        return importers.read_traces(path, form, ids, bases)
 
     def renamer(self, rng: np.random.Generator) -> Callable[[str], str] | None:
         return other_names(rng) if self.own else None
@@ -190,9 +203,11 @@ class Stage:
     thread: Executor
     session: Callable[[WebTask], dict]
     sites: Any
+    folder: Path | None = None                   # where an episode of WebArena-Verified leaves its files
 
     def start(self, task: WebTask) -> Screen:
-        return self.browser.open(located(task, self.bases).start_urls, **self.session(task))
+        log = {"record_har_path": self.folder / verified.NETWORK} if self.folder else {}
+        return self.browser.open(located(task, self.bases).start_urls, **self.session(task), **log)
 
 
 class SameThread(Executor):
@@ -251,8 +266,8 @@ class LiveSites:
     """A user's WebArena: one episode at a time on each instance. Where WA_FULL_RESET is set, the sites are
     reset before the first episode."""
 
-    def __init__(self, names: set[str]):
-        instances, accounts = live.read_instances(os.environ, names), live.read_accounts(os.environ)
+    def __init__(self, names: set[str], environ: Mapping[str, str]):
+        instances, accounts = live.read_instances(environ, names), live.read_accounts(environ)
         for instance in instances:
             live.check_answers(instance.bases)
         self.slots, self.is_reset, self.free = len(instances), False, []
@@ -309,10 +324,17 @@ def official_tasks(path: Path) -> dict[str, list[Task]]:
         in_lite = {record["old_task_id"] for record in parts["test"]}
         for record in read_records(path / FULL):
             if record["task_id"] not in in_lite:
-                place = Random(f"official {record['intent_template_id']}").random()
+                template = record.get("intent_template_id", record["task_id"])
+                place = Random(f"official {template}").random()
                 parts["valid" if place < VALID_TEMPLATES else "train"].append(record)
-    return {split: [Task(id=f"webarena-{split}-{record['task_id']:04d}", text=clean(record["intent"]),
-                         env="webarena", goal={"config": record},
-                         groups=[f"type {'+'.join(record['eval']['eval_types'])}",
-                                 f"site {'+'.join(record['sites'])}"]) for record in records]
-            for split, records in parts.items()}
+    return {split: [_official_task(split, record) for record in records] for split, records in parts.items()}
+
+
+def _official_task(split: str, record: dict) -> Task:
+    text, kind = record["intent"], "WebArena-Verified"
+    if as_task(record).verified:
+        text = f"{text} ({verified.FORM})"
+    else:
+        kind = "+".join(record["eval"]["eval_types"])
+    return Task(id=f"webarena-{split}-{record['task_id']:04d}", text=clean(text), env="webarena",
+                goal={"config": record}, groups=[f"type {kind}", f"site {'+'.join(record['sites'])}"])
