@@ -136,6 +136,8 @@ SCRIPTS = {
         "click [99]", "hover [98]", "type [97] [x] [1]", "type [<other>] [x] [1]", "type [<Color>] [Green]",
         "click [<Color>]", "click [<out>]", "goto [http://example.com/]", "goto [nowhere/x]", "go_back",
         "go_forward", "tab_focus [3]", "close_tab", "click [<Alone>]", "scroll [up]"],
+    "steps up": [f"goto [shopping/{path}]" for path in (
+        "../other", "x/../other?a=../b", "x/./y", "..", "x/%2E./", "x\\..\\y", "x//..//y|z", "./", "...")],
     "history": ["click [<other>]", "click [<again>]", "click [<form>]", "go_back", "go_back", "go_back",
                 "go_forward", "go_forward", "go_back", "click [<form>]", "go_forward"],
     "redirects are places once": ["click [<moved>]", "click [<form>]", "go_back", "go_back"],
@@ -191,6 +193,32 @@ def test_an_evaluators_page_is_fresh_and_unseen():
     assert direct.act(parse("scroll [up]")).text == before
 
 
+DRAFT = ["type [<Name>] [a \"b\"] [0]", "type [<Note>] [one] [1]", "click [<the Box>]", "click [<Late>]",
+         "type [<Color>] [red]"]
+HELD = {"[name=name].value": 'a "b"', "[name=note].value": "one\n", "[name=box].checked": "true",
+        "[name=late].checked": "false", "[name=color].value": "r", "[name=find].value": "",
+        "[name=token].value": "a b~*", "[name=box].value": "yes", "h9.value": None}
+
+
+def held(page) -> dict:
+    """What the locators of HELD give."""
+    return {locator: page.evaluate(f"document.querySelector('{css}').{member}")
+            for locator in HELD for css, member in [locator.split(".")]}
+
+
+def test_the_page_in_front_holds_what_was_typed():
+    """Stops drafts from being lost to an evaluator, and from getting into a fresh page or one seen again."""
+    direct = InProcessBrowser(SmallSite())
+    direct.open(["shopping"])
+    before = held(direct.front)
+    play(direct, *DRAFT)
+    assert held(direct.front) == HELD != before == held(direct.page(direct.url))
+    play(direct, "click [<other>]", "go_back")
+    assert held(direct.front) == before
+    play(direct, "new_tab")
+    assert direct.front.html == "" and set(held(direct.front).values()) == {None}
+
+
 def test_a_walk_repeats_exactly():
     world = SiteDatabase()
     texts = [[screen.text for _, (_, screen) in
@@ -211,6 +239,17 @@ def test_both_do_the_same(name, served, browser):
     assert [*zip(SCRIPTS[name], play(direct, *SCRIPTS[name]))] == [
         *zip(SCRIPTS[name], play(chromium, *SCRIPTS[name]))]
     assert world.seen == served.seen
+    chromium.close()
+
+
+@needs_chromium
+def test_both_hold_the_same_draft(served, browser):
+    chromium = Chromium(Addresses(served.bases), browser)
+    chromium.open(["shopping"])
+    play(chromium, *DRAFT)
+    assert held(chromium.front) == HELD != held(page := chromium.page(chromium.url))
+    page.close()
+    assert not served.seen and held(chromium.front) == HELD          # reading it sends and changes nothing
     chromium.close()
 
 

@@ -32,6 +32,47 @@ def play(env, task, actions):
     return results
 
 
+def draft_task(**html):
+    """A task whose form is filled in and not sent, as WebArena has them; the back end is asked with JavaScript."""
+    target = {"url": "last", "locator": "document.querySelector('[name=\"message\"').value",
+              "required_contents": html}
+    config = {"sites": ["shopping"], "task_id": 1, "start_url": "__SHOPPING__/contact", "intent": "Draft it.",
+              "intent_template_id": 1, "eval": {"eval_types": ["program_html"], "program_html": [target]}}
+    return Task(id="draft", text="Draft it.", env="webarena", goal={"config": config})
+
+
+DRAFTS = [(["type [{}] [A refund, please.] [0]", "stop []"], 1), (["stop []"], 0),
+          (["type [{}] [A refund, please.] [0]", "go_back", "goto [shopping/contact]", "stop []"], 0)]
+
+
+def play_drafts(env):
+    """Rewards of DRAFTS, and the orders to the shop that they left behind."""
+    rewards = []
+    for actions, _ in DRAFTS:
+        (session,) = env.reset([draft_task(must_include=["refund"])])
+        field, database = number(session.state, "textbox 'Message'"), session.inner.sites.db
+        rewards.append([env.step([session], [action.format(field)])[0] for action in actions][-1].reward)
+        assert not database.execute("SELECT * FROM shop_messages").fetchall()
+        env.end([session])
+    return rewards
+
+
+def test_a_draft_is_scored_on_the_page_that_the_agent_is_on(env):
+    """Stops tasks of unsent forms from never being won: 37 of WebArena's 812."""
+    assert play_drafts(env) == [reward for _, reward in DRAFTS]
+    nowhere = play(env, draft_task(must_include=["refund"]), ["new_tab", "stop []"])[-1]
+    assert (nowhere.stop, nowhere.reward) == (StopReason.FAILURE, 0)
+
+
+@pytest.mark.parametrize("key", ["Backspace", "ArrowDown", "Tab", "a", "Control+Enter", "Shift+Escape"])
+def test_other_keys_than_enter_and_escape_do_nothing_on_own_sites(env, key):
+    """Stops keys that only a real browser knows from changing its pages alone (`press [Enter]` still sends)."""
+    task = env.tasks("train")[0]
+    typed, pressed, sent = play(env, task, [
+        f"type [{number(task.start, 'searchbox ')}] [lamp] [0]", f"press [{key}]", "press [enter]"])
+    assert typed.state == pressed.state != sent.state
+
+
 def number(state, line):
     """The number of the line that begins so."""
     return next(i for i, row in enumerate(state.split("\n"), 1) if row.startswith(line))
@@ -118,6 +159,18 @@ def test_episodes_cut_short_give_their_sites_back(env):
             2, free)
 
 
+def test_scoring_is_selected_by_an_option_and_named(env):
+    """Stops numbers by Lite's rules from passing for WebArena's, and data from being refused for the rules."""
+    lite = make_env("webarena", options=["scoring=lite"])
+    assert lite.label == "own sites, Lite's scoring" and lite.describe() == env.describe()
+    task = draft_task(must_include=["refunds |OR| please", "fund"])
+    actions = ["type [{}] [A refund, please.] [0]", "stop []"]
+    for world, reward in ((env, 1), (lite, 0)):
+        field = number(world.reset([task])[0].state, "textbox 'Message'")
+        assert play(world, task, [action.format(field) for action in actions])[-1].reward == reward
+    lite.close()
+
+
 def test_a_live_instance_is_given_back(env):
     """Stops a user's only instance from being lost by an episode cut short, or by a login that fails."""
     task, closed = env.tasks("train")[0], []
@@ -142,8 +195,10 @@ def test_unknown_splits_backends_and_generated_tasks_are_refused(env):
     """Stops a wrong flag or a dreamt task from ending in the middle of a run."""
     with pytest.raises(ValueError, match="split 'valid_seen'"):
         env.tasks("valid_seen")
-    with pytest.raises(ValueError, match="firefox"):
+    with pytest.raises(ValueError, match="backend 'firefox': expected one of direct, chromium"):
         WebArena(backend="firefox")
+    with pytest.raises(ValueError, match="scoring 'strict': expected one of webarena, lite"):
+        make_env("webarena", options=["scoring=strict"])
     with pytest.raises(ValueError, match="expected URL,MODEL"):
         WebArena(judge="http://h/v1")
     with pytest.raises(ValueError, match="generated"):
@@ -212,6 +267,17 @@ def test_webarena_verified_gets_its_files(tmp_path, monkeypatch):
         log = json.loads((folder / "network.har").read_text())["log"]["entries"]
         assert any(entry["request"]["url"] == served.bases["shopping"] + "/cart" for entry in log) == visited
         assert not any(entry["request"].get("postData") for entry in log)      # such as that of a login
+
+
+@CHROMIUM
+def test_a_real_browser_scores_drafts_and_refuses_keys_alike():
+    pytest.importorskip("playwright")
+    real = WebArena(backend="chromium")
+    try:
+        assert play_drafts(real) == [reward for _, reward in DRAFTS]
+        test_other_keys_than_enter_and_escape_do_nothing_on_own_sites(real, "Backspace")
+    finally:
+        real.close()
 
 
 @CHROMIUM

@@ -328,10 +328,11 @@ def test_sites_of_other_ports_are_named_by_their_bases(tmp_path, monkeypatch):
     assert shown(read(path, "acctree"))[0] == ("url: 158.130.4.158:8090/cart?p=2",
                                                "goto [158.130.4.158:8090/b]")
     file.write_text(f'{{"WA_SHOPPING": "{one}"}}\n{{"WA_SHOPPING": "{two}"}}\n')
-    env = make_env("webarena", options=[f"instances={file}"])
-    assert shown(env.read_traces(str(path), "acctree")) == [known, known, gitlab]
+    env = make_env("webarena")
     monkeypatch.setenv("WA_SHOPPING", one)
-    assert shown(make_env("webarena").read_traces(str(path), "acctree"))[0] == known
+    assert shown(env.read_traces(str(path), "acctree"))[0] == known
+    monkeypatch.setenv("WA_INSTANCES", str(file))
+    assert shown(env.read_traces(str(path), "acctree")) == [known, known, gitlab]
 
 
 def test_collect_reads_traces_through_the_environment(tmp_path):

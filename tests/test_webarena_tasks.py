@@ -1,7 +1,10 @@
 """Task templates of the own sites: every declaration holds together, plans win by WebArena's evaluators, and
 held-out tasks share nothing with training."""
 from collections import Counter
+from dataclasses import replace
+from urllib.parse import urljoin
 
+import lxml.html
 import pytest
 
 from dreamgym.envs.webarena.direct import InProcessBrowser
@@ -9,7 +12,7 @@ from dreamgym.envs.webarena.evaluators import as_task, evaluate, located
 from dreamgym.envs.webarena.sites import SiteDatabase
 from dreamgym.envs.webarena.tasks import (
     COUNTS, ENTITIES, checks, drawn, fact, fields, filled, find, make_tasks, name_split, read_task,
-    rule_success)
+    rule_success, task_record)
 from dreamgym.envs.webarena.templates import TEMPLATES
 
 
@@ -90,8 +93,89 @@ def test_doing_nothing_earns_nothing(world, tasks):
         record = located(as_task(task.goal["config"]), world.bases)
         browser.open(list(record.start_urls), cookies)
         for answer in ("", "N/A", "done"):
-            assert evaluate(record, answer, browser.url, browser.page).score == 0, (task.text, answer)
+            assert evaluate(record, answer, browser).score == 0, (task.text, answer)
             assert rule_success(task.text, task.start, f"stop [{answer}]") is False, (task.text, answer)
+
+
+PAGES_ATTACKED = 40
+
+
+def pages_near(browser, starts: list[str]) -> list[str]:
+    """Addresses that links lead to, the nearest first."""
+    found = list(starts)
+    for url in found:
+        if len(found) >= PAGES_ATTACKED:
+            break
+        for link in lxml.html.document_fromstring(browser.page(url).html).iter("a"):
+            there = urljoin(url, link.get("href", ""))
+            if browser.addresses.site(there) and there not in found:
+                found.append(there)
+    return found[:PAGES_ATTACKED]
+
+
+def attack(browser, template, values: dict, words: str, url: str):
+    """Yields after each form of a page whose text fields were filled with the words, and after it was sent.
+    The fields that the template's plan fills get other words in the forms that its plan sends."""
+    def forms():
+        browser.front.goto(url)
+        fields = [node for node in browser.front.nodes if node.role in ("textbox", "searchbox")]
+        return [[node for node in fields if next(node.ref.iterancestors("form"), None) is form] for form in
+                dict.fromkeys(next(node.ref.iterancestors("form"), None) for node in fields)]
+
+    own = {filled(step, values).split("'")[1] for step in template.plan if step.startswith("type textbox")}
+    for i in range(len(forms())):
+        fields = forms()[i]
+        form = next(fields[0].ref.iterancestors("form"))
+        sends = [f"click button '{button.text}'" for button in form.iter("button")]
+        for node in fields:
+            is_own = node.name in own and set(sends) & set(template.plan)
+            browser.front.fill(node, "something else" if is_own else words)
+        yield
+        browser.front.submit(form)
+        yield
+
+
+def paid_attacks(world, template, html=None) -> list[str]:
+    """Pages on which an attack was paid: each form near the pages that the task is about is filled with the words
+    that its evaluators look for, without doing the task. `html` takes the place of the template's."""
+    template = replace(template, html=template.html if html is None else html)
+    values = next(row for row in drawn(template, world) if row.get("answer") != "N/A")
+    task = located(as_task(task_record(template, values, filled(template.intents[0], values), 0)), world.bases)
+    words = next((filled(row[2], values) for row in template.html), values.get("answer", " ".join(values.values())))
+    places = [target.url for target in task.eval.program_html or []]
+    if task.eval.eval_types != ["url_match"]:    # there, to be at the address is to do the task
+        places += (task.eval.reference_url or "").split(" |OR| ")
+    places = [url for url in places if url]
+    world.reset()
+    browser = InProcessBrowser(world)
+    browser.open(task.start_urls, {site: world.login(site) for site in world.bases})
+    near, paid = pages_near(browser, list(dict.fromkeys(places + task.start_urls))), []
+
+    def look():
+        if evaluate(task, "done", browser).score:
+            paid.append(browser.url)
+
+    for url in near:
+        for _ in attack(browser, template, values, words, url):
+            look()
+    for url in places:
+        browser.front.goto(url)
+        look()
+    return paid
+
+
+@pytest.mark.parametrize("template", TEMPLATES, ids=lambda template: template.id)
+def test_words_in_other_fields_are_never_paid(world, template):
+    """Stops a task whose evaluator finds the wanted words in a comment, a title, a description or a search."""
+    assert not paid_attacks(world, template)
+
+
+def test_the_attack_finds_what_it_is_for(world):
+    """Both were paid for a comment that says so."""
+    by_id = {template.id: template for template in TEMPLATES}
+    for number, words in ((405, "closed"), (406, "assignee {person}")):
+        address = by_id[number].html[0][0]
+        assert paid_attacks(world, by_id[number], ((address, "main", words),))
 
 
 def test_records_are_webarenas_format(tasks):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, urlencode, urljoin, urlsplit, urlunsplit
@@ -44,11 +44,12 @@ class InProcessBrowser(Tabs):
         self.jar = {site: dict(cookies.get(site, {})) for site in self.sites.bases}
         return self.start(urls)
 
-    def page(self, url: str) -> InProcessPage:
-        """A fresh page with this episode's cookies, which no tab sees.
+    def page(self, url: str) -> Tab:
+        """A fresh page with this episode's cookies for an evaluator, which no tab sees.
         Raises ValueError for a url that is on none of the sites."""
-        final, _, body = self.fetch("GET", self.addresses.full(url))
-        return InProcessPage(final, body)
+        tab = self.new_tab()
+        tab.goto(self.addresses.full(url))
+        return tab
 
     def new_tab(self) -> Tab:
         return Tab(self)
@@ -75,14 +76,15 @@ class InProcessBrowser(Tabs):
 
 
 class Tab:
-    """`entries` is its history: (address, whether it is the answer to a posted form, which a browser does not
-    show again). `held` is what controls hold by now, where it is not what the page says: a text, whether a
-    box is checked, or the index of an option; parsed pages are shared and never changed."""
+    """One tab; also a page for an evaluator (`html`, `evaluate`). `entries` is its history: (address, whether
+    it is the answer to a posted form, which a browser does not show again). `held` is what controls hold by
+    now, where it is not what the page says: a text, whether a box is checked, or the index of an option;
+    parsed pages are shared and never changed."""
 
     def __init__(self, browser: InProcessBrowser):
         self.browser, self.at, self.window = browser, -1, 0
         self.entries: list[tuple[str, bool]] = []
-        self.title, self.nodes, self.held = "", [], {}
+        self.html, self.title, self.nodes, self.held = "", "", [], {}
         self.focus: Element | None = None
 
     @property
@@ -121,7 +123,7 @@ class Tab:
         self.show(body)
 
     def show(self, body: str) -> None:
-        self.title, self.nodes = parsed(body)
+        self.html, (self.title, self.nodes) = body, parsed(body)
         self.held, self.focus, self.window = {}, None, 0
 
     # ---- actions
@@ -199,6 +201,13 @@ class Tab:
                 pairs.append((name, re.sub(r"\r?\n", "\r\n", text_of(element) if held is None else held)))
         return pairs
 
+    # ---- for evaluators
+
+    def evaluate(self, js: str) -> str | None:
+        """What a locator gives, None where it would throw or give null.
+        Raises NotSupported for what is not understood."""
+        return query(self.html, js, {e.getroottree().getpath(e): value for e, value in self.held.items()})
+
 
 def text_of(element: Element) -> str:
     """What a text field holds by its page."""
@@ -221,23 +230,16 @@ def parsed(body: str) -> tuple[str, list[Node]]:
 
 
 def canonical(url: str) -> str:
-    """An address as Chromium writes it: `/` for no path; blanks, quotes and letters beyond ASCII escaped."""
-    parts = urlsplit(url)
+    """An address as Chromium writes it: `/` for no path; no steps `.` and `..`; blanks, quotes and letters
+    beyond ASCII escaped."""
+    parts, path, last = urlsplit(url), [], ""
+    for step in re.split(r"[/\\]", parts.path)[1:]:
+        last = step.lower().replace("%2e", ".")
+        if last == "..":
+            path = path[:-1]
+        elif last != ".":
+            path.append(step)
+    path = "/" + "/".join(path + [""] * (last in (".", "..")))
     return urlunsplit(parts._replace(netloc=parts.netloc.lower(),
-                                     path=quote(parts.path, safe="/%:@!$&'()*+,;=~|[]") or "/",
+                                     path=quote(path, safe="/%:@!$&'()*+,;=~[]"),
                                      query=quote(parts.query, safe="/%:@!$&()*+,;=~?|[]{}^`\\")))
-
-
-@dataclass
-class InProcessPage:
-    """A page for an evaluator."""
-    url: str
-    html: str
-
-    def evaluate(self, js: str) -> str | None:
-        """What a locator gives, None where it would throw or give null.
-        Raises NotSupported for what is not understood."""
-        return query(self.html, js)
-
-    def close(self) -> None:
-        """Nothing to close."""

@@ -10,7 +10,7 @@ when there is no judge.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass
 from functools import cached_property
@@ -44,6 +44,8 @@ OWN_STEPS = 15                                   # own sites: the longest way ta
 LIVE_STEPS = 30                                  # WebArena's own limit
 OWN_SLOTS = 128                                  # episodes in process at once; each has a database of its own
 BACKENDS = ("direct", "chromium")
+SCORINGS = ("webarena", "lite")
+OWN_KEYS = ("enter", "escape")                   # the only ones that do the same in both back ends
 STOPS = {1.0: StopReason.SUCCESS, 0.0: StopReason.FAILURE, None: StopReason.NOT_JUDGED}
 FULL, LITE = "test.raw.json", "test_webarena_lite.raw.json"
 VALID_TEMPLATES = 1 / 8                          # of the official templates outside Lite: for valid
@@ -58,21 +60,20 @@ class WebArena(Environment):
     the same time. `judge` is an endpoint whose model compares answers that only a language model can compare
     (evaluators.Judge), as "URL,MODEL" or "URL,MODEL,NAME OF THE KEY'S VARIABLE"; "": such tasks are not
     judged. `drop` is a task file in WebArena's format (WebArena-Lite's): recorded episodes of its tasks are
-    not read. `instances` is the file that $WA_INSTANCES names: the sites to play on, or those that recorded
-    episodes were played on."""
+    not read. `scoring` lite: by the rules of WebArena-Lite's own repository."""
 
     name = "webarena"
     prompts = PROMPTS
     numbered_lines = True
 
     def __init__(self, data_dir: str = "", seed: int = 7, backend: str = "direct", workers: int = 1,
-                 judge: str = "", drop: str = "", instances: str = ""):
-        if backend not in BACKENDS:
-            raise ValueError(f"backend {backend!r}: expected one of {', '.join(BACKENDS)}")
+                 judge: str = "", drop: str = "", scoring: str = "webarena"):
+        for name, value, known in (("backend", backend, BACKENDS), ("scoring", scoring, SCORINGS)):
+            if value not in known:
+                raise ValueError(f"{name} {value!r}: expected one of {', '.join(known)}")
         if judge and not 1 <= judge.count(",") <= 2:
             raise ValueError(f"judge {judge!r}: expected URL,MODEL or URL,MODEL,KEY_VARIABLE")
         self.seed, self.started, self.drop = seed, 0, drop
-        self.environ = dict(os.environ) | ({"WA_INSTANCES": instances} if instances else {})
         self.judge = Judge(*judge.split(",")) if judge else None
         self.data_dir = data_dir or os.environ.get("WEBARENA_DATA", "")
         self.own = not self.data_dir
@@ -84,11 +85,11 @@ class WebArena(Environment):
             self.label, self.max_steps, self.wait_s = "official data", LIVE_STEPS, WAIT_S
             self.responses = verified.run_folder(RESPONSES)
             tasks = [task for split in self._tasks.values() for task in split]
-            self.sites = LiveSites({site for task in tasks for site in task.goal["config"]["sites"]},
-                                   self.environ)
+            self.sites = LiveSites({site for task in tasks for site in task.goal["config"]["sites"]})
             if any(as_task(task.goal["config"]).verified for task in tasks):
                 print(f"answers and network logs for WebArena-Verified's scorer: {self.responses}/attempt-N")
-        self.slots = self.sites.slots
+        self.slots, self.lite = self.sites.slots, scoring == "lite"
+        self.label += ", Lite's scoring" * self.lite
 
     @cached_property
     def _tasks(self) -> dict[str, list[Task]]:
@@ -98,8 +99,9 @@ class WebArena(Environment):
         return official_tasks(Path(self.data_dir))
 
     def describe(self) -> dict:
-        data = {"seed": self.seed} if self.own else {"tasks": Path(self.data_dir).name}
-        return {"env": "webarena", "state_form": STATE_FORM, "data": self.label, **data}
+        data = ({"data": "own sites", "seed": self.seed} if self.own else
+                {"data": "official data", "tasks": Path(self.data_dir).name})
+        return {"env": "webarena", "state_form": STATE_FORM, **data}
 
     def tasks(self, split: str) -> list[Task]:
         if split not in self._tasks:
@@ -145,13 +147,15 @@ class WebArena(Environment):
             action = parse(text)
         except ValueError:
             return StepResult(session.state)
+        if self.own and action.kind == "press" and action.text.lower() not in OWN_KEYS:
+            return StepResult(session.state)
         if action.kind != "stop":
             return StepResult(stage.browser.act(action).text)
         if stage.folder:
             verified.write_response(stage.folder, action.text)
         record = located(as_task(session.task.goal["config"]), stage.bases)
-        score = evaluate(record, action.text, stage.browser.url, stage.browser.page, self.judge,
-                         stage.helpers, self.wait_s).score
+        score = evaluate(record, action.text, stage.browser, self.judge, stage.helpers, self.wait_s,
+                         self.lite).score
         return StepResult(STOPPED, float(score == 1), True, STOPS[score], score or 0.0)
 
     def end(self, sessions: list[Session]) -> None:
@@ -178,10 +182,11 @@ class WebArena(Environment):
         return relabel.counterfactuals(episodes, count, rng, self.seed) if self.own else []
 
     def read_traces(self, path: str, form: str) -> list[Episode]:
-        """Other people's recorded episodes (importers.py). Raises ValueError for what does not fit."""
+        """Other people's recorded episodes (importers.py), of sites that the same variables name as those to
+        play on. Raises ValueError for what does not fit."""
         dropped = read_tasks(self.drop) if self.drop else []
         ids = {task.task_id if task.old_task_id is None else task.old_task_id for task in dropped}
-        bases = [instance.bases for instance in live.read_instances(self.environ, ())]
+        bases = [instance.bases for instance in live.read_instances(os.environ, ())]
         return importers.read_traces(path, form, ids, bases)
 
     def renamer(self, rng: np.random.Generator) -> Callable[[str], str] | None:
@@ -266,8 +271,8 @@ class LiveSites:
     """A user's WebArena: one episode at a time on each instance. Where WA_FULL_RESET is set, the sites are
     reset before the first episode."""
 
-    def __init__(self, names: set[str], environ: Mapping[str, str]):
-        instances, accounts = live.read_instances(environ, names), live.read_accounts(environ)
+    def __init__(self, names: set[str]):
+        instances, accounts = live.read_instances(os.environ, names), live.read_accounts(os.environ)
         for instance in instances:
             live.check_answers(instance.bases)
         self.slots, self.is_reset, self.free = len(instances), False, []

@@ -1,14 +1,14 @@
-"""WebArena's task files and its evaluators: string_match, url_match and program_html, decided at `stop` on
-fresh pages; all must hold.
+"""WebArena's task files and its evaluators: string_match, url_match and program_html, decided at `stop`; all
+must hold.
 
     tasks = read_tasks("test.raw.json")          # official files, Lite's, WebChoreArena's, and generated ones
-    verdict = evaluate(located(tasks[0], bases), answer, url, backend.page, judge)
+    verdict = evaluate(located(tasks[0], bases), answer, browser, judge)
     verdict.score                                # 1.0, 0.0, or None: not judged, verdict.reason says why
 
 A task's text is never run here: `func:` calls name a row of a table, JavaScript goes to the page (without a
 browser: locators.py). An empty text is 0 under a fuzzy match without a question (WebArena's later rule). Left
-out: VisualWebArena's must_exclude, required_values and image questions, and the stricter string rules of
-Lite's own repository; BrowserGym, too, scores Lite by the rules here. """
+out: VisualWebArena's must_exclude, required_values and image questions. `lite` selects the rules of Lite's
+own repository (VisualAgentBench); BrowserGym scores Lite, too, by WebArena's. """
 from __future__ import annotations
 
 import html
@@ -17,6 +17,7 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -121,10 +122,6 @@ class WebTask(Struct):
     def verified(self) -> bool:
         return isinstance(self.eval, list)
 
-    @property
-    def lite(self) -> bool:
-        return self.old_task_id is not None
-
 
 def as_task(record: dict) -> WebTask:
     try:
@@ -172,9 +169,6 @@ def located(task: WebTask, bases: Mapping[str, str]) -> WebTask:
 
 # ---- verdicts ----------------------------------------------------------------------------------------------
 
-# url -> a fresh page of the episode's own browser context, with `html` (as it is now), `evaluate(js)` (None
-# where that throws or gives null) and `close()`. NotSupported: a page does not load, or cannot run a script.
-OpenPage = Callable[[str], Any]
 # (kind, the task's intent, reference, text) -> bool, None: cannot tell. Kind "answer": does the text say the
 # same as the reference?; "reason": does it give it as the reason why the task is impossible?
 AskJudge = Callable[[str, str, str, str], bool | None]
@@ -187,17 +181,19 @@ class Verdict(NamedTuple):
     reason: str = ""                        # the check that failed, or why there is no score
 
 
-def evaluate(task: WebTask, answer: str | None, url: str, page: OpenPage, judge: AskJudge | None = None,
-             helpers: Helpers | None = None, wait_s: float = 0.0) -> Verdict:
-    """The verdict on a finished episode: `answer` of `stop [answer]`, `url` of the tab in front. `judge` is
-    asked last, and only when nothing else is 0. helpers: `PAGE_HELPERS`, and `shop_helpers` for tasks on
-    orders and reviews. wait_s: how long a page may take to show what is wanted (scripts that load
-    content)."""
+def evaluate(task: WebTask, answer: str | None, browser: Any, judge: AskJudge | None = None,
+             helpers: Helpers | None = None, wait_s: float = 0.0, lite: bool = False) -> Verdict:
+    """The verdict on a finished episode: `answer` of `stop [answer]`, and its browser (tabs.Tabs) with `url`
+    and `front` of the tab in front and `page(url)`, a fresh page. A page has `html`, `evaluate(js)` (None
+    where that throws or gives null) and `close()`; NotSupported: it does not load, or cannot run a script.
+    `judge` is asked last, and only when nothing else is 0. helpers: `PAGE_HELPERS`, and `shop_helpers` for
+    tasks on orders and reviews. wait_s: how long a page may take to show what is wanted (scripts that load
+    content). lite: score by the rules of WebArena-Lite's own repository."""
     if task.verified:
         return Verdict(None, "WebArena-Verified's own scorer judges it")
     unknown, questions = [], []
-    for met, what in _checks(task, clean(answer or ""), url, page,
-                             PAGE_HELPERS if helpers is None else helpers, wait_s):
+    for met, what in _checks(task, clean(answer or ""), browser,
+                             PAGE_HELPERS if helpers is None else helpers, wait_s, lite):
         if met is False:
             return Verdict(0.0, what)
         if met is None:
@@ -211,20 +207,21 @@ def evaluate(task: WebTask, answer: str | None, url: str, page: OpenPage, judge:
     return Verdict(None if unknown else 1.0, "; ".join(unknown))
 
 
-def _checks(task: WebTask, answer: str, url: str, page: OpenPage, helpers: Helpers,
-            wait_s: float) -> Iterator[Check]:
+def _checks(task: WebTask, answer: str, browser: Any, helpers: Helpers, wait_s: float,
+            lite: bool) -> Iterator[Check]:
     """Lazily: a page is opened only when everything before it holds."""
     if task.eval.reference_answers:
-        yield from _string_checks(task, answer)
+        yield from _string_checks(task, answer, lite)
     if reference := task.eval.reference_url:
         wanted = [reference, *(other.reference_url for other in task.eval.others)]
-        met = any(url_match(one, url) for one in wanted)
-        yield met, f"the episode ended at {url}, not {' or '.join(wanted)}"
+        met = any(lite_url_match(one, browser.url, exact=task.eval.url_note is None) if lite else
+                  url_match(one, browser.url) for one in wanted)
+        yield met, f"the episode ended at {browser.url}, not {' or '.join(wanted)}"
     for target in task.eval.program_html or []:
         checks = []
         for one in [target, *target.others]:
             try:
-                checks.append(_page_check(task, one, url, page, helpers, wait_s))
+                checks.append(_page_check(one, browser, helpers, wait_s, lite))
             except NotSupported as error:
                 checks.append((None, str(error)))
         yield max(checks, key=lambda check: (False, None, True).index(check[0]))
@@ -244,45 +241,57 @@ def exact_match(reference: str, text: str) -> bool:
     return clean(text) == clean(reference)
 
 
-def must_include(reference: str, text: str, only: bool = False) -> bool:
-    """Substring; a reference of one character that is the `only` one of an answer must be a token ("0" is not
-    in "$0.00")."""
+def must_include(reference: str, text: str, as_token: bool = False) -> bool:
+    """Substring, or one of the tokens ("0" is not in "$0.00")."""
     reference, text = clean(reference), clean(text)
-    return reference in (word_tokenize(text) if only and len(reference) == 1 else text)
+    return reference in (word_tokenize(text) if as_token else text)
+
+
+def lite_must_include(references: str, text: str) -> bool:
+    """Lite's: one of the alternatives (joined by ' |OR| '); each that is a single token must be a token."""
+    return any(must_include(one, text, as_token=len(word_tokenize(clean(one))) == 1)
+               for one in references.split(" |OR| "))
 
 
 _TOKEN_RULES = tuple((re.compile(pattern), by) for pattern, by in (
+    (r"`+", r" \g<0> "),
     (r"^\"|(?<=[ (\[{<])\"", " `` "),
     (r"\"", " '' "),
     (r"(?<!\w)'(?!re|ve|ll|m|t|s|d|n)(\w)\b", r" ' \1"),
     (r"([:,])(?=\D|$)", r" \1 "),
     (r"\.{2,}|--", r" \g<0> "),
-    (r"[;@#$%&?!*\[\](){}<>‘’“”«»‒-―]", r" \g<0> "),
+    (r"[;@#$%&?!*\[\](){}<>‘’“”„«»‒-―]", r" \g<0> "),
     (r"([^.])\.([\])}>\"' ]*)$", r"\1 . \2 "),
+    # A full stop inside the text: after a word; after a number or an initial not before a small letter
+    (r"(?<!\S)(?=\S*[^\W\d_])(\S{2,})\.(?=\s)", r"\1 . "),
+    (r"(?<=\w)\.(?=\s+[^\sa-z;:,.!?])", " . "),
     (r"([^' ])('s|'m|'d|'ll|'re|'ve|n't|')(?=\s|$)", r"\1 \2 ")))
 
 
 def word_tokenize(text: str) -> list[str]:
-    """Penn Treebank tokens of lower-case text, close enough to NLTK's (which WebArena uses) for looking up
-    single characters: '$0.00' -> '$', '0.00' and '0.' -> '0', '.'; but 'are 0. the' keeps '0.', as NLTK takes
-    no small letter for the start of a sentence."""
+    """Penn Treebank tokens of lower-case text, close enough to NLTK's (which WebArena uses) for looking up a
+    word or a character: '$0.00' -> '$', '0.00' and '0.' -> '0', '.'; but 'are 0. the' keeps '0.', as NLTK
+    takes no small letter for the start of a sentence. Its list of abbreviations ('st.') is left out."""
     for pattern, by in _TOKEN_RULES:
         text = pattern.sub(by, text)
     return text.split()
 
 
-def _string_checks(task: WebTask, answer: str) -> Iterator[Check]:
+def _string_checks(task: WebTask, answer: str, lite: bool) -> Iterator[Check]:
     """The answer was cleaned once and is cleaned again by each comparison, as WebArena does."""
     wanted, must = task.eval.reference_answers, _listed(task.eval.reference_answers.must_include)
+    fuzzy = _listed(wanted.fuzzy_match)
     if wanted.exact_match is not None:
         yield exact_match(wanted.exact_match, answer), f"the answer is not {wanted.exact_match!r:.80}"
     for reference in must:
         # WebChoreArena's references have alternatives
         several = reference.split(" |OR| ") if task.intent_template_id is None else [reference]
-        met = any(must_include(one, answer, only=len(must) == 1) for one in several)
+        met = (lite_must_include(reference, answer) if lite else
+               any(must_include(one, answer, as_token=len(must) == len(clean(one)) == 1) for one in several))
         yield met, f"the answer lacks {reference!r:.80}"
     if wanted.fuzzy_match != NOT_ACHIEVABLE:
-        yield from (_fuzzy("answer", reference, answer) for reference in _listed(wanted.fuzzy_match))
+        asked = [", ".join(fuzzy)] if lite and fuzzy else fuzzy
+        yield from (_fuzzy("answer", reference, answer) for reference in asked)
     elif not exact_match(NOT_ACHIEVABLE, answer):
         yield _fuzzy("reason", task.string_note, answer)
 
@@ -307,32 +316,33 @@ def url_match(reference: str, url: str) -> bool:
             and all(values & set(query.get(key, ())) for key, values in wanted.items()))
 
 
+def lite_url_match(reference: str, url: str, exact: bool) -> bool:
+    """Lite's: an alternative is the url, or (not `exact`) a part of its text; the order of a query counts."""
+    url, references = url.removesuffix("/"), [one.removesuffix("/") for one in reference.split(" |OR| ")]
+    return url in references if exact else any(one in url for one in references)
+
+
 # ---- program_html ------------------------------------------------------------------------------------------
 
-def _page_check(task: WebTask, target: Target, url: str, page: OpenPage, helpers: Helpers,
-                wait_s: float) -> Check:
-    address = url if target.url == "last" else target.url
+def _page_check(target: Target, browser: Any, helpers: Helpers, wait_s: float, lite: bool) -> Check:
+    """"last" is the page that the agent is on, with what it typed and did not send. It is only read."""
+    address = target.url
     if address.startswith("func:"):
-        address = call(address, helpers, url)
+        address = call(address, helpers, browser.url)
         if not address:
             return False, f"{target.url}: there is no such page"
     until = time.monotonic() + wait_s
-    opened = page(address)
-    try:
+    with nullcontext(browser.front) if address == "last" else closing(browser.page(address)) as page:
         for script in target.prep_actions or []:
-            opened.evaluate(script)
+            page.evaluate(script)
         while True:
-            found = _found(opened, target.locator.strip(), helpers, url)
-            if found is not None and not task.lite:
-                found = html.unescape(found)
-            met, what = _compare(found, target.required_contents)
+            found = _found(page, target.locator.strip(), helpers, browser.url)
+            met, what = _compare(found, target.required_contents, lite)
             if met is not False:
                 return met, what
             if time.monotonic() >= until:
                 return met, f"{target.url} {target.locator}: {what}"
             time.sleep(POLL_S)
-    finally:
-        opened.close()
 
 
 def _found(page: Any, locator: str, helpers: Helpers, url: str) -> str | None:
@@ -345,15 +355,17 @@ def _found(page: Any, locator: str, helpers: Helpers, url: str) -> str | None:
     return page.evaluate(locator)
 
 
-def _compare(found: str | None, wanted: Contents) -> Check:
+def _compare(found: str | None, wanted: Contents, lite: bool) -> Check:
     if found is None:
         return False, "there is no such element"
+    found = found if lite else html.unescape(found)
     if (exact := wanted.exact_match) is not None:
         return exact_match(exact, found), f"found {found!r:.80}, expected {exact!r:.80}"
     if wanted.fuzzy_match:
         return _fuzzy("answer", ", ".join(_listed(wanted.fuzzy_match)), found)
     missing = [text for text in _listed(wanted.must_include)
-               if not any(must_include(choice, found) for choice in text.split(" |OR| "))]
+               if not (lite_must_include(text, found) if lite else
+                       any(must_include(choice, found) for choice in text.split(" |OR| ")))]
     return not missing, f"lacks {missing[:1]}"
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
+from typing import Any
 
 import lxml.html
 from lxml.cssselect import CSSSelector
@@ -24,19 +25,21 @@ class NotSupported(Exception):
     message as reason."""
 
 
-def query(html: str, js: str) -> str | None:
-    """What a locator gives on a page without scripts, as text; None where it would throw or give null. Raises
-    NotSupported for what is not understood."""
+def query(html: str, js: str, held: Mapping[str, Any] = {}) -> str | None:  # noqa: B006
+    """What a locator gives on a page without scripts, as text; None where it would throw or give null. `held`
+    is what controls hold by now (direct.Tab.held), by their path in the page, where that is not what the page
+    says. Raises NotSupported for what is not understood."""
     if not _LOCATOR.fullmatch(js):
         raise NotSupported(f"locator {js!r:.80} is not understood without a browser")
-    value = lxml.html.document_fromstring(html)
+    value = lxml.html.document_fromstring(html or "<html></html>")     # an empty tab
     for name, argument in _LINK.findall(js[len("document"):]):
         table = _METHODS if argument else _MEMBERS
         if value is None:
             return None
         if name not in table or not isinstance(value, Element):
             raise NotSupported(f"{name!r} in a locator is not understood without a browser")
-        value = table[name](value, ast.literal_eval(argument)) if argument else table[name](value)
+        more = ast.literal_eval(argument) if argument else held.get(value.getroottree().getpath(value))
+        value = table[name](value, more)
     if isinstance(value, Element):
         raise NotSupported(f"locator {js!r:.80} gives no text")
     return str(value).lower() if isinstance(value, bool) else value
@@ -52,11 +55,14 @@ def _selector(css: str) -> CSSSelector:
                            f"({str(error)[:80]})") from None
 
 
-def _value(element: Element) -> str | None:
+def _value(element: Element, held: str | int | None) -> str | None:
     if element.tag == "select":
         options = element.findall(".//option")
         chosen = [option for option in options if "selected" in option.attrib][-1:] or options[:1]
+        chosen = chosen if held is None else [options[held]]
         return chosen[0].get("value", inner_text(chosen[0])) if chosen else ""
+    if isinstance(held, str):
+        return held
     if element.tag == "textarea":
         return (element.text or "").removeprefix("\n")
     return element.get("value", "")
@@ -84,8 +90,11 @@ def _marked(element: Element) -> Iterator[str]:
     yield edge
 
 
-_MEMBERS: dict[str, Callable] = {"outerText": inner_text, "value": _value,
-                                 "checked": lambda e: "checked" in e.attrib}
+_MEMBERS: dict[str, Callable] = {
+    "outerText": lambda e, held: inner_text(e),
+    "value": _value,
+    "checked": lambda e, held: "checked" in e.attrib if held is None else held,
+}
 _METHODS: dict[str, Callable] = {
     "querySelector": lambda e, css: next((found for found in _selector(css)(e)
                                            if found is not e or e.getparent() is None), None),

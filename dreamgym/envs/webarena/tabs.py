@@ -8,6 +8,7 @@ front.
     click(node)   hover(node)   press(key)   options(node) -> [label]   choose(node, index)
     fill(node, text) -> whether the field took it
     move(step)                                   one page back or forward, where there is one
+    html, evaluate(js)                           for evaluators: the page as it is now, what is typed included
     close()
 
 Choices that hold in both: what the page does not allow changes nothing; `type` replaces what a field holds;
@@ -65,12 +66,17 @@ class Tabs:
         return self.screen()
 
     @property
+    def front(self) -> Any:
+        """The tab in front; evaluators read it, too."""
+        return self.tabs[self.at]
+
+    @property
     def url(self) -> str:
         """Full address of the tab in front, "" while it is empty."""
-        return self.tabs[self.at].url if self.tabs else ""
+        return self.front.url if self.tabs else ""
 
     def screen(self) -> Screen:
-        tab = self.tabs[self.at]
+        tab = self.front
         nodes = tab.read() if tab.url else NOTHING
         titles = [t.title if t.url else NEW_TAB for t in self.tabs]
         address = self.addresses.short(tab.url)
@@ -79,7 +85,7 @@ class Tabs:
         return self.shown
 
     def do(self, action: Action) -> None:
-        tab = self.tabs[self.at]
+        tab = self.front
         node = self.shown.refs.get(action.element) if tab.url else None
         match action.kind:
             case "click" if node and not node.options:
