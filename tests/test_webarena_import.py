@@ -172,7 +172,7 @@ def test_rows_without_a_task_take_it_from_the_name_of_the_file(tmp_path):
     jsonl(tmp_path / "steps-21.jsonl", [row, {**row, "task_id": 7}])
     jsonl(tmp_path / "steps-22.jsonl", [row])
     assert [e.task.goal["task_id"] for e in read(tmp_path, "acctree")] == [21, 7, 22]
-    with pytest.raises(ValueError, match=r"steps.jsonl:1: no task_id; .* steps-21.jsonl"):
+    with pytest.raises(ValueError, match=r"steps.jsonl:1: no task_id; .*steps-21.jsonl"):
         read(jsonl(tmp_path / "steps.jsonl", [row]), "acctree")
 
 

@@ -91,7 +91,7 @@ def _restored(rows: list[Row]) -> Iterable[Row]:
             end = next((j for j in range(i + 1, len(rows)) if rows[j].depth <= row.depth), len(rows))
             said = Counter(word for inner in rows[i + 1:end] if inner.role in ROLES or inner.role in WHOLE
                            for word in f"{inner.name} {inner.value}".split())
-            titled = row.role == "row" and said and not said.keys() & set(row.name.split())
+            titled = row.role == "row" and len(said) > 0 and said.keys().isdisjoint(row.name.split())
             rest = [word for word in row.name.split() if said.subtract([word]) or said[word] < 0]
             if rest and not titled:
                 text = Row(row.depth + 1, "StaticText", " ".join(rest), ref=row.ref)
