@@ -33,7 +33,7 @@ def play(env, task, actions):
 
 
 def draft_task(**html):
-    """A task whose form is filled in and not sent, as WebArena has them; the back end is asked with JavaScript."""
+    """A task whose form is filled in and not sent, as WebArena has them."""
     target = {"url": "last", "locator": "document.querySelector('[name=\"message\"').value",
               "required_contents": html}
     config = {"sites": ["shopping"], "task_id": 1, "start_url": "__SHOPPING__/contact", "intent": "Draft it.",
@@ -46,7 +46,7 @@ DRAFTS = [(["type [{}] [A refund, please.] [0]", "stop []"], 1), (["stop []"], 0
 
 
 def play_drafts(env):
-    """Rewards of DRAFTS, and the orders to the shop that they left behind."""
+    """Rewards of DRAFTS, none of which sends a message."""
     rewards = []
     for actions, _ in DRAFTS:
         (session,) = env.reset([draft_task(must_include=["refund"])])
@@ -166,7 +166,9 @@ def test_scoring_is_selected_by_an_option_and_named(env):
     task = draft_task(must_include=["refunds |OR| please", "fund"])
     actions = ["type [{}] [A refund, please.] [0]", "stop []"]
     for world, reward in ((env, 1), (lite, 0)):
-        field = number(world.reset([task])[0].state, "textbox 'Message'")
+        (session,) = world.reset([task])
+        field = number(session.state, "textbox 'Message'")
+        world.end([session])
         assert play(world, task, [action.format(field) for action in actions])[-1].reward == reward
     lite.close()
 

@@ -3,8 +3,8 @@ no JavaScript, no CSS.
 
 Cookies of each site, redirects, forms, links, tabs and the history of each follow Chromium, as far as the own
 sites' pages go (sites/templates): `tests/test_webarena_backends.py` walks both and finds no difference. Left
-out: keys other than Enter and Escape, hovering, and what no own page has (frames, files, fields that a
-browser checks, links to parts of a page).
+out: keys other than Enter and Escape (env.OWN_KEYS), hovering, and what no own page has (frames, files,
+fields that a browser checks, links to parts of a page).
 
     browser = InProcessBrowser(sites)
     screen = browser.open([f"{sites.bases['shopping']}/"], {"shopping": sites.login("shopping")})
