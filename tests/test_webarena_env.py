@@ -234,6 +234,44 @@ def test_official_tasks(env, tmp_path, monkeypatch):
 
 
 @CHROMIUM
+def test_webarena_verified_gets_its_files(tmp_path, monkeypatch):
+    """Stops episodes of WebArena-Verified from being judged here, or from leaving no answer or an incomplete
+    network log for its own scorer, also where they are cut short."""
+    pytest.importorskip("playwright")
+    record = {"task_id": 5, "sites": ["shopping"], "intent": "Show my cart.", "intent_template_id": 2,
+              "start_urls": ["__SHOPPING__"], "intent_template": "x", "instantiation_dict": {}, "revision": 2,
+              "eval": [{"evaluator": "AgentResponseEvaluator", "results_schema": {"type": "null"},
+                        "expected": {"task_type": "navigate", "status": "SUCCESS", "retrieved_data": None}}]}
+    (tmp_path / "verified.json").write_text(json.dumps([record]))
+    monkeypatch.setattr(module, "LOGINS", tmp_path / "logins")
+    monkeypatch.setattr(module, "RESPONSES", tmp_path / "answers")
+    monkeypatch.setattr(module, "SETTLE_S", 0.0)
+    with SiteDatabase().serve() as served:
+        for site, base in served.bases.items():
+            monkeypatch.setenv(f"WA_{site.upper()}", base)
+        real = WebArena(str(tmp_path / "verified.json"))
+        try:
+            (here,) = real.tasks("test")
+            said = {"task_type": "NAVIGATE", "status": "SUCCESS", "retrieved_data": None}
+            assert here.text.startswith("Show my cart. (Answer with stop [JSON]: ")
+            went, stopped = play(real, here, ["goto [shopping/cart]", f"stop [{json.dumps(said)}]"])
+            assert (stopped.stop, stopped.reward, stopped.done) == (StopReason.NOT_JUDGED, 0.0, True)
+            play(real, here, ["goto [shopping/cart]"])
+            play(real, here, ["stop [$5]"])
+        finally:
+            real.close()
+    assert "url: shopping/cart" in went.state
+    folders = [next((tmp_path / "answers").iterdir()) / f"attempt-{i}" / "5" for i in (1, 2, 3)]
+    answers = [json.loads((folder / "agent_response.json").read_text()) for folder in folders]
+    assert answers[:2] == [said, None]
+    assert (answers[2]["task_type"], answers[2]["retrieved_data"]) == ("RETRIEVE", ["$5"])
+    for folder, visited in zip(folders, (True, True, False)):
+        log = json.loads((folder / "network.har").read_text())["log"]["entries"]
+        assert any(entry["request"]["url"] == served.bases["shopping"] + "/cart" for entry in log) == visited
+        assert not any(entry["request"].get("postData") for entry in log)      # such as that of a login
+
+
+@CHROMIUM
 def test_a_real_browser_scores_drafts_and_refuses_keys_alike():
     pytest.importorskip("playwright")
     real = WebArena(backend="chromium")

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from dreamgym.envs.base import Environment, Player, Session, StepResult
-from dreamgym.envs.webarena import importers, live, relabel
+from dreamgym.envs.webarena import importers, live, relabel, verified
 from dreamgym.envs.webarena.actions import parse
 from dreamgym.envs.webarena.audit import WebArenaAudit
 from dreamgym.envs.webarena.direct import InProcessBrowser
@@ -50,6 +50,7 @@ STOPS = {1.0: StopReason.SUCCESS, 0.0: StopReason.FAILURE, None: StopReason.NOT_
 FULL, LITE = "test.raw.json", "test_webarena_lite.raw.json"
 VALID_TEMPLATES = 1 / 8                          # of the official templates outside Lite: for valid
 LOGINS = Path("out/logins")
+RESPONSES = Path("out/webarena-verified")
 SETTLE_S = 1.0                                   # real sites run scripts after an action
 WAIT_S = 3.0                                     # ... and before an evaluator finds nothing
 
@@ -82,8 +83,11 @@ class WebArena(Environment):
             self.sites = OwnSites(seed, backend, workers)
         else:
             self.label, self.max_steps, self.wait_s = "official data", LIVE_STEPS, WAIT_S
+            self.responses = verified.run_folder(RESPONSES)
             tasks = [task for split in self._tasks.values() for task in split]
             self.sites = LiveSites({site for task in tasks for site in task.goal["config"]["sites"]})
+            if any(as_task(task.goal["config"]).verified for task in tasks):
+                print(f"answers and network logs for WebArena-Verified's scorer: {self.responses}/attempt-N")
         self.slots, self.lite = self.sites.slots, scoring == "lite"
         self.label += ", Lite's scoring" * self.lite
 
@@ -113,6 +117,9 @@ class WebArena(Environment):
         stages: list[Stage] = []
         try:
             stages += (self.sites.take() for _ in tasks)
+            for stage, record in zip(stages, records):
+                stage.folder = (verified.start_attempt(self.responses, record.task_id) if record.verified
+                                else None)
             screens = together(stage.thread.submit(stage.start, record)
                                for stage, record in zip(stages, records))
         except Exception:
@@ -144,6 +151,8 @@ class WebArena(Environment):
             return StepResult(session.state)
         if action.kind != "stop":
             return StepResult(stage.browser.act(action).text)
+        if stage.folder:
+            verified.write_response(stage.folder, action.text)
         record = located(as_task(session.task.goal["config"]), stage.bases)
         score = evaluate(record, action.text, stage.browser, self.judge, stage.helpers, self.wait_s,
                          self.lite).score
@@ -175,10 +184,12 @@ class WebArena(Environment):
         return relabel.counterfactuals(episodes, count, rng, self.seed) if self.own else []
 
     def read_traces(self, path: str, form: str) -> list[Episode]:
-        """Other people's recorded episodes (importers.py). Raises ValueError for what does not fit."""
+        """Other people's recorded episodes (importers.py), of sites that the same variables name as those to
+        play on. Raises ValueError for what does not fit."""
         dropped = read_tasks(self.drop) if self.drop else []
         ids = {task.task_id if task.old_task_id is None else task.old_task_id for task in dropped}
-        return importers.read_traces(path, form, ids)
+        bases = [instance.bases for instance in live.read_instances(os.environ, ())]
+        return importers.read_traces(path, form, ids, bases)
 
     def renamer(self, rng: np.random.Generator) -> Callable[[str], str] | None:
         return other_names(rng) if self.own else None
@@ -199,9 +210,11 @@ class Stage:
     thread: Executor
     session: Callable[[WebTask], dict]
     sites: Any
+    folder: Path | None = None                   # where an episode of WebArena-Verified leaves its files
 
     def start(self, task: WebTask) -> Screen:
-        return self.browser.open(located(task, self.bases).start_urls, **self.session(task))
+        log = {"record_har_path": self.folder / verified.NETWORK} if self.folder else {}
+        return self.browser.open(located(task, self.bases).start_urls, **self.session(task), **log)
 
 
 class SameThread(Executor):
@@ -318,10 +331,17 @@ def official_tasks(path: Path) -> dict[str, list[Task]]:
         in_lite = {record["old_task_id"] for record in parts["test"]}
         for record in read_records(path / FULL):
             if record["task_id"] not in in_lite:
-                place = Random(f"official {record['intent_template_id']}").random()
+                template = record.get("intent_template_id", record["task_id"])
+                place = Random(f"official {template}").random()
                 parts["valid" if place < VALID_TEMPLATES else "train"].append(record)
-    return {split: [Task(id=f"webarena-{split}-{record['task_id']:04d}", text=clean(record["intent"]),
-                         env="webarena", goal={"config": record},
-                         groups=[f"type {'+'.join(record['eval']['eval_types'])}",
-                                 f"site {'+'.join(record['sites'])}"]) for record in records]
-            for split, records in parts.items()}
+    return {split: [_official_task(split, record) for record in records] for split, records in parts.items()}
+
+
+def _official_task(split: str, record: dict) -> Task:
+    text, kind = record["intent"], "WebArena-Verified"
+    if as_task(record).verified:
+        text = f"{text} ({verified.FORM})"
+    else:
+        kind = "+".join(record["eval"]["eval_types"])
+    return Task(id=f"webarena-{split}-{record['task_id']:04d}", text=clean(text), env="webarena",
+                goal={"config": record}, groups=[f"type {kind}", f"site {'+'.join(record['sites'])}"])
