@@ -38,7 +38,8 @@ class Args:
     threads: int = 1                   # torch threads
 
     def __post_init__(self):
-        if min(self.max_sessions, self.max_action_chars) < 1 or self.idle_s <= 0 or not 0 <= self.port < 65536:
+        if (min(self.max_sessions, self.max_action_chars) < 1 or self.idle_s <= 0
+                or self.port not in range(65536)):
             raise ValueError("--max-sessions, --max-action-chars: expected at least 1; --idle-s: above 0; "
                              "--port: 0 to 65535")
 
@@ -85,7 +86,8 @@ def main() -> None:
         service = serving.Service(world, env, tasks, args.split, args.max_action_chars, args.seed)
         app = serving.make_app(service, sessions, args.idle_s, token)
         kind = f"the dream of {args.expmodel}" if args.expmodel else f"{env.name} ({env.label or 'real'})"
-        print(f"{kind}: {len(tasks)} {args.split} tasks, {sessions} sessions at most; Ctrl-C ends", flush=True)
+        print(f"{kind}: {len(tasks)} {args.split} tasks, {sessions} sessions at most, "
+              f"http://{args.host}:{args.port}; Ctrl-C ends", flush=True)
         longest = max(args.max_action_chars, serving.MAX_STATE_CHARS)     # JSON may take 12 bytes a character
         uvicorn.run(app, host=args.host, port=args.port, access_log=False, ws_max_size=12 * longest + 4096,
                     timeout_graceful_shutdown=5)

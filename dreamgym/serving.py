@@ -23,8 +23,8 @@ from openenv.core.env_server.interfaces import Environment as OpenEnvEnvironment
 from openenv.core.env_server.types import Action, ConcurrencyConfig, EnvironmentMetadata, Observation, State
 from starlette.responses import PlainTextResponse
 
-from dreamgym.envs.base import Environment, record_step
-from dreamgym.episode import Episode, StopReason, Task, check_task
+from dreamgym.envs.base import Environment, out_folder, record_step
+from dreamgym.episode import Episode, Task, check_task
 from dreamgym.prompts import MAX_STATE_CHARS, escape, parse_action, policy_system, policy_turn
 from dreamgym.run import rng
 
@@ -42,7 +42,7 @@ class TextObservation(Observation):
     task: str
     system: str                        # system prompt and turn of our policies; `prompt` shows task and state
     prompt: str
-    stop: str = ""                     # why the episode ended; "malformed" is the dream's failure, not the agent's
+    stop: str = ""                     # why the episode ended; "malformed": the dream failed, not the agent
     raw_score: float = 0.0             # the benchmark's own score
 
 
@@ -136,7 +136,8 @@ class Service:
 
     def choose(self, choice: Choice) -> Task:
         """The task that a client asks for. Raises ValueError where there is none."""
-        self.check_split(choice.split or self.split)
+        if choice.split not in ("", self.split):
+            raise ValueError(f"split {choice.split[:80]!r}: this server plays {self.split} tasks")
         if choice.task_id:
             if choice.task_id not in self.by_id:
                 raise ValueError(f"task_id {choice.task_id[:80]!r}: no {self.split} task has this id")
@@ -149,10 +150,6 @@ class Service:
             return self.tasks[choice.index]
         names = ("seed", choice.seed) if choice.seed is not None else ("draw", next(self.draws))
         return self.tasks[rng(self.seed, "serve", *names).integers(len(self.tasks))]
-
-    def check_split(self, split: str) -> None:
-        if split != self.split:
-            raise ValueError(f"split {split[:80]!r}: this server plays {self.split} tasks")
 
     def _new_task(self, choice: Choice) -> Task:
         if self.world is self.env:
@@ -227,12 +224,12 @@ class Served(OpenEnvEnvironment):
                                reward=result and float(result.reward), done=self.episode.stop != "",
                                stop=self.episode.stop.value, raw_score=self.episode.raw_score)
 
-    # OpenEnv's list of tasks (POST /NAME/num_tasks, /NAME/task)
+    # what OpenEnv serves over HTTP: GET /metadata, POST /NAME/num_tasks, POST /NAME/task
 
     def get_metadata(self) -> EnvironmentMetadata:
-        kind = "real" if self.service.world is self.service.env else "dream"
-        return EnvironmentMetadata(name=self.service.env.name, description=self.service.env.prompts.policy,
-                                   version=kind)
+        env = self.service.env
+        kind = "Real" if self.service.world is env else "A dream"
+        return EnvironmentMetadata(name=env.name, description=f"{kind}. {env.prompts.policy}")
 
     def list_splits(self) -> list[str]:
         return [self.service.split]
@@ -251,7 +248,7 @@ def make_app(service: Service, max_sessions: int, idle_s: float, token: str):
     """The ASGI application. Where `token` is not empty, a client sends "Authorization: Bearer TOKEN"."""
     limits = ConcurrencyConfig(max_concurrent_envs=max_sessions, session_timeout=idle_s)
     return guarded(create_fastapi_app(functools.partial(Served, service), TextAction, TextObservation,
-                                      concurrency_config=limits, env_name=service.env.name,
+                                      concurrency_config=limits, env_name=out_folder(service.env.name).name,
                                       mode="production"), token)
 
 
@@ -262,11 +259,13 @@ def guarded(app, token: str):
 
     async def checked(scope, receive, send):
         headers = dict(scope.get("headers", ()))
-        if token and not hmac.compare_digest(headers.get(b"authorization", b""), expected):
-            app_or_refusal = PlainTextResponse("expected the header Authorization: Bearer DREAMGYM_TOKEN", 401)
+        if scope["type"] == "lifespan":          # the server's own start and end
+            answer = app
+        elif token and not hmac.compare_digest(headers.get(b"authorization", b""), expected):
+            answer = PlainTextResponse("expected the header Authorization: Bearer DREAMGYM_TOKEN", 401)
         elif b"origin" in headers:
-            app_or_refusal = PlainTextResponse("no web page may use this server", 403)
+            answer = PlainTextResponse("no web page may use this server", 403)
         else:
-            app_or_refusal = app
-        await app_or_refusal(scope, receive, send)
+            answer = app
+        await answer(scope, receive, send)
     return checked

@@ -12,8 +12,10 @@ from types import SimpleNamespace
 import pytest
 
 from conftest import EXAMPLE
+from dreamgym import tiny
 from dreamgym.envs.base import make_env
 from dreamgym.experience_model import load_experience_model
+from dreamgym.model import save_model
 from dreamgym.offline import read_tasks
 from serve import Args, make_environment, read_token
 
@@ -212,10 +214,14 @@ def test_full_and_vanished(files):
 
 def test_idle(files, monkeypatch):
     """Stops a silent client that keeps its session for ever."""
-    quick = SimpleNamespace(**{**vars(asyncio), "sleep": lambda s: asyncio.sleep(min(s, 0.01))})
-    monkeypatch.setattr(http_server, "asyncio", quick)         # its look around is every five seconds at least
-    with served(files, idle_s=0.05) as server, client(server) as env:
+    quick, clock = dict(vars(asyncio), sleep=lambda s: asyncio.sleep(min(s, 0.01))), [0.0]
+    monkeypatch.setattr(http_server, "asyncio", SimpleNamespace(**quick))
+    monkeypatch.setattr(http_server, "time", SimpleNamespace(time=lambda: clock[0]))
+    with served(files, idle_s=60.0) as server, client(server) as env:
         env.reset(index=0)
+        clock[0] = 59.0
+        assert not env.step({"action": "ls"}).done
+        clock[0] = 120.0
         assert server.ended.wait(DEADLINE_S)
         with pytest.raises(RuntimeError, match="reset first"):
             env.step({"action": "ls"})
@@ -270,19 +276,36 @@ def test_ctrl_c(script, capsys):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    seen = []
+    seen, over, until = [], threading.Event(), time.monotonic() + DEADLINE_S
 
     def interrupt():
-        until = time.monotonic() + DEADLINE_S
-        while time.monotonic() < until:
-            try:
-                with client(SimpleNamespace(url=f"http://127.0.0.1:{port}")) as env:
-                    seen.append(env.reset(index=0).observation["task"])
-                    os.kill(os.getpid(), signal.SIGINT)
-                    time.sleep(0.1)
-                    return
-            except ConnectionError:
-                time.sleep(0.05)
-    threading.Thread(target=interrupt, daemon=True).start()
+        while time.monotonic() < until and not seen:
+            with contextlib.suppress(ConnectionError):
+                env = client(SimpleNamespace(url=f"http://127.0.0.1:{port}"))
+                seen.append(env.reset(index=0).observation["task"])
+        os.kill(os.getpid(), signal.SIGINT)
+        over.wait(DEADLINE_S)                                  # connected to the end
+    thread = threading.Thread(target=interrupt)
+    thread.start()
     script("serve", "--env", EXAMPLE, "--port", port)
+    over.set()
+    thread.join()
     assert seen and "train tasks, 64 sessions at most" in capsys.readouterr().out
+
+
+def test_trl(trained, files, tmp_path):
+    """Stops a server that TRL's trainer cannot train in, or whose sessions are not batched for it. The policy
+    has random weights: it learns nothing in two steps."""
+    pytest.importorskip("trl", reason="pip install trl==1.16.0")
+    from examples import trl_grpo
+    tokenizer = tiny.build_tokenizer(["task: state: in docs not listed did nothing ls cd"])
+    save_model(tiny.create("scratch:16x1", tokenizer), tokenizer, tmp_path / "policy")
+    world = load_experience_model(trained.expmodel, files, slots=8)
+    with served(files, world) as server:
+        log = trl_grpo.main(trl_grpo.Args(str(tmp_path / "policy"), server.url, str(tmp_path / "out"), steps=2,
+                                          tasks=2, rollouts=4, max_action_tok=8))
+    print([{k: row.get(k) for k in ("step", "reward", "grad_norm")} for row in log], world.counts)
+    assert [row["step"] for row in log if "reward" in row] == [1, 2]
+    assert sum(n for method, n in server.calls if method == "reset") == 2 * 2 * 4
+    assert max(n for method, n in server.calls if method == "step") == 8
+    assert (tmp_path / "out/config.json").is_file()
