@@ -131,7 +131,7 @@ class Service:
     def __post_init__(self):
         self.batcher = Batcher(self.world)
         self.by_id = {task.id: task for task in self.tasks}
-        self.by_text = {task.text: task for task in self.tasks}
+        self.by_text = {task.text: task for task in reversed(self.tasks)}    # the first of equal texts
         self.system = policy_system(self.env.prompts, "tags")
 
     def choose(self, choice: Choice) -> Task:

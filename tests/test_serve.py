@@ -132,6 +132,7 @@ def test_dream(trained, files):
 def test_which_task(server):
     """Stops a client that gets another task than it asked for, or another for the same seed."""
     tasks = server.service.tasks
+    assert tasks[5] == next(task for task in tasks if task.text == tasks[5].text)
     with client(server) as env:
         for choice in ({"index": 5}, {"task_id": tasks[5].id}, {"task": tasks[5].text}):
             observation = env.reset(**choice, episode_id="mine").observation
