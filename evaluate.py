@@ -12,11 +12,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from dreamgym import run, teacher
+from dreamgym import run, teacher, viewer
 from dreamgym.envs.base import Environment, env_of_data, out_folder
 from dreamgym.episode import Episode, Task, read_episodes, read_tasks, to_json
 from dreamgym.evaluation import experience_report, failed_probes, pass_at_k, policy_report, theorem_1
-from dreamgym.experience_model import load_experience_model
+from dreamgym.experience_model import ExperienceModel, load_experience_model
 from dreamgym.model import load_model
 from dreamgym.rollout import Policy, PolicySettings, rollout
 
@@ -36,6 +36,7 @@ class Args:
     env_options: list[str] = field(default_factory=list)   # name=value, instead of the data's own
     data_dir: str = ""                 # official data to play on, instead of the data's own
     out: str = ""                      # folder for episodes.jsonl and report.json
+    html: str = ""  # a page to read: the first episodes, the same tasks in the other world, the dream's answers
     judge: str = ""                    # URL of an endpoint: scores dreamt steps, judges where env asks
     judge_model: str = ""              # the model's name there
     judge_key_env: str = "OPENAI_API_KEY"      # environment variable that holds the key
@@ -47,6 +48,8 @@ class Args:
             raise ValueError("--repeats, --tasks, --temperatures: expected at least one; --gamma: below 1")
         if bool(self.judge) != bool(self.judge_model):
             raise ValueError("--judge URL and --judge-model NAME: expected both or none")
+        if self.html and not self.html.endswith(".html"):
+            raise ValueError(f"--html {self.html}: expected the name of a file that ends in .html")
 
 
 def folders(args: Args) -> tuple[Path | None, Path, Path]:
@@ -115,6 +118,23 @@ def play_tasks(args: Args, policy: Policy, world, tasks: list[Task]) -> tuple[di
     return reports, everything
 
 
+def write_html(args: Args, policy: Policy | None, env: Environment, model: ExperienceModel | None,
+               episodes: list[Episode]) -> None:
+    """The page of --html: the first episodes, and the same tasks played in the other world where there is
+    one."""
+    (folder, expmodel, _), temperature = folders(args), args.temperatures[0]
+    shown, about = episodes[:viewer.SHOWN], [f"{args.split} tasks", "recorded episodes"]
+    if policy:
+        about[1:] = [f"policy {folder} at temperature {temperature:g}"]
+        kind, other = ("dream", model) if args.world == "real" else ("real", env if env.is_real else None)
+        tasks, name = [e.task for e in shown], f"{kind}-{temperature:g}"
+        shown += rollout(policy, other, tasks, temperature, name) if other else []
+    about += [f"experience model {expmodel}" if model else f"no experience model in {expmodel}"]
+    base = folder.parent if policy else expmodel
+    viewer.write_page(Path(args.html), env, "; ".join(about), shown, model, base)
+    print(f"page {args.html}")
+
+
 def show_experience(args: Args, report: dict) -> None:
     """Errors by action type beside the lookup null, probes of the reward, Theorem 1."""
     rows = report["by_action"] | {"all": report["exact"] | {"f1": report["f1"]}}
@@ -139,12 +159,18 @@ def main() -> None:
         in_dream = args.world == "dream" or not folder
         if not in_dream and not env.is_real:
             raise ValueError(f"--world real: {env.name} is no world to play in; use --world dream")
-        world = load_experience_model(expmodel, env, dist.device, seed=args.seed) if in_dream else env
-        if folder:
-            report, episodes = play_tasks(args, load_policy(args, folder, env, dist.device), world, tasks)
+        asked = in_dream or (args.html and (expmodel / "model").is_dir())
+        model = load_experience_model(expmodel, env, dist.device, seed=args.seed) if asked else None
+        policy = load_policy(args, folder, env, dist.device) if folder else None
+        if policy:
+            report, episodes = play_tasks(args, policy, model if in_dream else env, tasks)
         else:
-            report = experience_report(world, read_episodes(data / f"{args.split}.jsonl"))
+            recorded = read_episodes(data / f"{args.split}.jsonl")
+            report = experience_report(model, recorded)
             show_experience(args, report)
+        if args.html:                            # of several temperatures the first
+            played = episodes[:len(tasks) * args.repeats] if policy else recorded
+            write_html(args, policy, env, model, [e for e in played if e.source != "counterfactual"])
     if args.out:
         out = Path(args.out)
         out.mkdir(parents=True, exist_ok=True)
