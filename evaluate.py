@@ -36,7 +36,7 @@ class Args:
     env_options: list[str] = field(default_factory=list)   # name=value, instead of the data's own
     data_dir: str = ""                 # official data to play on, instead of the data's own
     out: str = ""                      # folder for episodes.jsonl and report.json
-    html: str = ""  # a page to read: the first episodes, the same tasks in the other world, the dream's answers
+    html: str = ""                     # FILE.html: episodes of both worlds side by side, for a browser
     judge: str = ""                    # URL of an endpoint: scores dreamt steps, judges where env asks
     judge_model: str = ""              # the model's name there
     judge_key_env: str = "OPENAI_API_KEY"      # environment variable that holds the key
@@ -168,14 +168,14 @@ def main() -> None:
             recorded = read_episodes(data / f"{args.split}.jsonl")
             report = experience_report(model, recorded)
             show_experience(args, report)
+        if args.out:
+            out = Path(args.out)
+            out.mkdir(parents=True, exist_ok=True)
+            run.write_jsonl(out / "episodes.jsonl", map(to_json, episodes), append=False)
+            run.write_json(out / "report.json", {"settings": asdict(args), "report": report})
         if args.html:                            # of several temperatures the first
             played = episodes[:len(tasks) * args.repeats] if policy else recorded
             write_html(args, policy, env, model, [e for e in played if e.source != "counterfactual"])
-    if args.out:
-        out = Path(args.out)
-        out.mkdir(parents=True, exist_ok=True)
-        run.write_jsonl(out / "episodes.jsonl", map(to_json, episodes), append=False)
-        run.write_json(out / "report.json", {"settings": asdict(args), "report": report})
 
 
 if __name__ == "__main__":

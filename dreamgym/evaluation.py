@@ -60,8 +60,8 @@ def confusion(pairs: Iterable[tuple[bool, bool]]) -> dict[str, int]:
 
 def ask_recorded(model: ExperienceModel, episodes: list[Episode],
                  batch: int = 256) -> list[tuple[Episode, int, Question, Prediction]]:
-    """The dream asked about each recorded step with its true history (teacher forcing): (episode, index of the
-    step, question, prediction)."""
+    """The dream asked about each recorded step with its true history (teacher forcing): (episode, index of
+    the step, question, prediction)."""
     rows, asked = [(e, i) for e in episodes for i in range(len(e.steps))], []
     for start in range(0, len(rows), batch):
         part = rows[start:start + batch]

@@ -1,10 +1,10 @@
 """The dream beside the world: one HTML page that needs no network.
 
-A row of the page is a task: the episode in the world, the dream's answers to that episode's own steps, and the
-episode that was dreamt; what is missing is left out. Beside them stand the verdicts of the environment's audit
-and the run's curves. `viewer.html` is the page's form. It shows each text by `textContent` alone, and its
-content security policy lets no script run but its own and nothing be loaded: a page that an agent saw, or a
-model dreamt, may hold any text.
+A row of the page is a task: the episode in the world, the dream's answers to that episode's own steps, and
+the episode that was dreamt; what is missing is left out. Beside them stand the verdicts of the environment's
+audit and the run's curves. `viewer.html` is the page's form. A page that an agent saw, or a model dreamt, may
+hold any text: the form makes text nodes of all of it, and its content security policy runs no script but its
+own and loads nothing.
 """
 from __future__ import annotations
 
@@ -31,18 +31,22 @@ CURVES = {"entropy": "entropy", "kl_ref": "KL to the starting policy", "length":
 
 def write_page(path: Path, env: Environment, about: str, episodes: Sequence[Episode],
                model: ExperienceModel | None, folder: Path, notes: Sequence[str] = ()) -> None:
-    """Writes the page of `episodes`, real and dreamt ones of the same tasks. `model` is asked about every step
-    of the real ones; None leaves that out. Of `folder` come curves (metrics.jsonl) and the last training
-    episodes (episodes.jsonl), where it has them."""
+    """Writes the page of `episodes`, real and dreamt ones of the same tasks. `model` is asked about every
+    step of the real ones; None leaves that out. Curves (metrics.jsonl) and the last training episodes
+    (episodes.jsonl) come from `folder`, where it has them."""
     real, answers = [e for e in episodes if e.world == "real"], defaultdict(list)
     for episode, _, _, prediction in ask_recorded(model, real) if model else []:
         answers[episode.id].append(prediction)
     training, cut = read_tail(folder / "episodes.jsonl", SHOWN, Episode)
     metrics, cut_metrics = read_tail(folder / "metrics.jsonl")
-    rows = [{"training": part is training, "task": (played or dreamt).task.text,
-             "labels": (played or dreamt).task.groups, "real": played and play(played, env.audit), "dream": dreamt and play(dreamt, env.audit),
-             "asked": asked(played, answers[played.id], env.audit) if played and model else None}
-            for part in (episodes, training) for played, dreamt in pair(part)]
+    rows = []
+    for part in (episodes, training):
+        for played, dreamt in pair(part):
+            task, predictions = (played or dreamt).task, answers.get(played and played.id)
+            rows.append({"training": part is training, "task": task.text, "labels": task.groups,
+                         "real": played and play(played, env.audit),
+                         "dream": dreamt and play(dreamt, env.audit),
+                         "asked": predictions and asked(played, predictions, env.audit)})
     data = {"title": f"{env.name}, {env.label}" if env.label else env.name, "about": about, "rows": rows,
             "notes": [note for note in (*notes, cut, cut_metrics) if note], "charts": charts(metrics)}
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -120,7 +124,8 @@ def step_view(episode: Episode, step: Step, audit: Audit, output: str | None) ->
 
 
 def charts(metrics: list[dict]) -> list[dict]:
-    """The curves of a run's metrics: lines of points [x, y, low, high]; those without a point are left out."""
+    """The curves of a run's metrics: lines of points [x, y] or [x, y, low, high]; those without a point are
+    left out."""
     named = defaultdict(list)
     for record in metrics:
         named[record.get("name")].append(record)
