@@ -39,16 +39,13 @@ def write_page(path: Path, env: Environment, about: str, episodes: Sequence[Epis
         answers[episode.id].append(prediction)
     training, cut = read_tail(folder / "episodes.jsonl", SHOWN, Episode)
     metrics, cut_metrics = read_tail(folder / "metrics.jsonl")
-    rows = []
-    for part in (episodes, training):
-        for played, dreamt in pair(part):
-            task, predictions = (played or dreamt).task, answers.get(played and played.id)
-            rows.append({"training": part is training, "task": task.text, "labels": task.groups,
-                         "real": played and play(played, env.audit),
-                         "dream": dreamt and play(dreamt, env.audit),
-                         "asked": predictions and asked(played, predictions, env.audit)})
-    data = {"title": f"{env.name}, {env.label}" if env.label else env.name, "about": about, "rows": rows,
-            "notes": [note for note in (*notes, cut, cut_metrics) if note], "charts": charts(metrics)}
+    rows, last = ([row_view(*both, answers, env.audit) for both in pair(part)]
+                  for part in (episodes, training))
+    for row in last:
+        row["tags"].append("training")
+    data = {"title": f"{env.name}, {env.label}" if env.label else env.name, "about": about,
+            "notes": [note for note in (*notes, cut, cut_metrics) if note], "tiles": tiles(rows),
+            "charts": charts(metrics), "rows": rows + last}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(fill(TEMPLATE.read_text(encoding="utf-8"), data), encoding="utf-8")
 
@@ -90,6 +87,34 @@ def pair(episodes: Sequence[Episode]) -> list[tuple[Episode | None, Episode | No
     return pairs + [(None, episode) for rest in dreamt.values() for episode in rest]
 
 
+def row_view(real: Episode | None, dreamt: Episode | None, answers: dict[str, list[Prediction]],
+             audit: Audit) -> dict:
+    """A row as the page takes it. `answers`: the dream's, by the id of the real episode. `tags` are the
+    filters that show it: success is the world's where it was played."""
+    task, predictions = (real or dreamt).task, answers.get(real and real.id)
+    played, dream = real and play(real, audit), dreamt and play(dreamt, audit)
+    reply = predictions and asked(real, predictions, audit)
+    differ = real and (dreamt and real.success != dreamt.success
+                       or reply and reply["equal"] < len(reply["steps"]))
+    success = (real or dreamt).success
+    tags = {"all": True, "success": success, "failure": not success, "disagreement": differ,
+            "malformed": any(part and part["unread"] for part in (dream, reply))}
+    return {"task": task.text, "labels": task.groups, "real": played, "dream": dream, "asked": reply,
+            "tags": [name for name, holds in tags.items() if holds]}
+
+
+def tiles(rows: list[dict]) -> list[tuple[str, int, int]]:
+    """Counts of the rows, as (what, part, whole)."""
+    real, dream, replies = ([row[name] for row in rows if row[name]] for name in ("real", "dream", "asked"))
+    answers, count = sum(len(reply["steps"]) for reply in replies), lambda name: sum(r[name] for r in replies)
+    found = [("successes in the world", sum(play["success"] for play in real), len(real)),
+             ("successes in the dream", sum(play["success"] for play in dream), len(dream)),
+             ("pages exact, asked about the world", count("exact"), answers),
+             ("rewards equal, asked about the world", count("equal"), answers),
+             ("answers not readable", count("unread"), answers)]
+    return [tile for tile in found if tile[2]]
+
+
 def play(episode: Episode, audit: Audit) -> dict:
     """An episode as the page takes it, each step with the audit's verdicts."""
     steps, broke_off = episode.steps, episode.stop == StopReason.MALFORMED
@@ -100,7 +125,8 @@ def play(episode: Episode, audit: Audit) -> dict:
     views = [step_view(episode, step, audit, output) | {"contradicts": broken[i + 1] > broken[i]}
              for i, (step, output) in enumerate(zip(steps, outputs))]
     return {"id": episode.id, "source": episode.source, "stop": episode.stop or StopReason.RUNNING,
-            "success": episode.success, "score": episode.raw_score, "start": steps[0].state, "steps": views}
+            "success": episode.success, "score": episode.raw_score, "unread": int(broke_off),
+            "start": steps[0].state, "steps": views}
 
 
 def asked(episode: Episode, predictions: list[Prediction], audit: Audit) -> dict:
@@ -108,7 +134,10 @@ def asked(episode: Episode, predictions: list[Prediction], audit: Audit) -> dict
     steps = [Step(state=s.state, action=s.action, grounded=s.grounded, next_state=p.next_state,
                   reward=p.reward, done=p.done, reasoning=p.reasoning, reward_reasoning=p.reward_reasoning)
              for s, p in zip(episode.steps, predictions)]
-    return {"start": steps[0].state,
+    read = [(s, p) for s, p in zip(episode.steps, predictions) if not p.malformed]
+    return {"start": steps[0].state, "unread": len(steps) - len(read),
+            "exact": sum(s.next_state == p.next_state for s, p in read),
+            "equal": sum(s.reward == p.reward for s, p in read),
             "steps": [step_view(episode, step, audit, p.output if p.malformed else None)
                       for step, p in zip(steps, predictions)]}
 

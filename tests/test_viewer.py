@@ -57,6 +57,8 @@ def test_what_the_page_holds(tmp_path):
     viewer.write_page(tmp_path / "new/page.html", ENV, "about", [dreamt, real], model, tmp_path, ["cut", ""])
     data = held(tmp_path / "new/page.html")
     (row,), each = data["rows"], lambda name, key: [step[key] for step in data["rows"][0][name]["steps"]]
+    assert row["tags"] == ["all", "success", "disagreement", "malformed"]
+    assert [tuple(tile[1:]) for tile in data["tiles"]] == [(1, 1), (0, 1), (1, 3), (2, 3), (1, 3)]
     assert asked == [0, 1, 2] and data["notes"] == ["cut"] and data["charts"] == []
     assert (row["real"]["success"], row["dream"]["stop"], row["task"]) == (True, "malformed", "find t")
     assert each("asked", "next") == ["shelf", "", "blue"] and each("asked", "output") == [None, "", None]
@@ -138,8 +140,8 @@ def test_in_a_browser(tmp_path):
         shown.append(page.inner_text("article"))
         assert page.evaluate("[window.ran, document.images.length, document.scripts.length]") == [None, 0, 2]
         page.fill("input", "no such words")
-        assert page.locator(".row").count() == 0
+        assert page.locator(".row:visible").count() == 0
         browser.close()
     assert asked == [f"file://{tmp_path}/page.html"] and said == []
     assert all("onerror='window.ran = 2'" in text for text in shown)
-    assert "0 of 1 pages exact" in shown[0] and "world: 1" in shown[0] and "not readable" in shown[1]
+    assert "0 of 1 pages exact" in shown[0] and "world: reward 1, done" in shown[0] and "not readable" in shown[1]
