@@ -170,7 +170,7 @@ def charts(metrics: list[dict]) -> list[dict]:
     success = [line("world, greedy", seen, "real 0/success", kind="real dashed"),
                line("world, temperature 1", seen, "real 1/success", kind="real"),
                line("dream, temperature 1", seen, "dream 1/success", kind="dream"),
-               line("training episodes", steps, "success", kind="thin")]
+               line("training episodes", steps, "success")]
     found = [("success on validation tasks", "RL transitions", success)]
     found += [(title, "RL transitions", [line(title, steps, key)]) for key, title in CURVES.items()]
     found += [("loss of the experience model", "step", [line("loss", fitted, "loss", lambda r: r["step"])])]
