@@ -12,7 +12,8 @@ from scipy import stats
 
 from dreamgym.envs.base import Audit
 from dreamgym.episode import Episode, Step, StopReason
-from dreamgym.experience_model import ExperienceModel
+from dreamgym.experience_model import ExperienceModel, Prediction
+from dreamgym.prompts import Question
 
 NEAR_MISS_LIMIT = 0.05      # share of near misses paid
 FITS_LIMIT = 0.90           # share of fulfilled tasks paid, at least
@@ -57,22 +58,30 @@ def confusion(pairs: Iterable[tuple[bool, bool]]) -> dict[str, int]:
 
 # ---- the experience model ----------------------------------------------------------------------------------
 
-def experience_report(model: ExperienceModel, episodes: list[Episode], batch: int = 256) -> dict:
-    """Errors on recorded steps with their true history: next states exact and word F1, by action type; the
-    reward's confusion; near misses paid, by the constraint that a counterfactual breaks; refused actions
-    accepted; malformed answers; the lookup null."""
-    rows, predictions, nearest = [(e, i) for e in episodes for i in range(len(e.steps))], [], []
+def ask_recorded(model: ExperienceModel, episodes: list[Episode],
+                 batch: int = 256) -> list[tuple[Episode, int, Question, Prediction]]:
+    """The dream asked about each recorded step with its true history (teacher forcing): (episode, index of
+    the step, question, prediction)."""
+    rows, asked = [(e, i) for e in episodes for i in range(len(e.steps))], []
     for start in range(0, len(rows), batch):
         part = rows[start:start + batch]
         steps = [e.steps[i] for e, i in part]
         questions = model.questions([e.task.text for e, _ in part], [e.steps[:i] for e, i in part],
                                     [s.state for s in steps], [s.shown_action for s in steps])
-        nearest += [q.demos[-1].next_state if q.demos else q.state for q in questions]
-        predictions += model.predict(questions)
+        asked += [(*row, *pair) for row, pair in zip(part, zip(questions, model.predict(questions)))]
+    return asked
+
+
+def experience_report(model: ExperienceModel, episodes: list[Episode], batch: int = 256) -> dict:
+    """Errors on recorded steps with their true history: next states exact and word F1, by action type; the
+    reward's confusion; near misses paid, by the constraint that a counterfactual breaks; refused actions
+    accepted; malformed answers; the lookup null."""
+    asked = ask_recorded(model, episodes, batch)
     exact, f1, paid_by_label = defaultdict(list), defaultdict(list), defaultdict(list)
     null, refused, verdicts = [], [], []
-    for (episode, i), prediction, lookup in zip(rows, predictions, nearest):
+    for episode, i, question, prediction in asked:
         step, paid, read = episode.steps[i], bool(prediction.reward), not prediction.malformed
+        lookup = question.demos[-1].next_state if question.demos else question.state
         if episode.source == "counterfactual":
             paid_by_label[episode.label].append(paid)
             continue
@@ -86,13 +95,13 @@ def experience_report(model: ExperienceModel, episodes: list[Episode], batch: in
             verdicts.append((paid, bool(step.reward)))
     flat, scores = sum(exact.values(), []), sum(f1.values(), [])
     return {
-        "transitions": len(flat), "answers": len(rows), "exact": share(flat),
+        "transitions": len(flat), "answers": len(asked), "exact": share(flat),
         "f1": sum(scores) / max(1, len(scores)),
         "exact_of_lookup": share(null),
         "by_action": {k: {**share(part), "f1": sum(f1[k]) / len(part)} for k, part in sorted(exact.items())},
         "reward_confusion": confusion(verdicts),
         "near_miss_paid": {k: share(part) for k, part in sorted(paid_by_label.items())},
-        "refusals_accepted": share(refused), "malformed": share([p.malformed for p in predictions]),
+        "refusals_accepted": share(refused), "malformed": share([p.malformed for *_, p in asked]),
     }
 
 
