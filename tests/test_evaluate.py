@@ -18,10 +18,11 @@ from test_viewer import held
 
 
 @pytest.fixture(scope="module")
-def made(workspace):
+def made(workspace, tmp_path_factory):
     """A run's folder with a policy and an experience model that can say nothing sensible, and say it fast."""
     tokenizer, encoder = tiny.build_tokenizer(["state: next"]), WordEncoder()
-    buffer, base = ReplayBuffer(encoder.dim), workspace.data.parent
+    buffer, base = ReplayBuffer(encoder.dim), tmp_path_factory.mktemp("made")
+    (base / "data").symlink_to(workspace.data)
     fill_buffer(buffer, encoder, read_episodes(workspace.data / "train.jsonl")[:3])
     limits = ExperienceSettings(context=900, max_next_tok=3, max_reward_tok=3, max_resamples=0)
     for name, settings in (("policy", PolicySettings(900, 4, "action")), ("expmodel/model", limits)):
@@ -30,7 +31,7 @@ def made(workspace):
         run.write_json(base / name / "meta.json", meta)
     buffer.save(base / "expmodel/model/replay")
     save_settings(base / "expmodel/model", limits, "words", encoder)
-    return SimpleNamespace(policy=base / "policy", expmodel=base / "expmodel", data=workspace.data)
+    return SimpleNamespace(policy=base / "policy", expmodel=base / "expmodel", data=base / "data")
 
 
 @pytest.mark.parametrize("world", ["real", "dream"])
