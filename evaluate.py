@@ -15,7 +15,8 @@ from typing import Literal
 from dreamgym import run, teacher
 from dreamgym.envs.base import Environment, env_of_data, out_folder
 from dreamgym.episode import Episode, Task, read_episodes, read_tasks, to_json
-from dreamgym.evaluation import experience_report, failed_probes, pass_at_k, policy_report, theorem_1
+from dreamgym.evaluation import (
+    experience_report, failed_probes, never_won, pass_at_k, policy_report, theorem_1)
 from dreamgym.experience_model import load_experience_model
 from dreamgym.model import load_model
 from dreamgym.rollout import Policy, PolicySettings, rollout
@@ -36,6 +37,7 @@ class Args:
     env_options: list[str] = field(default_factory=list)   # name=value, instead of the data's own
     data_dir: str = ""                 # official data to play on, instead of the data's own
     out: str = ""                      # folder for episodes.jsonl and report.json
+    others: list[str] = field(default_factory=list)   # other policies' episodes.jsonl: which tasks none wins
     judge: str = ""                    # URL of an endpoint: scores dreamt steps, judges where env asks
     judge_model: str = ""              # the model's name there
     judge_key_env: str = "OPENAI_API_KEY"      # environment variable that holds the key
@@ -115,6 +117,18 @@ def play_tasks(args: Args, policy: Policy, world, tasks: list[Task]) -> tuple[di
     return reports, everything
 
 
+def show_never_won(args: Args, episodes: list[Episode], tasks: list[Task]) -> dict:
+    """Which of the tasks no episode won, of this policy at all temperatures and of the `--others`."""
+    ids = {task.id for task in tasks}
+    others = [e for file in args.others for e in read_episodes(Path(file)) if e.task.id in ids]
+    found = never_won(episodes + others)
+    rows = {"all": found["tasks"]} | found["groups"]
+    print(f"tasks that were never won, in at least {found['episodes_each']} episodes each; the other tasks: "
+          f"success {found['success_of_others']['share'] or 0:.3f}\n"
+          + run.summary_table([{"tasks": name, **cells} for name, cells in rows.items() if cells["share"]]))
+    return found
+
+
 def show_experience(args: Args, report: dict) -> None:
     """Errors by action type beside the lookup null, probes of the reward, Theorem 1."""
     rows = report["by_action"] | {"all": report["exact"] | {"f1": report["f1"]}}
@@ -129,7 +143,7 @@ def show_experience(args: Args, report: dict) -> None:
 
 
 def main() -> None:
-    args, episodes = run.parse(Args), []
+    args, episodes, found = run.parse(Args), [], {}
     dist = run.init_dist(args.seed)
     if dist.world_size > 1:
         raise ValueError(f"found {dist.world_size} ranks: start evaluate.py without torchrun")
@@ -142,6 +156,7 @@ def main() -> None:
         world = load_experience_model(expmodel, env, dist.device, seed=args.seed) if in_dream else env
         if folder:
             report, episodes = play_tasks(args, load_policy(args, folder, env, dist.device), world, tasks)
+            found = {"never_won": show_never_won(args, episodes, tasks)}
         else:
             report = experience_report(world, read_episodes(data / f"{args.split}.jsonl"))
             show_experience(args, report)
@@ -149,7 +164,7 @@ def main() -> None:
         out = Path(args.out)
         out.mkdir(parents=True, exist_ok=True)
         run.write_jsonl(out / "episodes.jsonl", map(to_json, episodes), append=False)
-        run.write_json(out / "report.json", {"settings": asdict(args), "report": report})
+        run.write_json(out / "report.json", {"settings": asdict(args), "report": report, **found})
 
 
 if __name__ == "__main__":

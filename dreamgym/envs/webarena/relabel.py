@@ -190,12 +190,12 @@ def counterfactuals(episodes: list[Episode], count: int, rng: np.random.Generato
     played: dict[str, list[Episode]] = {}
     for episode in episodes:
         played.setdefault(episode.task.goal.get("database", DATABASES[0]), []).append(episode)
-    made: list[Episode] = []
+    made, taken = [], dict.fromkeys(SHARES, 0)
     for done, name in enumerate(sorted(played), 1):
         world = SiteDatabase(seed, name)
         rows = {template: drawn(template, world) for template in TEMPLATES if not template.held_out}
         missing = count * done // len(played) - len(made)
-        made += _on_recorded_pages(played[name], missing // 2, rng, rows)
+        made += _on_recorded_pages(played[name], missing // 2, rng, rows, taken)
         made += synthetic(count * done // len(played) - len(made), rng, rows)
     for number, episode in enumerate(made):
         episode.id = episode.task.id = f"{episode.id}-{number}"
@@ -203,22 +203,19 @@ def counterfactuals(episodes: list[Episode], count: int, rng: np.random.Generato
 
 
 def _on_recorded_pages(episodes: list[Episode], count: int, rng: np.random.Generator,
-                       rows: Rows) -> list[Episode]:
-    """No (page, sentence) occurs twice, and none as it was played. At most `count`."""
+                       rows: Rows, taken: dict[str, int]) -> list[Episode]:
+    """No (page, sentence) occurs twice, and none as it was played. At most `count`. `taken`: how many there
+    are by what they miss."""
     steps = [(step, episode.task.text) for episode in episodes for step in episode.steps]
     pages = sorted({step.state for step, _ in steps if read_page(step.state)})
     used = {(step.state, text) for step, text in steps if is_stop(step.action)}
-    played: dict[Template, list[TaskConstraints]] = {}       # gives values that a page does not show
-    for text in sorted({text for _, text in steps}):
-        if (wanted := read_task(text)) and wanted.template in rows:
-            played.setdefault(wanted.template, []).append(wanted)
     known = {template: {tuple(row[name] for name in fields(template.intents[0])) for row in part}
              for template, part in rows.items()}
     alike = {template: _by_shared_word(part) for template, part in known.items()}
-    taken, results = dict.fromkeys(SHARES, 0), []
+    results: list[Episode] = []
     for i in rng.permutation(len(pages)):
         offered: dict[str, list[tuple[str, str]]] = {}
-        for wanted, action in _candidates(pages[i], played, alike, rng):
+        for wanted, action in _candidates(pages[i], rows, alike, rng):
             sentence = filled(str(rng.choice(wanted.template.intents)), wanted.values)
             exists = tuple(value for _, value in wanted.values) in known[wanted.template]
             if exists and (pages[i], sentence) not in used:
@@ -261,15 +258,16 @@ def _by_shared_word(rows: set[tuple[str, ...]]) -> dict[tuple[int, str], list[st
     return {key: sorted(values) for key, values in found.items() if len(values) > 1}
 
 
-def _candidates(state: str, played: dict, alike: dict,
+def _candidates(state: str, rows: Rows, alike: dict,
                 rng: np.random.Generator) -> Iterator[tuple[TaskConstraints, str]]:
     """Sentences about a page with a `stop`: what the page says put into every template of its site, the same
     with a name that shares a word, and with one value of another sentence."""
     for template in TEMPLATES:
-        others = played.get(template)
+        others = rows.get(template)
         if not others or template.page.split("/")[0] != page_kind(state):
             continue
-        other = dict(others[rng.integers(len(others))].values)
+        row = others[rng.integers(len(others))]  # gives values that the page does not show
+        other = {name: row[name] for name in fields(template.intents[0])}
         own = {**other, **_captured(template, state)}
         namesakes = [{**own, name: near} for i, name in enumerate(other)
                      for word in _SEAM.split(own[name])[::2]

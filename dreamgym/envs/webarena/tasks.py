@@ -247,7 +247,8 @@ def make_tasks(split: str, seed: int) -> list[Task]:
         for i, template in enumerate(template for template in TEMPLATES if template.held_out == new):
             order = [(i + at) % len(worlds) for at in range(len(worlds))]     # each is the first as often
             lists.append(turn(*(askable(template, at) for at in order)))
-        unlike = (row for row in turn(*lists) if found.setdefault(filled(row[1].intents[0], row[2]), row) is row)
+        unlike = (row for row in turn(*lists)
+                  if found.setdefault(filled(row[1].intents[0], row[2]), row) is row)
         return list(islice(unlike, count))
 
     of_new = round(COUNTS[split] * NEW_KINDS) if split == "test" else 0
@@ -275,15 +276,16 @@ def _first_states(world: SiteDatabase) -> Callable[[str], str]:
     return lru_cache(maxsize=None)(lambda start: browser.open(start.split(" |AND| "), cookies).text)
 
 
-def _shuffled(template: Template, world, rng: Random) -> list[dict[str, str]]:
-    rows = drawn(template, world)
+def _shuffled(template: Template, world: SiteDatabase, rng: Random) -> list[dict[str, str]]:
+    """All sets of parameters, every third one of what is not there as far as there are such."""
+    rows, result, number = drawn(template, world), [], rng.randrange(FOUND_PER_MISSING + 1)
     rng.shuffle(rows)
     absent = [row for row in rows if row.get("answer") == NOT_ACHIEVABLE]
-    result = []
-    for i, row in enumerate((row for row in rows if row.get("answer") != NOT_ACHIEVABLE), 1):
-        result.append(row)
-        if absent and i % FOUND_PER_MISSING == 0:
-            result.append(absent.pop())
+    found = [row for row in rows if row.get("answer") != NOT_ACHIEVABLE]
+    while found:
+        number += 1
+        is_absent = absent and number % (FOUND_PER_MISSING + 1) == 0
+        result.append(absent.pop() if is_absent else found.pop())
     return result
 
 
