@@ -217,21 +217,22 @@ def together(futures: Any) -> list:
 
 class OwnSites:
     """Our sites, a database for each episode: the one of its task. Databases are used again after a
-    rollback, at best for the same tasks: the first page after a change takes 1 ms more."""
+    rollback; only where there are `slots` of them does one become another, which takes 1 ms."""
 
     def __init__(self, seed: int, backend: str, workers: int):
-        self.seed, self.free, self.served = seed, [], []
+        self.seed, self.free, self.served, self.made = seed, [], [], 0
         self.slots = max(1, workers) if backend == "chromium" else OWN_SLOTS
         self.workers = chromium().Workers(self.slots) if backend == "chromium" else None
         self.turns = cycle(self.workers.pairs) if self.workers else None
 
     def take(self, task: Task) -> Stage:
         name = task.goal["database"]
-        if self.free:
-            fits = (i for i, stage in enumerate(self.free) if stage.sites.name == name)
-            stage = self.free.pop(next(fits, 0))
+        fits = [i for i, stage in enumerate(self.free) if stage.sites.name == name]
+        if fits or (self.free and self.made >= self.slots):
+            stage = self.free.pop(fits[0] if fits else 0)
             stage.sites.reset(name)
             return stage
+        self.made += 1
         sites, thread = SiteDatabase(self.seed, name), SameThread()
         if self.workers:
             self.served.append(sites.serve())
