@@ -16,7 +16,8 @@ from typing import Literal
 from dreamgym import offline, run, teacher, viewer
 from dreamgym.envs.base import Environment, Player, env_of_data, make_env, out_folder
 from dreamgym.episode import Episode, Task, read_episodes, read_tasks, to_json
-from dreamgym.evaluation import experience_report, failed_probes, pass_at_k, policy_report, theorem_1
+from dreamgym.evaluation import (
+    experience_report, failed_probes, never_won, pass_at_k, policy_report, theorem_1)
 from dreamgym.experience_model import ExperienceModel
 from dreamgym.model import load_model
 from dreamgym.rollout import Policy, PolicySettings, rollout
@@ -43,6 +44,7 @@ class Args:
     data_dir: str = ""                 # official data to play on, instead of the data's own
     out: str = ""                      # folder for episodes.jsonl and report.json
     html: str = ""                     # FILE.html: episodes of both worlds side by side, for a browser
+    others: list[str] = field(default_factory=list)   # other policies' episodes.jsonl: which tasks none wins
     judge: str = ""                    # URL of an endpoint: scores dreamt steps, judges where env asks
     judge_model: str = ""              # the model's name there
     judge_key_env: str = "OPENAI_API_KEY"      # environment variable that holds the key
@@ -180,6 +182,18 @@ def write_html(args: Args, policy: Policy | None, env: Environment, model: Exper
     print(f"page {args.html}")
 
 
+def show_never_won(args: Args, episodes: list[Episode], tasks: list[Task]) -> dict:
+    """Which of the tasks no episode won, of this policy at all temperatures and of the `--others`."""
+    ids = {task.id for task in tasks}
+    others = [e for file in args.others for e in read_episodes(Path(file)) if e.task.id in ids]
+    found = never_won(episodes + others)
+    rows = {"all": found["tasks"]} | found["groups"]
+    print(f"tasks that were never won, in at least {found['episodes_each']} episodes each; the other tasks: "
+          f"success {found['success_of_others']['share'] or 0:.3f}\n"
+          + run.summary_table([{"tasks": name, **cells} for name, cells in rows.items() if cells["share"]]))
+    return found
+
+
 def show_experience(args: Args, report: dict) -> None:
     """Errors by action type beside the lookup null, probes of the reward, Theorem 1."""
     rows = report["by_action"] | {"all": report["exact"] | {"f1": report["f1"]}}
@@ -209,23 +223,24 @@ def evaluate_model(args: Args, dist) -> None:
         policy = load_policy(args, folder, env, dist.device) if folder else None
         if policy:
             report, episodes = play_policy(args, policy, model if in_dream else env, tasks)
+            found = {"never_won": show_never_won(args, episodes, tasks)}
         else:
             recorded = read_episodes(data / f"{args.split}.jsonl")
-            report, episodes = experience_report(model, recorded), []
+            report, episodes, found = experience_report(model, recorded), [], {}
             show_experience(args, report)
-        save(args, report, episodes)             # the page takes a while
+        save(args, report, episodes, found)      # the page takes a while
         if args.html:                            # of several temperatures the first
             played = episodes[:len(tasks) * args.repeats] if policy else recorded
             write_html(args, policy, env, model, [e for e in played if e.source != "counterfactual"])
 
 
-def save(args: Args, report: dict, episodes: list[Episode]) -> None:
+def save(args: Args, report: dict, episodes: list[Episode], more: dict) -> None:
     """Writes --out."""
     if args.out:
         out = Path(args.out)
         out.mkdir(parents=True, exist_ok=True)
         run.write_jsonl(out / "episodes.jsonl", map(to_json, episodes), append=False)
-        run.write_json(out / "report.json", {"settings": asdict(args), "report": report})
+        run.write_json(out / "report.json", {"settings": asdict(args), "report": report, **found})
 
 
 def main() -> None:
@@ -234,7 +249,7 @@ def main() -> None:
     if dist.world_size > 1:
         raise ValueError(f"found {dist.world_size} ranks: start evaluate.py without torchrun")
     if args.policy.isidentifier() and not Path(args.policy).exists():
-        save(args, *play_player(args))
+        save(args, *play_player(args), {})
     else:
         evaluate_model(args, dist)
 

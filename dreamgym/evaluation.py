@@ -189,6 +189,27 @@ def pass_at_k(episodes: list[Episode]) -> dict[int, float]:
             for k in (1, 2, 4, 8, 16) if k <= n}
 
 
+def never_won(episodes: list[Episode]) -> dict:
+    """The tasks that no episode won, whichever policy or temperature it was of, as shares of all tasks and by
+    groups of tasks, and the success of episodes of the other tasks. `episodes_each`: of the task with
+    fewest."""
+    wins = defaultdict(list)
+    for episode in episodes:
+        if episode.stop != StopReason.NOT_JUDGED:
+            wins[episode.task.id].append(episode.success)
+    groups = defaultdict(list)
+    for task in {e.task.id: e.task for e in episodes if e.task.id in wins}.values():
+        for name in task.groups:
+            groups[name].append(not any(wins[task.id]))
+    return {
+        "tasks": share([not any(rows) for rows in wins.values()]),
+        "episodes_each": min(map(len, wins.values()), default=0),
+        "groups": {name: share(rows) for name, rows in sorted(groups.items())},
+        "ids": sorted(name for name, rows in wins.items() if not any(rows)),
+        "success_of_others": share([win for rows in wins.values() if any(rows) for win in rows]),
+    }
+
+
 def gap_alarm(evaluations: list[dict], probes: dict) -> str:
     """A sentence when dream success has risen while real success has fallen below an earlier interval (""
     otherwise), with the likely cause: wrong payments in the policy's own dreamt episodes, or a probe of the

@@ -36,8 +36,8 @@ def made(workspace, tmp_path_factory):
 
 @pytest.mark.parametrize("world", ["real", "dream"])
 def test_policy(made, script, tmp_path, capsys, world):
-    """Stops a table without a row for each temperature, lost repeats, and episodes that cannot be read
-    again."""
+    """Stops a table without a row for each temperature, lost repeats, episodes that cannot be read again,
+    and other policies that do not count."""
     script("evaluate", "--env", EXAMPLE, "--policy", made.policy, "--world", world, "--tasks", 2,
            "--temperatures", 0.0, 1.0, "--repeats", 2, "--play", 1, "--out", tmp_path, "--html",
            tmp_path / "page.html")
@@ -46,10 +46,14 @@ def test_policy(made, script, tmp_path, capsys, world):
     assert [(t, r["n"], list(r["pass_at_k"])) for t, r in report.items()] == [(t, 4, ["1", "2"]) for t in "01"]
     assert [(e.id, e.world) for e in episodes] == [(f"{world}-{t}-{i}", world) for t in "01" for i in range(4)]
     assert all(readable(episodes[i]) in said for i in (0, 4)) and f"{world} world, test tasks" in said
-    assert len({e.task.id for e in episodes}) == 2
+    assert len({e.task.id for e in episodes}) == 2 and "tasks that were never won" in said
     rows = held(tmp_path / "page.html")["rows"]                  # the other world was played, the dream asked
     assert len(rows) == 4 and all(row["real"] and row["dream"] for row in rows)
     assert all(len(row["asked"]["steps"]) == len(row["real"]["steps"]) for row in rows)
+    script("evaluate", "--env", EXAMPLE, "--policy", made.policy, "--world", world, "--tasks", 2,
+           "--temperatures", 0.0, "--others", tmp_path / "episodes.jsonl", "--out", tmp_path / "again")
+    found = run.read_json(tmp_path / "again/report.json")["never_won"]
+    assert (found["tasks"]["n"], found["episodes_each"]) == (2, 5)      # one here, four of the other policy
 
 
 def test_experience_model(made, script, tmp_path, capsys):

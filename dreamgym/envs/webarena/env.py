@@ -33,13 +33,13 @@ from dreamgym.envs.webarena.names import VOCABULARY, other_names
 from dreamgym.envs.webarena.page import STOPPED, Addresses, Screen
 from dreamgym.envs.webarena.prompts import PROMPTS
 from dreamgym.envs.webarena.scripted import PLAYERS
-from dreamgym.envs.webarena.sites import SiteDatabase
-from dreamgym.envs.webarena.tasks import make_tasks
+from dreamgym.envs.webarena.sites import DATABASES, SiteDatabase
+from dreamgym.envs.webarena.tasks import COUNTS, make_tasks
 from dreamgym.envs.webarena.text import ground
 from dreamgym.episode import Episode, Step, StopReason, Task
 from dreamgym.prompts import clean
 
-STATE_FORM = 2                                   # grows when the same page gets another state text
+STATE_FORM = 3                                   # grows when pages, tasks or their texts change
 OWN_STEPS = 15                                   # own sites: the longest way takes 7
 LIVE_STEPS = 30                                  # WebArena's own limit
 OWN_SLOTS = 128                                  # episodes in process at once; each has a database of its own
@@ -56,8 +56,8 @@ WAIT_S = 3.0                                     # ... and before an evaluator f
 
 
 class WebArena(Environment):
-    """`seed` is that of the own sites' data and tasks. With `backend` chromium, `workers` browsers play at
-    the same time. `judge` is an endpoint whose model compares answers that only a language model can compare
+    """All of the own sites' databases and tasks follow from `seed`. With `backend` chromium, `workers` browsers
+    play at the same time. `judge` is an endpoint whose model compares answers that only a language model can compare
     (evaluators.Judge), as "URL,MODEL" or "URL,MODEL,NAME OF THE KEY'S VARIABLE"; "": such tasks are not
     judged. `drop` is a task file in WebArena's format (WebArena-Lite's): recorded episodes of its tasks are
     not read. `scoring` lite: by the rules of WebArena-Lite's own repository."""
@@ -95,7 +95,7 @@ class WebArena(Environment):
     def _tasks(self) -> dict[str, list[Task]]:
         """Made when they are asked for: training reads its tasks from collect.py's files."""
         if self.own:
-            return make_tasks(SiteDatabase(self.seed), self.seed)
+            return {split: make_tasks(split, self.seed) for split in COUNTS}
         return official_tasks(Path(self.data_dir))
 
     def describe(self) -> dict:
@@ -109,14 +109,18 @@ class WebArena(Environment):
         return self._tasks[split]
 
     def reset(self, tasks: list[Task]) -> list[Session]:
-        """Raises ValueError for a generated task, which only the dream can play."""
+        """Raises ValueError for a generated task, which only the dream can play, and for a task that does not
+        say whose database it is of."""
         for task in tasks:
             if "config" not in task.goal:
                 raise ValueError(f"task {task.id}: expected goal `config`; a generated task has none")
+            if self.own and task.goal.get("database") not in DATABASES:
+                raise ValueError(f"task {task.id}: goal `database` is {task.goal.get('database')!r}, expected"
+                                 f" one of {DATABASES[0]!r} to {DATABASES[-1]!r}: collect its data again")
         records = [as_task(task.goal["config"]) for task in tasks]
         stages: list[Stage] = []
         try:
-            stages += (self.sites.take() for _ in tasks)
+            stages += (self.sites.take(task) for task in tasks)
             for stage, record in zip(stages, records):
                 stage.folder = (verified.start_attempt(self.responses, record.task_id) if record.verified
                                 else None)
@@ -234,29 +238,32 @@ def together(futures: Any) -> list:
 
 
 class OwnSites:
-    """Our sites, a database for each episode; databases are used again after a rollback."""
+    """Our sites, a database for each episode: the one of its task. Databases are used again after a
+    rollback; only where there are `slots` of them does one become another, which takes 1 ms."""
 
     def __init__(self, seed: int, backend: str, workers: int):
-        self.seed, self.free, self.served = seed, [], []
+        self.seed, self.free, self.served, self.made = seed, [], [], 0
         self.slots = max(1, workers) if backend == "chromium" else OWN_SLOTS
         self.workers = chromium().Workers(self.slots) if backend == "chromium" else None
         self.turns = cycle(self.workers.pairs) if self.workers else None
 
-    def take(self) -> Stage:
-        if self.free:
-            stage = self.free.pop()
-            stage.sites.reset()
+    def take(self, task: Task) -> Stage:
+        name = task.goal["database"]
+        fits = [i for i, stage in enumerate(self.free) if stage.sites.name == name]
+        if fits or (self.free and self.made >= self.slots):
+            stage = self.free.pop(fits[0] if fits else 0)
+            stage.sites.reset(name)
             return stage
-        sites, thread = SiteDatabase(self.seed), SameThread()
+        self.made += 1
+        sites, thread = SiteDatabase(self.seed, name), SameThread()
         if self.workers:
             self.served.append(sites.serve())
             thread, running = next(self.turns)
             browser = chromium().Chromium(Addresses(sites.bases), running)
         else:
             browser = InProcessBrowser(sites)
-        cookies = {site: sites.login(site) for site in sites.bases}
         return Stage(sites.bases, PAGE_HELPERS | shop_helpers(OwnShop(sites)), browser, thread,
-                     lambda task: {"cookies": cookies}, sites)
+                     lambda task: {"cookies": {site: sites.login(site) for site in sites.bases}}, sites)
 
     def give_back(self, stage: Stage) -> None:
         self.free.append(stage)
@@ -289,7 +296,7 @@ class LiveSites:
                 lambda task, logins=logins, running=running: {
                     "storage_state": logins.state(running.chromium, task.sites)}, instance))
 
-    def take(self) -> Stage:
+    def take(self, task: Task) -> Stage:
         if not self.is_reset:
             for url in {stage.sites.reset_url for stage in self.free} - {""}:
                 live.full_reset(url)
