@@ -39,7 +39,7 @@ def draft_task(**html):
               "required_contents": html}
     config = {"sites": ["shopping"], "task_id": 1, "start_url": "__SHOPPING__/contact", "intent": "Draft it.",
               "intent_template_id": 1, "eval": {"eval_types": ["program_html"], "program_html": [target]}}
-    return Task(id="draft", text="Draft it.", env="webarena", goal={"config": config})
+    return Task(id="draft", text="Draft it.", env="webarena", goal={"config": config, "database": "test 0"})
 
 
 DRAFTS = [(["type [{}] [A refund, please.] [0]", "stop []"], 1), (["stop []"], 0),

@@ -11,7 +11,7 @@ from dreamgym.envs.webarena.direct import InProcessBrowser
 from dreamgym.envs.webarena.evaluators import as_task, evaluate, located
 from dreamgym.envs.webarena.sites import DATABASES, SiteDatabase
 from dreamgym.envs.webarena.tasks import (
-    COUNTS, ENTITIES, checks, drawn, fact, fields, filled, find, make_tasks, read_task, rule_success,
+    COUNTS, checks, drawn, fact, fields, filled, find, make_tasks, read_task, rule_success,
     sentence_split, task_record)
 from dreamgym.envs.webarena.templates import TEMPLATES
 

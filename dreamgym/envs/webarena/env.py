@@ -56,11 +56,11 @@ WAIT_S = 3.0                                     # ... and before an evaluator f
 
 
 class WebArena(Environment):
-    """All of the own sites' databases and tasks follow from `seed`. With `backend` chromium, `workers` browsers
-    play at the same time. `judge` is an endpoint whose model compares answers that only a language model can compare
-    (evaluators.Judge), as "URL,MODEL" or "URL,MODEL,NAME OF THE KEY'S VARIABLE"; "": such tasks are not
-    judged. `drop` is a task file in WebArena's format (WebArena-Lite's): recorded episodes of its tasks are
-    not read. `scoring` lite: by the rules of WebArena-Lite's own repository."""
+    """All of the own sites' databases and tasks follow from `seed`. With `backend` chromium, `workers`
+    browsers play at the same time. `judge` is an endpoint whose model compares answers that only a language
+    model can compare (evaluators.Judge), as "URL,MODEL" or "URL,MODEL,NAME OF THE KEY'S VARIABLE"; "": such
+    tasks are not judged. `drop` is a task file in WebArena's format (WebArena-Lite's): recorded episodes of
+    its tasks are not read. `scoring` lite: by the rules of WebArena-Lite's own repository."""
 
     name = "webarena"
     prompts = PROMPTS
