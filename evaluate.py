@@ -217,9 +217,8 @@ def evaluate_model(args: Args, dist) -> None:
             raise ValueError(f"--world real: {env.name} is no world to play in; use --world dream")
         model = None
         if in_dream or (args.html and (is_url(args.expmodel) or (expmodel / "model").is_dir())):
-            untrained = is_url(args.expmodel) and not expmodel
-            offline_episodes = read_episodes(data / "train.jsonl") if untrained else []
-            model = open_experience_model(args, expmodel, env, offline_episodes, dist.device, seed=args.seed)
+            model = open_experience_model(args, expmodel, env, data / "train.jsonl", dist.device,
+                                          seed=args.seed)
         policy = load_policy(args, folder, env, dist.device) if folder else None
         if policy:
             report, episodes = play_policy(args, policy, model if in_dream else env, tasks)

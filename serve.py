@@ -16,14 +16,17 @@ from pathlib import Path
 from typing import Literal
 
 from dreamgym import run
-from dreamgym.envs.base import Environment, env_of_data
-from dreamgym.experience_model import load_experience_model
+from dreamgym.envs.base import Environment, env_of_data, out_folder
 from dreamgym.offline import read_tasks
+from dreamgym.served_model import is_url, open_experience_model
 
 
 @dataclass
 class Args:
-    expmodel: str = ""                 # folder of an experience model: serve its dream
+    expmodel: str = ""                 # serve the dream of this experience model: its folder, or a URL
+    expmodel_name: str = ""            # the model's name at that URL, an OpenAI-compatible server
+    expmodel_folder: str = ""          # the folder it was exported from ("": untrained, with --env)
+    expmodel_key_env: str = "OPENAI_API_KEY"   # environment variable that holds the server's key
     env: str = ""                      # serve this real environment (with --expmodel: instead of its own)
     split: Literal["train", "valid", "test"] = "train"     # whose tasks
     env_options: list[str] = field(default_factory=list)   # name=value (with --expmodel: instead of its own)
@@ -42,14 +45,22 @@ class Args:
                 or self.port not in range(65536)):
             raise ValueError("--max-sessions, --max-action-chars: expected at least 1; --idle-s: above 0; "
                              "--port: 0 to 65535")
+        if is_url(self.expmodel) != bool(self.expmodel_name):
+            raise ValueError("--expmodel URL and --expmodel-name NAME: expected both or none")
+
+    @property
+    def folder(self) -> Path | None:
+        """Of a trained experience model."""
+        folder = self.expmodel_folder if is_url(self.expmodel) else self.expmodel
+        return Path(folder) if folder else None
 
 
 def make_environment(args: Args) -> Environment:
     """The environment that is served, or that the experience model was trained for."""
     name = args.env
     settings = {"data_dir": "", "env_seed": args.env_seed, "env_options": [], "import_file": ""}
-    if args.expmodel:
-        meta = run.load_meta(Path(args.expmodel) / "model")
+    if args.folder:
+        meta = run.load_meta(args.folder / "model")
         name, settings = args.env or meta["settings"]["env"], meta["data"]
     if not name:
         raise ValueError("found neither --expmodel nor --env; expected --expmodel FOLDER or --env NAME")
@@ -82,7 +93,9 @@ def main() -> None:
         tasks, world, sessions = read_tasks(env, args.split), env, min(args.max_sessions, env.slots)
         if args.expmodel:
             sessions = args.max_sessions
-            world = load_experience_model(args.expmodel, env, dist.device, slots=sessions, seed=args.seed)
+            offline = out_folder(args.env) / "data/train.jsonl"      # what an untrained model retrieves from
+            world = open_experience_model(args, args.folder, env, offline, dist.device, slots=sessions,
+                                          seed=args.seed)
         service = serving.Service(world, env, tasks, args.split, args.max_action_chars, args.seed)
         app = serving.make_app(service, sessions, args.idle_s, token)
         kind = f"the dream of {args.expmodel}" if args.expmodel else f"{env.name} ({env.label or 'real'})"

@@ -627,8 +627,8 @@ def main() -> None:
     probes = run.read_json(expmodel / "report.json")["full"] if expmodel else {}
     if failed := failed_probes(probes):
         log.say(f"probes of the experience model that did not pass: {'; '.join(failed)}")
-    model = open_experience_model(args, expmodel, env, offline, dist.device, resume,
-                                  run.derive_seed(args.seed, "dream", dist.rank))
+    model = open_experience_model(args, expmodel, env, data / "train.jsonl", dist.device, resume,
+                                  seed=run.derive_seed(args.seed, "dream", dist.rank))
     policy = starting_policy(args, env, (out, expmodel), offline, dist, log)
     if args.init == "expmodel" and model.model:
         tiny.check_tokenizer(policy.tokenizer, model.tokenizer)
