@@ -94,7 +94,8 @@ def settings_of(args: Args) -> dict:
 
 
 def gather(env: Environment, args: Args, out: Path, settings: dict) -> None:
-    """Plays or imports, explains, adds counterfactuals, writes. Bad input is refused before any work."""
+    """Plays or imports, adds counterfactuals, has all explained, writes. Bad input is refused before any
+    work."""
     tasks = {split: offline.read_tasks(env, split) for split in SPLITS}
     players, ask = make_players(env, args), make_teacher(args)
     parts: dict[str, list[Episode]] = {split: [] for split in SPLITS}
@@ -113,6 +114,9 @@ def gather(env: Environment, args: Args, out: Path, settings: dict) -> None:
             count = args.transitions if split == "train" else args.heldout
             rng = run.rng(args.seed, "collect", split)
             parts[split] = offline.play_many(env, players, tasks[split], count, rng, split)
+        count = args.counterfactuals if split == "train" else args.counterfactuals_heldout
+        rng = run.rng(args.seed, "counterfactuals", split)
+        parts[split] += offline.counterfactuals(env, parts, tasks, split, count, rng)
         if ask:
             path = out / f"reasoning-{split}-{run.fingerprint(settings)}.jsonl"
             if args.fresh:
@@ -121,10 +125,6 @@ def gather(env: Environment, args: Args, out: Path, settings: dict) -> None:
             parts[split], failed = teacher.annotate(parts[split], ask, env.prompts, path, workers)
             print(f"{path}: {len(failed)} of {len(parts[split])} episodes keep their old reasoning",
                   *list(failed.values())[:1])
-    for split in SPLITS:
-        count = args.counterfactuals if split == "train" else args.counterfactuals_heldout
-        rng = run.rng(args.seed, "counterfactuals", split)
-        parts[split] += offline.counterfactuals(env, parts, tasks, split, count, rng)
         run.write_jsonl(out / f"{split}.jsonl", map(to_json, parts[split]), append=False)
         run.write_jsonl(out / f"tasks_{split}.jsonl", map(to_json, tasks[split]), append=False)
     sources = {episode.source: [] for episode in parts["train"]}

@@ -32,6 +32,8 @@ from transformers import (AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfi
                           PreTrainedTokenizerBase)
 from transformers.utils import logging as transformers_logging
 
+from dreamgym.chat import chat_format
+
 MAX_GRAD_NORM = 1.0
 CHUNK = 1024             # trained tokens per application of the head
 MAX_KEPT_LOGITS = 2**24  # numbers (64 MiB); a larger chunk of logits is computed again in the backward
@@ -66,6 +68,9 @@ def load_model(name_or_path: str, dtype: str = "auto", quantize: str = "none", l
         of = f" (the base of the adapters in {name_or_path!r})" if saved_rank else ""
         raise ValueError(f"no model at {base!r}{of}: it is neither a model folder nor a hub name that can be "
                          f"reached or is cached ({error})") from error
+    except ValueError as error:      # another kind of model, or without this attention
+        raise ValueError(f"the model at {base!r} is not supported: expected a causal language model of the "
+                         f"Llama, Qwen or Mistral kind ({' '.join(str(error).split())[:200]})") from error
     if quantize == "nf4" and (lora_rank or saved_rank):
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
         for module in model.modules():  # on a CPU, bitsandbytes repacks weights at the first eval forward:
@@ -134,6 +139,7 @@ def export_model(folder: str | Path, to: str | Path) -> None:
     """A model of ours as a plain Hugging Face folder for a server, adapters merged into their base."""
     model, tokenizer = load_model(str(folder))
     model = model.merge_and_unload() if isinstance(model, PeftModel) else model
+    tokenizer.chat_template = chat_format(tokenizer, "system").template
     model.save_pretrained(to)
     tokenizer.save_pretrained(to)
 
