@@ -28,8 +28,8 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
-from transformers import (AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedModel,
-                          PreTrainedTokenizerBase)
+from transformers import (AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, GenerationConfig,
+                          PreTrainedModel, PreTrainedTokenizerBase)
 from transformers.utils import logging as transformers_logging
 
 from dreamgym.chat import chat_format
@@ -136,10 +136,15 @@ def save_model(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, folde
 
 
 def export_model(folder: str | Path, to: str | Path) -> None:
-    """A model of ours as a plain Hugging Face folder for a server, adapters merged into their base."""
+    """A model of ours as a plain Hugging Face folder for a server, adapters merged into their base. What a
+    server would do otherwise is fixed: date and thinking in the template, the taught end of a turn, and the
+    sampling settings of the checkpoint (Qwen's have a repetition penalty)."""
     model, tokenizer = load_model(str(folder))
     model = model.merge_and_unload() if isinstance(model, PeftModel) else model
-    tokenizer.chat_template = chat_format(tokenizer, "system").template
+    chat = chat_format(tokenizer, "system")
+    tokenizer.chat_template = chat.template
+    model.generation_config = GenerationConfig(do_sample=True, top_k=0, eos_token_id=chat.end_ids,
+                                               pad_token_id=tokenizer.pad_token_id)
     model.save_pretrained(to)
     tokenizer.save_pretrained(to)
 
