@@ -46,7 +46,8 @@ class Args:
     player_temperature: float = 1.0    # its sampling temperature (ours)
     player_key_env: str = "OPENAI_API_KEY"  # environment variable that holds the endpoint's key
     player_share: float = 1.0          # its share of the episodes; the rest is the scripted players'
-    teacher: str = "rules"             # who explains: rules | URL of an endpoint | path or hub name
+    teacher: str = "rules"  # who explains: rules | URL of an endpoint | path or hub name
+                            # (a model is asked for each episode and each counterfactual)
     teacher_model: str = ""            # the model's name at the endpoint
     teacher_key_env: str = "OPENAI_API_KEY"  # environment variable that holds the endpoint's key
     fresh: bool = False                # collect again even when the folder already fits these flags
