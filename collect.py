@@ -46,7 +46,8 @@ class Args:
     player_temperature: float = 1.0    # its sampling temperature (ours)
     player_key_env: str = "OPENAI_API_KEY"  # environment variable that holds the endpoint's key
     player_share: float = 1.0          # its share of the episodes; the rest is the scripted players'
-    teacher: str = "rules"             # who explains: rules | URL of an endpoint | path or hub name
+    teacher: str = "rules"  # who explains: rules | URL of an endpoint | path or hub name
+                            # (a model is asked for each episode and each counterfactual)
     teacher_model: str = ""            # the model's name at the endpoint
     teacher_key_env: str = "OPENAI_API_KEY"  # environment variable that holds the endpoint's key
     fresh: bool = False                # collect again even when the folder already fits these flags
@@ -94,7 +95,8 @@ def settings_of(args: Args) -> dict:
 
 
 def gather(env: Environment, args: Args, out: Path, settings: dict) -> None:
-    """Plays or imports, explains, adds counterfactuals, writes. Bad input is refused before any work."""
+    """Plays or imports, adds counterfactuals, has all explained, writes. Bad input is refused before any
+    work."""
     tasks = {split: offline.read_tasks(env, split) for split in SPLITS}
     players, ask = make_players(env, args), make_teacher(args)
     parts: dict[str, list[Episode]] = {split: [] for split in SPLITS}
@@ -113,6 +115,9 @@ def gather(env: Environment, args: Args, out: Path, settings: dict) -> None:
             count = args.transitions if split == "train" else args.heldout
             rng = run.rng(args.seed, "collect", split)
             parts[split] = offline.play_many(env, players, tasks[split], count, rng, split)
+        count = args.counterfactuals if split == "train" else args.counterfactuals_heldout
+        rng = run.rng(args.seed, "counterfactuals", split)
+        parts[split] += offline.counterfactuals(env, parts, tasks, split, count, rng)
         if ask:
             path = out / f"reasoning-{split}-{run.fingerprint(settings)}.jsonl"
             if args.fresh:
@@ -121,10 +126,6 @@ def gather(env: Environment, args: Args, out: Path, settings: dict) -> None:
             parts[split], failed = teacher.annotate(parts[split], ask, env.prompts, path, workers)
             print(f"{path}: {len(failed)} of {len(parts[split])} episodes keep their old reasoning",
                   *list(failed.values())[:1])
-    for split in SPLITS:
-        count = args.counterfactuals if split == "train" else args.counterfactuals_heldout
-        rng = run.rng(args.seed, "counterfactuals", split)
-        parts[split] += offline.counterfactuals(env, parts, tasks, split, count, rng)
         run.write_jsonl(out / f"{split}.jsonl", map(to_json, parts[split]), append=False)
         run.write_jsonl(out / f"tasks_{split}.jsonl", map(to_json, tasks[split]), append=False)
     sources = {episode.source: [] for episode in parts["train"]}

@@ -1,12 +1,12 @@
-"""Chats as token ids that only grow: any tokenizer's chat template, read once as three strings and its end
-tokens.
+"""Chats as token ids that only grow: any tokenizer's chat template, read once as the strings around turns.
 
     chat = chat_format(tokenizer, "You shop.")
     ids = prompt_ids(tokenizer, chat, page)                       # + the answer, with its end token
     ids += prompt_ids(tokenizer, chat, page, is_first=False)      # + the next answer ...
 
-Nothing is ever rendered or tokenized twice. Left out on purpose: templates with tools or several system
-turns.
+What was sampled is never tokenized again. A turn is tokenized in one piece with the strings around it, as the
+template would be: tokenizers join characters over a seam. Left out on purpose: templates with tools or
+several system turns.
 """
 from __future__ import annotations
 
@@ -18,6 +18,12 @@ from transformers import PreTrainedTokenizerBase
 
 # In front of a template that writes the date: a prompt must not change over night.
 TODAY = "{% macro strftime_now(form) %}26 Jul 2024{% endmacro %}"
+# In front of a template that refuses, drops or moves the system text: it begins the first user turn.
+FOLD = ("{% if messages[0].role == 'system' %}{% set messages = [{'role': 'user', 'content': "
+        "messages[0].content + '\n\n' + messages[1].content}] + messages[2:] %}{% endif %}")
+# In place of a missing template: plain lines.
+PLAIN = ("{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}"
+         "{{ '\n' }}{% endfor %}")
 USER, ANSWER, NEXT = "USERTEXTONE", "ANSWERTEXTONE", "USERTEXTTWO"
 
 
@@ -39,65 +45,102 @@ def encode_untrusted(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]
 
 @dataclass
 class ChatFormat:
-    """A chat as a growing string: open + user + ask + (answer with its end token) + close + user + ask …"""
+    """A chat as a growing string: open + user + ask + lead + answer + close + user + ask + lead …"""
     open: str
     ask: str
-    close: str           # starts after the end token, which the model writes itself
-    end_ids: list[int]   # what ends an answer; the first is the template's own, the one to teach
+    lead: str                    # blanks that the model writes before its answer
+    close: str                   # begins with the end token, which the model writes itself
+    end_ids: list[int]           # what ends an answer; the first is the template's own, the one to teach
+    strips: bool                 # the template takes blanks and line ends off a user's text
+    special_ids: frozenset[int]
+    template: str                # the template with all that was decided here, for a server
 
 
-def _render(tokenizer: PreTrainedTokenizerBase, system: str) -> tuple[str, str]:
-    """(a question, a question and its answer and the next question), by the template; without thinking where
-    it knows that."""
-    chat = [{"role": "user", "content": USER}, {"role": "assistant", "content": ANSWER},
+def _render(tokenizer: PreTrainedTokenizerBase, template: str, system: str,
+            user: str = USER) -> tuple[str, str]:
+    """(a question, a question and its answer and the next question), by the template."""
+    chat = [{"role": "user", "content": user}, {"role": "assistant", "content": ANSWER},
             {"role": "user", "content": NEXT}]
     head = [{"role": "system", "content": system}] if system else []
     return tuple(tokenizer.apply_chat_template(head + turns, tokenize=False, add_generation_prompt=asks,
-                                               enable_thinking=False,
-                                               chat_template=TODAY + tokenizer.get_chat_template())
+                                               chat_template=template)
                  for turns, asks in ((chat[:1], True), (chat, False)))
 
 
-def chat_format(tokenizer: PreTrainedTokenizerBase, system: str = "") -> ChatFormat:
-    """The strings around the turns of a chat, found by rendering marker texts through the chat template once.
-
-    A template that refuses or drops the system role gets the system text in front of the first user turn.
-    Without a template the format is plain lines. A template that rewrites old turns (Qwen3 removes their
-    thinking) is used as it renders a first turn: streams only grow. Raises ValueError when the template loses
-    a user's or assistant's text, or when no end token is known.
-    """
-    before, end = system + "\n\n" if system else "", None
-    if tokenizer.chat_template is None:
-        opened, ask, close = before[:-1], "\n", "\n"
-    else:
-        asked, talked = _render(tokenizer, "")
+def _fixed_template(tokenizer: PreTrainedTokenizerBase, system: str, thinks: bool) -> str:
+    """The tokenizer's template, its date and thinking fixed, and with FOLD where it needs that. Raises
+    ValueError where it does not render each text exactly once."""
+    own = tokenizer.get_chat_template() if tokenizer.chat_template else PLAIN
+    for fold in ("", FOLD):
+        template = f"{TODAY}{{% set enable_thinking = {str(thinks).lower()} %}}{fold}{own}"
         try:
-            own = _render(tokenizer, system)
-            if all(system.strip() in text.split(USER)[0] for text in own):
-                before, (asked, talked) = "", own
-        except TemplateError:
-            pass
-        if asked.count(USER) != 1 or talked.count(ANSWER) != 1 or talked.count(NEXT) != 1:
-            raise ValueError(f"the chat template of {tokenizer.name_or_path!r} does not render each turn "
-                             f"exactly once; got {talked!r}")
-        opened, ask = asked.split(USER)
-        opened, close = opened + before, talked.split(ANSWER)[1].split(NEXT)[0]
-        for token in sorted(tokenizer.get_added_vocab(), key=len, reverse=True):  # one may begin another
-            if close.lstrip().startswith(token):
-                end, close = token, close.lstrip().removeprefix(token)
-                break
-    ends = [token for token in (end, tokenizer.eos_token) if token is not None]
+            asked, talked = _render(tokenizer, template, system)
+        except (TemplateError, TypeError) as error:
+            found = str(error)
+            continue
+        found = repr(talked)
+        once = asked.count(USER) == talked.count(USER) == talked.count(ANSWER) == talked.count(NEXT) == 1
+        if once and all(system.strip() in text.split(USER)[0] for text in (asked, talked)):
+            return template
+    raise ValueError(f"the chat template of {tokenizer.name_or_path!r} does not render user, assistant, user "
+                     f"with each text exactly once; found {' '.join(found.split())[:300]}; set another "
+                     "chat_template in the model's folder")
+
+
+def chat_format(tokenizer: PreTrainedTokenizerBase, system: str = "", thinks: bool = False) -> ChatFormat:
+    """The strings around the turns of a chat, found by rendering marker texts through the chat template.
+
+    `thinks`: the model is to begin its answers with <think>; else a template that knows thinking is asked for
+    none. Streams only grow: a template that rewrites old turns (Qwen3 takes their thinking out) is used as it
+    renders the last one. Raises ValueError for a template that loses a text, or when no end token is known.
+    """
+    template = _fixed_template(tokenizer, system, thinks)
+    asked, talked = _render(tokenizer, template, system)
+    opened, ask = asked.split(USER)
+    if ask.rstrip().endswith("<think>"):         # a template that always thinks (DeepSeek-R1, QwQ)
+        ask = ask[:ask.rindex("<think>")] + ("" if thinks else "<think>\n\n</think>\n\n")
+    lead = talked.split(USER)[1].split(ANSWER)[0].removeprefix(ask)
+    tail = talked.split(ANSWER)[1].split(NEXT)[0]
+    own_end = max((token for token in tokenizer.get_added_vocab() if tail.lstrip().startswith(token)),
+                  key=len, default=None)
+    ends = [token for token in (own_end, tokenizer.eos_token) if token is not None]
     if not ends:
         raise ValueError(f"tokenizer {tokenizer.name_or_path!r} has no eos token, and no special token ends "
                          "a turn of its template: set eos_token")
-    return ChatFormat(opened, ask, close, list(dict.fromkeys(tokenizer.convert_tokens_to_ids(ends))))
+    spaced = _render(tokenizer, template, system, f"\n{USER}\n")[0]
+    return ChatFormat(opened, ask, lead="" if lead.strip() else lead,
+                      close=tail.lstrip() if own_end else ends[0] + tail,
+                      end_ids=list(dict.fromkeys(tokenizer.convert_tokens_to_ids(ends))),
+                      strips=f"\n{USER}\n" not in spaced, template=template,
+                      special_ids=frozenset(i for i, token in tokenizer.added_tokens_decoder.items()
+                                            if token.special))
+
+
+def _encode_within(tokenizer: PreTrainedTokenizerBase, chat: ChatFormat, before: str, text: str,
+                   after: str = "") -> list[int]:
+    """The ids of before + text + after, read in one piece, unless `text` then brings special tokens."""
+    head, whole, tail = (encode(tokenizer, part) for part in (before, before + text + after, after))
+    special = lambda ids: [i for i in ids if i in chat.special_ids]
+    if special(whole) == special(head + tail):
+        return whole
+    return head + encode_untrusted(tokenizer, text) + tail
 
 
 def prompt_ids(tokenizer: PreTrainedTokenizerBase, chat: ChatFormat, text: str,
                is_first: bool = True) -> list[int]:
     """The ids of a user turn that asks for an answer: the first of a chat, or one behind an answer."""
-    before = encode(tokenizer, chat.open if is_first else chat.close)
-    return before + encode_untrusted(tokenizer, text) + encode(tokenizer, chat.ask)
+    text = text.strip() if chat.strips else text
+    if is_first:
+        return _encode_within(tokenizer, chat, chat.open, text, chat.ask)
+    return _encode_within(tokenizer, chat, chat.close, text, chat.ask)[1:]
+
+
+def answer_ids(tokenizer: PreTrainedTokenizerBase, chat: ChatFormat, text: str) -> list[int]:
+    """The ids of an answer to teach, with its end token."""
+    asked, text = encode(tokenizer, chat.ask), chat.lead + text
+    ids = _encode_within(tokenizer, chat, chat.ask, text)
+    ids = ids[len(asked):] if ids[:len(asked)] == asked else encode_untrusted(tokenizer, text)
+    return ids + chat.end_ids[:1]
 
 
 def answer_text(tokenizer: PreTrainedTokenizerBase, chat: ChatFormat, ids: list[int]) -> str:

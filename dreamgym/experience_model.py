@@ -23,7 +23,7 @@ from dreamgym import run
 from dreamgym.encoder import WordEncoder, load_encoder
 from dreamgym.envs.base import Environment, Session, StepResult
 from dreamgym.episode import Episode, Step, StopReason, Task
-from dreamgym.chat import answer_text, chat_format, encode_untrusted, prompt_ids
+from dreamgym.chat import answer_ids, answer_text, chat_format, prompt_ids
 from dreamgym.model import TrainSample, load_model
 from dreamgym.prompts import (Demo, Question, experience_system, history_turns, next_answer, next_prompt,
                               parse_next, parse_reward,
@@ -123,7 +123,7 @@ class ExperienceModel:
                temperature: float) -> list[tuple[str, bool]]:
         """(the text of the answer, whether it ended) of each prompt. `start` is what the answers are made to
         begin with."""
-        forced = encode_untrusted(self.tokenizer, start) if start else []
+        forced = answer_ids(self.tokenizer, self.chat, start)[:-1] if start else []
         keys = [next(self.calls) for _ in prompts]
         samples = self.sampler.sample([prompt + forced for prompt in prompts], keys, limit, temperature)
         # decoded together: the blank after "reward:" belongs to a token
@@ -175,7 +175,7 @@ class ExperienceModel:
     # ---- training samples ----------------------------------------------------------------------------------
 
     def _sample(self, prompt: list[int], answer: str, limit: int) -> TrainSample | None:
-        ids = encode_untrusted(self.tokenizer, answer) + self.chat.end_ids[:1]
+        ids = answer_ids(self.tokenizer, self.chat, answer)
         if len(ids) > limit or len(prompt) + len(ids) > self.settings.context:
             return None
         return TrainSample(prompt + ids, [0] * len(prompt) + [1] * len(ids))

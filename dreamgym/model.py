@@ -28,9 +28,11 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
-from transformers import (AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, PreTrainedModel,
-                          PreTrainedTokenizerBase)
+from transformers import (AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, GenerationConfig,
+                          PreTrainedModel, PreTrainedTokenizerBase)
 from transformers.utils import logging as transformers_logging
+
+from dreamgym.chat import chat_format
 
 MAX_GRAD_NORM = 1.0
 CHUNK = 1024             # trained tokens per application of the head
@@ -66,6 +68,9 @@ def load_model(name_or_path: str, dtype: str = "auto", quantize: str = "none", l
         of = f" (the base of the adapters in {name_or_path!r})" if saved_rank else ""
         raise ValueError(f"no model at {base!r}{of}: it is neither a model folder nor a hub name that can be "
                          f"reached or is cached ({error})") from error
+    except ValueError as error:      # another kind of model, or without this attention
+        raise ValueError(f"the model at {base!r} is not supported: expected a causal language model of the "
+                         f"Llama, Qwen or Mistral kind ({' '.join(str(error).split())[:200]})") from error
     if quantize == "nf4" and (lora_rank or saved_rank):
         model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
         for module in model.modules():  # on a CPU, bitsandbytes repacks weights at the first eval forward:
@@ -131,9 +136,15 @@ def save_model(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, folde
 
 
 def export_model(folder: str | Path, to: str | Path) -> None:
-    """A model of ours as a plain Hugging Face folder for a server, adapters merged into their base."""
+    """A model of ours as a plain Hugging Face folder for a server, adapters merged into their base. What a
+    server would do otherwise is fixed: date and thinking in the template, the taught end of a turn, and the
+    sampling settings of the checkpoint (Qwen's have a repetition penalty)."""
     model, tokenizer = load_model(str(folder))
     model = model.merge_and_unload() if isinstance(model, PeftModel) else model
+    chat = chat_format(tokenizer, "system")
+    tokenizer.chat_template = chat.template
+    model.generation_config = GenerationConfig(do_sample=True, top_k=0, eos_token_id=chat.end_ids,
+                                               pad_token_id=tokenizer.pad_token_id)
     model.save_pretrained(to)
     tokenizer.save_pretrained(to)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from dreamgym.chat import answer_text, chat_format, encode_untrusted, prompt_ids
+from dreamgym.chat import answer_ids, answer_text, chat_format, prompt_ids
 from dreamgym.envs.base import Environment, Session, record_step
 from dreamgym.episode import Episode, StopReason, Task, TokenSegment
 from dreamgym.prompts import parse_action, policy_answer, policy_system, policy_turn
@@ -43,7 +43,7 @@ class Policy:
     def __post_init__(self):
         system = policy_system(self.env.prompts,
                                self.settings.policy_format) if self.settings.system_prompts else ""
-        self.chat = chat_format(self.tokenizer, system)
+        self.chat = chat_format(self.tokenizer, system, thinks=self.settings.policy_format == "tags")
         self.sampler = Sampler(self.model, self.slots, self.settings.context, self.chat.end_ids, self.seed)
 
     def turn_ids(self, task: str, state: str, turns: Sequence[tuple[str, str]] = (),
@@ -168,7 +168,7 @@ def imitation_segments(policy: Policy, episode: Episode) -> list[TokenSegment]:
                        policy.turn_ids(episode.task.text, first), first)
     for step in episode.steps:
         answer = policy_answer(step.action, step.shown_action, policy.settings.policy_format)
-        ids = encode_untrusted(policy.tokenizer, answer) + policy.chat.end_ids[:1]
+        ids = answer_ids(policy.tokenizer, policy.chat, answer)
         segment = copy.segments[-1]
         if step.valid:
             extend(segment, running.prompt, ids, [0.0] * len(ids), policy.chat.end_ids)

@@ -264,8 +264,11 @@ def test_a_language_model_plays(again, endpoint):
     assert {e.source for e in train} == {"player", "solver", "random"}
 
 
-def test_a_language_model_explains(again, workspace, endpoint):
-    """Reasoning that lands at other episodes, or requests that are paid for twice."""
+def test_a_language_model_explains(again, workspace, endpoint, monkeypatch):
+    """Reasoning that lands at other episodes, counterfactuals that keep a rule's, or requests that are paid
+    for twice."""
+    monkeypatch.setattr(offline, "counterfactuals", lambda env, parts, tasks, split, *_: [
+        replace(parts[split][0], id="counterfactual", source="counterfactual")])
     def answer(messages):
         count = len(json.loads(messages[1]["content"].split("\nThe episode")[0])["steps"])
         steps = [{"step_id": i, "transition_plan": f"plan {i}", "reward_plan": f"reward {i}"}
@@ -276,7 +279,7 @@ def test_a_language_model_explains(again, workspace, endpoint):
     _, out = again(*flags)
     for name in SPLITS:
         before, after = read_episodes(workspace.data / f"{name}.jsonl"), read_episodes(out / f"{name}.jsonl")
-        assert [e.id for e in after] == [e.id for e in before]
+        assert [e.id for e in after] == [*(e.id for e in before), "counterfactual"]
         assert all(s.reasoning == f"plan {i}" and s.reward_reasoning == f"reward {i}"
                    for e in after for i, s in enumerate(e.steps))
     requests = len(endpoint.asked)
