@@ -24,7 +24,8 @@ from dreamgym.envs.base import out_folder
 from dreamgym.episode import Episode, read_episodes, read_tasks, rename_step
 from dreamgym.evaluation import experience_report, failed_probes, replayed_inconsistencies
 from dreamgym.experience_model import ExperienceModel, ExperienceSettings, new_memory, save_settings
-from dreamgym.model import TrainSample, export_model, load_model, save_model, shard, unsharded
+from dreamgym.model import (TrainSample, export_model, load_model, load_optimizer_state, optimizer_state,
+                            save_model, shard, unsharded)
 from dreamgym.offline import environment_of
 from dreamgym.prompts import (Demo, Question, next_answer, next_prompt, reward_answer, reward_prompt,
                               variation_prompt)
@@ -262,19 +263,19 @@ class Training:
 
         def write(path: Path) -> None:
             save_model(model.model, model.tokenizer, path)
-            states = [optimizer.state_dict() for optimizer in self.optimizers]
-            run.save_rank_state(path, {"optimizers": states, "step": self.step}, dist)
+            states = [optimizer_state(optimizer) for optimizer in self.optimizers]
+            run.save_state(path, {"optimizers": states, "step": self.step}, {}, dist)
             if dist.is_main:
                 model.buffer.save(path / "replay")
                 save_settings(path, model.settings, args.encoder, model.encoder)
         run.save_checkpoint(out, "model", write, {**self.meta, "finished": finished, "step": self.step}, dist)
 
     def load(self, folder: Path, dist) -> None:
-        """Puts optimizers, random state and step back. Raises ValueError for another number of ranks."""
-        state = run.load_rank_state(folder, dist)
-        for optimizer, saved_state in zip(self.optimizers, state["optimizers"]):
-            optimizer.load_state_dict(saved_state)
-        self.step = state["step"]
+        """Puts optimizers, random state and step back, with any number of ranks."""
+        shared, _ = run.load_state(folder, dist)
+        for optimizer, saved_state in zip(self.optimizers, shared["optimizers"]):
+            load_optimizer_state(optimizer, saved_state)
+        self.step = shared["step"]
 
 
 def find_checkpoint(args: Args, out: Path, meta: dict, dist) -> Path | None:

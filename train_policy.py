@@ -34,8 +34,8 @@ from dreamgym.episode import (Episode, StopReason, Task, from_json, read_episode
                               successes, to_json)
 from dreamgym.evaluation import failed_probes, gap_alarm, policy_report
 from dreamgym.experience_model import ExperienceModel, fill_buffer
-from dreamgym.model import (TrainSample, load_model, load_weights, make_reference, save_model, shard,
-                            trainable_parameters, unsharded)
+from dreamgym.model import (TrainSample, load_model, load_optimizer_state, load_weights, make_reference,
+                            optimizer_state, save_model, shard, trainable_parameters, unsharded)
 from dreamgym.offline import environment_of
 from dreamgym.rollout import Policy, PolicySettings, imitation_segments, rollout
 from dreamgym.served_model import is_url, open_experience_model
@@ -274,10 +274,9 @@ class Run:
         """Writes everything into `path`; every rank calls it. Tensors are read back with weights_only."""
         save_model(self.policy.model, self.policy.tokenizer, path)
         head = self.value_head.state_dict() if self.value_head is not None else {}
-        run.save_rank_state(path, {"optimizer": self.optimizer.state_dict(), "head": head}, dist)
         own = {"policy": self.policy.sampler.get_state(), "counts": self.policy.counts,
                "experience_model": self.experience_model.get_state()}
-        run.write_json(path / f"samplers-{dist.rank}.json", own)
+        run.save_state(path, {"optimizer": optimizer_state(self.optimizer), "head": head}, own, dist)
         if dist.is_main:
             self.experience_model.buffer.save(path / "replay")
             run.write_json(path / "run.json",
@@ -285,18 +284,18 @@ class Run:
                             "evaluations": self.evaluations, **self.transitions()})
 
     def load(self, path: Path, dist) -> None:
-        """Goes on from what `save` wrote, weights and replay buffer apart. Raises ValueError for another
-        number of ranks."""
-        state = run.load_rank_state(path, dist)
-        self.optimizer.load_state_dict(state["optimizer"])
+        """Goes on from what `save` wrote, weights and replay buffer apart, with any number of ranks."""
+        shared, own = run.load_state(path, dist)
+        load_optimizer_state(self.optimizer, shared["optimizer"])
         if self.value_head is not None:
-            self.value_head.load_state_dict(state["head"])
-        own, shared = run.read_json(path / f"samplers-{dist.rank}.json"), run.read_json(path / "run.json")
-        self.policy.sampler.set_state(own["policy"])
-        self.policy.counts = own["counts"]
-        self.experience_model.set_state(own["experience_model"])
-        self.curriculum.set_state(shared.pop("curriculum"))
-        for name, value in shared.items():
+            self.value_head.load_state_dict(shared["head"])
+        if own:
+            self.policy.sampler.set_state(own["policy"])
+            self.policy.counts = own["counts"]
+            self.experience_model.set_state(own["experience_model"])
+        values = run.read_json(path / "run.json")
+        self.curriculum.set_state(values.pop("curriculum"))
+        for name, value in values.items():
             setattr(self, name, value)
 
     def transitions(self) -> dict:

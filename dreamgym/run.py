@@ -352,21 +352,29 @@ def _sync(path: Path) -> None:
     os.close(handle)
 
 
-def save_rank_state(folder: Path, state: dict, dist: Dist) -> None:
-    """Writes this rank's part of a checkpoint, with its random state."""
-    torch.save({**state, "random": get_random_state()}, folder / f"training-{dist.rank}.pt")
+def save_state(folder: Path, shared: dict, own: dict, dist: Dist) -> None:
+    """Writes training.pt: rank 0's `shared`, and each rank's `own` with its random state. Every rank calls
+    it."""
+    ranks = dist.gather([{**own, "random": get_random_state()}])
+    if dist.is_main:
+        torch.save({"shared": shared, "ranks": ranks}, folder / "training.pt")
 
 
-def load_rank_state(folder: Path, dist: Dist) -> dict:
-    """What `save_rank_state` wrote; the random state is put back. Raises ValueError for another number of
-    ranks."""
-    saved = len(list(folder.glob("training-*.pt")))
-    if saved != dist.world_size:
-        raise ValueError(f"{folder}: found the state of {saved} ranks, expected {dist.world_size}; "
-                         "continue with as many, or use --fresh")
-    state = torch.load(folder / f"training-{dist.rank}.pt", weights_only=True)
-    set_random_state(state.pop("random"))
-    return state
+def load_state(folder: Path, dist: Dist) -> tuple[dict, dict]:
+    """(shared, own) of `save_state`, by any number of ranks; the random state is put back. `own` is empty for
+    a rank that the saved run did not have. Raises ValueError where there is no such state."""
+    if not (folder / "training.pt").exists():
+        raise ValueError(f"{folder}: found no training.pt; expected a checkpoint of this version: use --fresh")
+    # mmap: a rank reads no more of the optimizer than its shard
+    state = torch.load(folder / "training.pt", weights_only=True, mmap=True, map_location="cpu")
+    ranks = state["ranks"]
+    if dist.is_main and len(ranks) != dist.world_size:
+        print(f"{folder}: saved by {len(ranks)} ranks, continued by {dist.world_size}; the same optimizer and "
+              "data, other random draws" + " (new ranks begin theirs)" * (len(ranks) < dist.world_size))
+    own = ranks[dist.rank] if dist.rank < len(ranks) else {}
+    if own:
+        set_random_state(own.pop("random"))
+    return state["shared"], own
 
 
 def load_meta(folder: str | Path) -> dict:

@@ -16,11 +16,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from dreamgym import run
+from benchmarks import timing
+from dreamgym import run, tiny
+from dreamgym.model import TrainSample, load_model, load_optimizer_state, optimizer_state, save_model, shard
+from dreamgym.sft import sft_step
 from tests.conftest import ROOT
 
 ALONE = run.Dist()
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def lines(path):
@@ -108,19 +118,21 @@ dist.close()
 """
 
 
+def on_two_ranks(folder, code):
+    """Runs the Python text `code` in `folder` on two gloo ranks."""
+    (folder / "worker.py").write_text(code)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2",
+               "--master-addr=127.0.0.1", f"--master-port={free_port()}", "worker.py", str(folder)]
+    environ = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, check=False, cwd=folder, env=environ, capture_output=True, text=True,
+                          timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 def test_two_gloo_ranks(tmp_path):
     """Stops ranks that disagree on sums, records, stopping or checkpoints, and a second rank that writes
     logs."""
-    (tmp_path / "worker.py").write_text(WORKER)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2",
-               "--master-addr=127.0.0.1", f"--master-port={port}", "worker.py", str(tmp_path)]
-    environ = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, check=False, cwd=tmp_path, env=environ, capture_output=True, text=True,
-                          timeout=600)
-    assert done.returncode == 0, done.stderr[-3000:]
+    on_two_ranks(tmp_path, WORKER)
     for rank in range(2):
         assert run.read_json(tmp_path / f"found{rank}.json") == {
             "sum": 2.0, "sums": [1.0, 2.0], "gather": [{"from": 1, "text": "é" * i} for i in range(3)],
@@ -128,6 +140,68 @@ def test_two_gloo_ranks(tmp_path):
             "found": str(tmp_path / "policy")}
     assert sorted(path.name for path in (tmp_path / "policy").iterdir()) == ["meta.json", "part0", "part1"]
     assert (tmp_path / "log0" / "metrics.jsonl").exists() and not (tmp_path / "log1").exists()
+
+
+def train_some(resume, save, dist):
+    """Two steps of AdamW and Muon on a sharded model, from the start or from the checkpoint `resume`; the
+    rows depend on the step alone. Saves to `save`; returns this rank's saved number, None where it is new."""
+    torch.manual_seed(0)
+    model = load_model(str(resume))[0] if resume else timing.tiny_llama(vocab=50, hidden=32, layers=2)
+    model = shard(model, replicated_below=0)
+    optimizers, start, number = tiny.make_optimizers(model, 1e-2, 1e-2), 0, dist.rank
+    if resume:
+        shared, own = run.load_state(resume, dist)
+        start, number = shared["step"], own.get("number")
+        for optimizer, state in zip(optimizers, shared["optimizers"]):
+            load_optimizer_state(optimizer, state)
+    for step in (start, start + 1):
+        rows = [TrainSample(torch.randint(50, (6,), generator=torch.Generator().manual_seed(10 * step + i)).tolist(),
+                            [0, 1, 1, 1, 1, 1]) for i in range(4)]
+        sft_step(model, rows[dist.rank::dist.world_size], optimizers, 1000, dist)
+
+    def write(path):
+        save_model(model, tiny.build_tokenizer(["a"]), path)
+        shared = {"optimizers": [optimizer_state(optimizer) for optimizer in optimizers], "step": start + 2}
+        run.save_state(path, shared, {"number": 10 + dist.rank}, dist)
+    run.save_checkpoint(save.parent, save.name, write, {}, dist)
+    return number
+
+
+TRAIN_SOME = """
+import sys
+from pathlib import Path
+from dreamgym import run
+from tests.test_run import train_some
+dist, out = run.init_dist(0), Path(sys.argv[1])
+for resume, name in ((None, "two"), (out / "two", "two-two"), (out / "one", "one-two")):
+    numbers = dist.gather([train_some(resume, out / name, dist)])
+    if dist.is_main:
+        run.write_json(out / f"{name}.json", numbers)
+dist.close()
+"""
+
+
+def test_a_checkpoint_of_n_ranks_is_read_by_m(tmp_path, capsys):
+    """Stops a sharded optimizer that only as many ranks can read, or that comes back mixed up: all orders of
+    one and two ranks end with the same weights and the same momenta."""
+    train_some(None, tmp_path / "one", ALONE)
+    train_some(tmp_path / "one", tmp_path / "whole", ALONE)
+    on_two_ranks(tmp_path, TRAIN_SOME)
+    assert train_some(tmp_path / "two", tmp_path / "two-one", ALONE) == 10
+    assert "saved by 2 ranks, continued by 1" in capsys.readouterr().out
+    assert run.read_json(tmp_path / "two-two.json") == [10, 11]
+    assert run.read_json(tmp_path / "one-two.json") == [10, None]
+    whole, whole_state = load_file(tmp_path / "whole/model.safetensors"), torch.load(tmp_path / "whole/training.pt")
+    start = load_file(tmp_path / "one/model.safetensors")
+    for name in ("two-one", "two-two", "one-two"):
+        weights, state = load_file(tmp_path / name / "model.safetensors"), torch.load(tmp_path / name / "training.pt")
+        for key, want in whole.items():
+            assert (weights[key] - want).norm() < 1e-3 * (want - start[key]).norm(), (name, key)
+        for optimizer, other in zip(state["shared"]["optimizers"], whole_state["shared"]["optimizers"]):
+            for i, values in other["state"].items():
+                for key, want in values.items():
+                    torch.testing.assert_close(optimizer["state"][i][key], want, rtol=1e-2, atol=1e-6)
+        assert state["shared"]["step"] == 4
 
 
 # ---- files and log ----
