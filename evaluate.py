@@ -187,7 +187,7 @@ def evaluate_model(args: Args, dist) -> tuple[dict, list[Episode]]:
             world = open_experience_model(args, expmodel, env, offline, dist.device, seed=args.seed)
         if folder:
             return play_policy(args, load_policy(args, folder, env, dist.device), world, tasks)
-        report = experience_report(world, read_episodes(data / f"{args.split}.jsonl"))
+        report = experience_report(world, read_episodes(data / f"{args.split}.jsonl"), dist)
         show_experience(args, report)
         return report, []
 

@@ -16,6 +16,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import sys
 import time
 from collections import Counter
@@ -96,6 +97,22 @@ def init_dist(seed: int, threads: int = 1) -> Dist:
     return Dist(rank, world_size, device)
 
 
+def check_shared(folder: str | Path, dist: Dist) -> None:
+    """Raises ValueError where a rank does not see what rank 0, which alone writes files, has written into
+    `folder`."""
+    path = Path(folder) / f".seen-{dist.broadcast(os.urandom(8).hex())}"     # a new name: no cache knows it
+    if dist.is_main:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    dist.barrier()
+    blind = {host for host, sees in dist.gather([(socket.gethostname(), path.exists())]) if not sees}
+    if dist.is_main:
+        path.unlink()
+    if blind:
+        raise ValueError(f"--out {folder}: rank 0 wrote there, and {', '.join(sorted(blind))} does not see "
+                         "it; expected a folder that all machines share, by the same path")
+
+
 def main_first(dist: Dist, make: Callable):
     """make() on rank 0, then on the others, which find the files that it wrote."""
     made = make() if dist.is_main else None
@@ -105,7 +122,8 @@ def main_first(dist: Dist, make: Callable):
 
 def spare_cores(dist: Dist) -> int:
     """Processes a rank may start for its environments: half of its share of the cores, 1 (none) to 8."""
-    return min(8, max(1, (os.cpu_count() or 1) // (2 * dist.world_size)))
+    here = min(dist.world_size, int(os.environ.get("LOCAL_WORLD_SIZE", dist.world_size)))
+    return min(8, max(1, (os.cpu_count() or 1) // (2 * here)))
 
 
 def derive_seed(seed: int, *names: str | int) -> int:
@@ -325,7 +343,7 @@ def save_checkpoint(folder: str | Path, name: str, writer: Callable[[Path], None
 def latest_checkpoint(folder: str | Path, name: str, dist: Dist) -> Path | None:
     """The checkpoint folder/name of the run that calls this on every rank, or None."""
     whole = _repaired(folder, name, dist)[0]
-    return whole if whole.exists() else None
+    return whole if dist.broadcast(whole.exists()) else None     # another machine may see it later
 
 
 def _repaired(folder: str | Path, name: str, dist: Dist) -> tuple[Path, Path, Path]:
@@ -364,13 +382,15 @@ def load_state(folder: Path, dist: Dist) -> tuple[dict, dict]:
     """(shared, own) of `save_state`, by any number of ranks; the random state is put back. `own` is empty for
     a rank that the saved run did not have. Raises ValueError where there is no such state."""
     if not (folder / "training.pt").exists():
-        raise ValueError(f"{folder}: found no training.pt; expected a checkpoint of this version: use --fresh")
+        raise ValueError(f"{folder}: found no training.pt; expected a checkpoint of this version; use "
+                         "--fresh")
     # mmap: a rank reads no more of the optimizer than its shard
     state = torch.load(folder / "training.pt", weights_only=True, mmap=True, map_location="cpu")
     ranks = state["ranks"]
     if dist.is_main and len(ranks) != dist.world_size:
-        print(f"{folder}: saved by {len(ranks)} ranks, continued by {dist.world_size}; the same optimizer and "
-              "data, other random draws" + " (new ranks begin theirs)" * (len(ranks) < dist.world_size))
+        print(f"{folder}: saved by {len(ranks)} ranks, continued by {dist.world_size}: weights and optimizer "
+              "are the same, samples will be others" + "; new ranks begin with fresh samplers"
+              * (len(ranks) < dist.world_size))
     own = ranks[dist.rank] if dist.rank < len(ranks) else {}
     if own:
         set_random_state(own.pop("random"))

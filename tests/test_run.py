@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from benchmarks import timing
 from dreamgym import run, tiny
-from dreamgym.model import TrainSample, load_model, load_optimizer_state, optimizer_state, save_model, shard
+from dreamgym.model import TrainSample, load_model, load_optimizer_states, optimizer_states, save_model, shard
 from dreamgym.sft import sft_step
 from tests.conftest import ROOT
 
@@ -152,8 +152,7 @@ def train_some(resume, save, dist):
     if resume:
         shared, own = run.load_state(resume, dist)
         start, number = shared["step"], own.get("number")
-        for optimizer, state in zip(optimizers, shared["optimizers"]):
-            load_optimizer_state(optimizer, state)
+        load_optimizer_states(optimizers, shared["optimizers"])
     for step in (start, start + 1):
         rows = [TrainSample(torch.randint(50, (6,), generator=torch.Generator().manual_seed(10 * step + i)).tolist(),
                             [0, 1, 1, 1, 1, 1]) for i in range(4)]
@@ -161,7 +160,7 @@ def train_some(resume, save, dist):
 
     def write(path):
         save_model(model, tiny.build_tokenizer(["a"]), path)
-        shared = {"optimizers": [optimizer_state(optimizer) for optimizer in optimizers], "step": start + 2}
+        shared = {"optimizers": optimizer_states(optimizers), "step": start + 2}
         run.save_state(path, shared, {"number": 10 + dist.rank}, dist)
     run.save_checkpoint(save.parent, save.name, write, {}, dist)
     return number
