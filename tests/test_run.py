@@ -8,7 +8,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -22,15 +21,9 @@ from benchmarks import timing
 from dreamgym import run, tiny
 from dreamgym.model import TrainSample, load_model, load_optimizer_states, optimizer_states, save_model, shard
 from dreamgym.sft import sft_step
-from tests.conftest import ROOT
+from tests.conftest import ROOT, free_port
 
 ALONE = run.Dist()
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def lines(path):
