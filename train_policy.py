@@ -493,7 +493,7 @@ def test(job: Job, state: Run, name: str) -> dict:
     if job.dist.is_main:
         run.write_jsonl(job.out / f"test-{name}.jsonl", episodes, append=False)
     entry = {"policy": name, "tasks": len(job.splits["test"]), **state.transitions()}
-    job.log.step("test", state.step,
+    job.log.step("test", state.step + (name == "after"),     # killed before its end, it is cut and made again
                  entry | {f"{key}/success": report["success"] for key, report in found.items()}, show=[])
     return entry | {"reports": found}
 

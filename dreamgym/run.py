@@ -100,6 +100,8 @@ def init_dist(seed: int, threads: int = 1) -> Dist:
 def check_shared(folder: str | Path, dist: Dist) -> None:
     """Raises ValueError where a rank does not see what rank 0, which alone writes files, has written into
     `folder`."""
+    if dist.world_size == 1:
+        return
     path = Path(folder) / f".seen-{dist.broadcast(os.urandom(8).hex())}"     # a new name: no cache knows it
     if dist.is_main:
         path.parent.mkdir(parents=True, exist_ok=True)

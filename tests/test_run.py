@@ -136,12 +136,12 @@ def test_two_gloo_ranks(tmp_path):
 
 
 def train_some(resume, save, dist):
-    """Two steps of AdamW and Muon on a sharded model, from the start or from the checkpoint `resume`; the
-    rows depend on the step alone. Saves to `save`; returns this rank's saved number, None where it is new."""
+    """Two steps on a sharded model, from the start or from the checkpoint `resume`; the rows depend on the
+    step alone. Saves to `save`; returns this rank's saved number, None where it is new."""
     torch.manual_seed(0)
     model = load_model(str(resume))[0] if resume else timing.tiny_llama(vocab=50, hidden=32, layers=2)
     model = shard(model, replicated_below=0)
-    optimizers, start, number = tiny.make_optimizers(model, 1e-2, 1e-2), 0, dist.rank
+    optimizers, start, number = tiny.make_optimizers(model, 1e-2), 0, 10 + dist.rank
     if resume:
         shared, own = run.load_state(resume, dist)
         start, number = shared["step"], own.get("number")
@@ -188,11 +188,11 @@ def test_a_checkpoint_of_n_ranks_is_read_by_m(tmp_path, capsys):
     for name in ("two-one", "two-two", "one-two"):
         weights, state = load_file(tmp_path / name / "model.safetensors"), torch.load(tmp_path / name / "training.pt")
         for key, want in whole.items():
-            assert (weights[key] - want).norm() < 1e-3 * (want - start[key]).norm(), (name, key)
-        for optimizer, other in zip(state["shared"]["optimizers"], whole_state["shared"]["optimizers"]):
-            for i, values in other["state"].items():
-                for key, want in values.items():
-                    torch.testing.assert_close(optimizer["state"][i][key], want, rtol=1e-2, atol=1e-6)
+            assert (weights[key] - want).norm() < 0.01 * (want - start[key]).norm(), (name, key)
+        for i, values in whole_state["shared"]["optimizers"][0]["state"].items():
+            for key, want in values.items():
+                found = state["shared"]["optimizers"][0]["state"][i][key]
+                assert found.shape == want.shape and (found - want).norm() <= 0.01 * want.norm(), (name, i, key)
         assert state["shared"]["step"] == 4
 
 

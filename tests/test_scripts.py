@@ -298,7 +298,8 @@ def agent(folder, *command):
 
 def on_two_nodes(folders, flags):
     """(exit code, stdout and stderr) of two agents of one rank each, which meet over torchrun's rendezvous."""
-    meet = ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}"]
+    meet = ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--local-addr=127.0.0.1",
+            f"--rdzv-endpoint=127.0.0.1:{free_port()}"]
     agents = [agent(folder, *meet, ROOT / "train_policy.py", *flags) for folder in folders]
     return [("".join(done.communicate(timeout=900)), done.returncode) for done in agents]
 
@@ -307,7 +308,7 @@ def test_two_nodes(base, preset, tmp_path):
     """Ranks of two machines that do not find each other, a child script that looks for rank 0 on its own
     machine, files of another rank than 0; and one process that cannot go on from two."""
     flags = ["--env", "examples/files.py", "--config", preset, "--data", base / "data", "--out", tmp_path,
-             "--imitation", base / "imitation", "--imitation-episodes", 6]
+             "--imitation", base / "imitation"]
     for text, code in on_two_nodes([base.parents[1]] * 2, [*flags, "--iterations", 1]):
         assert code == 0, text[-3000:]
     assert len(torch.load(tmp_path / "expmodel/model/training.pt", weights_only=True)["ranks"]) == 2
