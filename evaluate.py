@@ -13,10 +13,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from dreamgym import offline, run, teacher
+from dreamgym import offline, run, teacher, viewer
 from dreamgym.envs.base import Environment, Player, env_of_data, make_env, out_folder
 from dreamgym.episode import Episode, Task, read_episodes, read_tasks, to_json
-from dreamgym.evaluation import experience_report, failed_probes, pass_at_k, policy_report, theorem_1
+from dreamgym.evaluation import (
+    experience_report, failed_probes, never_won, pass_at_k, policy_report, theorem_1)
+from dreamgym.experience_model import ExperienceModel
 from dreamgym.model import load_model
 from dreamgym.rollout import Policy, PolicySettings, rollout
 from dreamgym.served_model import is_url, open_experience_model
@@ -41,6 +43,8 @@ class Args:
     env_options: list[str] = field(default_factory=list)   # name=value, instead of the data's own
     data_dir: str = ""                 # official data to play on, instead of the data's own
     out: str = ""                      # folder for episodes.jsonl and report.json
+    html: str = ""                     # FILE.html: episodes of both worlds side by side, for a browser
+    others: list[str] = field(default_factory=list)   # other policies' episodes.jsonl: which tasks none wins
     judge: str = ""                    # URL of an endpoint: scores dreamt steps, judges where env asks
     judge_model: str = ""              # the model's name there
     judge_key_env: str = "OPENAI_API_KEY"      # environment variable that holds the key
@@ -54,6 +58,8 @@ class Args:
             raise ValueError("--expmodel URL and --expmodel-name NAME: expected both or none")
         if bool(self.judge) != bool(self.judge_model):
             raise ValueError("--judge URL and --judge-model NAME: expected both or none")
+        if self.html and not self.html.endswith(".html"):
+            raise ValueError(f"--html {self.html}: expected the name of a file that ends in .html")
 
 
 def folders(args: Args) -> tuple[Path | None, Path | None, Path]:
@@ -159,6 +165,35 @@ def show_play(args: Args, env: Environment, played: dict[str, list[Episode]],
     return reports, [episode for episodes in played.values() for episode in episodes]
 
 
+def write_html(args: Args, policy: Policy | None, env: Environment, model: ExperienceModel | None,
+               episodes: list[Episode]) -> None:
+    """The page of --html: the first episodes, and the same tasks played in the other world where there is
+    one."""
+    (folder, expmodel, _), temperature = folders(args), args.temperatures[0]
+    shown, about = episodes[:viewer.SHOWN], [f"{args.split} tasks", "recorded episodes"]
+    if policy:
+        about[1:] = [f"policy {folder} at temperature {temperature:g}"]
+        kind, other = ("dream", model) if args.world == "real" else ("real", env if env.is_real else None)
+        tasks, name = [e.task for e in shown], f"{kind}-{temperature:g}"
+        shown += rollout(policy, other, tasks, temperature, name) if other else []
+    about += [f"experience model {expmodel}" if model else f"no experience model in {expmodel}"]
+    base = folder.parent if policy else expmodel
+    viewer.write_page(Path(args.html), env, "; ".join(about), shown, model, base)
+    print(f"page {args.html}")
+
+
+def show_never_won(args: Args, episodes: list[Episode], tasks: list[Task]) -> dict:
+    """Which of the tasks no episode won, of this policy at all temperatures and of the `--others`."""
+    ids = {task.id for task in tasks}
+    others = [e for file in args.others for e in read_episodes(Path(file)) if e.task.id in ids]
+    found = never_won(episodes + others)
+    rows = {"all": found["tasks"]} | found["groups"]
+    print(f"tasks that were never won, in at least {found['episodes_each']} episodes each; the other tasks: "
+          f"success {found['success_of_others']['share'] or 0:.3f}\n"
+          + run.summary_table([{"tasks": name, **cells} for name, cells in rows.items() if cells["share"]]))
+    return found
+
+
 def show_experience(args: Args, report: dict) -> None:
     """Errors by action type beside the lookup null, probes of the reward, Theorem 1."""
     rows = report["by_action"] | {"all": report["exact"] | {"f1": report["f1"]}}
@@ -172,7 +207,7 @@ def show_experience(args: Args, report: dict) -> None:
     print("PROBES NOT PASSED: " + "; ".join(failed) if failed else "probes passed")
 
 
-def evaluate_model(args: Args, dist) -> tuple[dict, list[Episode]]:
+def evaluate_model(args: Args, dist) -> None:
     """A policy in a world, or, without one, an experience model on recorded episodes."""
     folder, expmodel, data = folders(args)
     env, tasks = make_environment(args, data, dist)
@@ -180,16 +215,31 @@ def evaluate_model(args: Args, dist) -> tuple[dict, list[Episode]]:
         in_dream = args.world == "dream" or not folder
         if not in_dream and not env.is_real:
             raise ValueError(f"--world real: {env.name} is no world to play in; use --world dream")
-        world = env
-        if in_dream:
-            untrained = is_url(args.expmodel) and not expmodel
-            offline = read_episodes(data / "train.jsonl") if untrained else []
-            world = open_experience_model(args, expmodel, env, offline, dist.device, seed=args.seed)
-        if folder:
-            return play_policy(args, load_policy(args, folder, env, dist.device), world, tasks)
-        report = experience_report(world, read_episodes(data / f"{args.split}.jsonl"), dist)
-        show_experience(args, report)
-        return report, []
+        model = None
+        if in_dream or (args.html and (is_url(args.expmodel) or (expmodel / "model").is_dir())):
+            model = open_experience_model(args, expmodel, env, data / "train.jsonl", dist.device,
+                                          seed=args.seed)
+        policy = load_policy(args, folder, env, dist.device) if folder else None
+        if policy:
+            report, episodes = play_policy(args, policy, model if in_dream else env, tasks)
+            found = {"never_won": show_never_won(args, episodes, tasks)}
+        else:
+            recorded = read_episodes(data / f"{args.split}.jsonl")
+            report, episodes, found = experience_report(model, recorded, dist), [], {}
+            show_experience(args, report)
+        save(args, report, episodes, found)      # the page takes a while
+        if args.html:                            # of several temperatures the first
+            played = episodes[:len(tasks) * args.repeats] if policy else recorded
+            write_html(args, policy, env, model, [e for e in played if e.source != "counterfactual"])
+
+
+def save(args: Args, report: dict, episodes: list[Episode], more: dict) -> None:
+    """Writes --out."""
+    if args.out:
+        out = Path(args.out)
+        out.mkdir(parents=True, exist_ok=True)
+        run.write_jsonl(out / "episodes.jsonl", map(to_json, episodes), append=False)
+        run.write_json(out / "report.json", {"settings": asdict(args), "report": report, **more})
 
 
 def main() -> None:
@@ -197,13 +247,10 @@ def main() -> None:
     dist = run.init_dist(args.seed)
     if dist.world_size > 1:
         raise ValueError(f"found {dist.world_size} ranks: start evaluate.py without torchrun")
-    is_player = args.policy.isidentifier() and not Path(args.policy).exists()
-    report, episodes = play_player(args) if is_player else evaluate_model(args, dist)
-    if args.out:
-        out = Path(args.out)
-        out.mkdir(parents=True, exist_ok=True)
-        run.write_jsonl(out / "episodes.jsonl", map(to_json, episodes), append=False)
-        run.write_json(out / "report.json", {"settings": asdict(args), "report": report})
+    if args.policy.isidentifier() and not Path(args.policy).exists():
+        save(args, *play_player(args), {})
+    else:
+        evaluate_model(args, dist)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from typing import Literal
 
 import torch
 
-from dreamgym import plots, rl, run, tiny
+from dreamgym import plots, rl, run, tiny, viewer
 from dreamgym.curriculum import Curriculum, cluster
 from dreamgym.envs.base import Environment, out_folder
 from dreamgym.episode import (Episode, StopReason, Task, from_json, read_episodes, read_tasks, rename_episode,
@@ -573,10 +573,21 @@ def finish(job: Job, state: Run, results: list[dict]) -> None:
     picture = plots.training_curve(out)
     job.log.say(f"\n{env.name}, {env.label}: {results[0]['tasks']} test tasks, world and temperature, 95 % "
                 f"Wilson intervals\n{run.summary_table(rows)}\n{note}")
+    page = show_test(job, state, results[-1]["policy"])
     job.log.say(f"everything is in {out}: result.json, metrics.jsonl, episodes.jsonl, expmodel/report.json, "
-                f"policy/; picture {picture}\n"
+                f"policy/; picture {picture}; page to read {page}\n"
                 f"next: python evaluate.py --env {job.args.env} --policy {out / 'policy'} --play 10   |   "
                 f"tensorboard --logdir {out}")
+
+
+def show_test(job: Job, state: Run, name: str) -> Path:
+    """Writes OUT/dream.html: the test episodes on file that were played at the dream's temperature."""
+    episodes, cut = viewer.read_tail(job.out / f"test-{name}.jsonl", kind=Episode)
+    alike = [e for e in episodes if e.id.startswith((f"test-{name}-real-1-", f"test-{name}-dream-1-"))]
+    state.experience_model.clear_caches()
+    about = f"test tasks at temperature 1, policy {name} RL"
+    viewer.write_page(job.out / "dream.html", job.env, about, alike, state.experience_model, job.out, [cut])
+    return job.out / "dream.html"
 
 
 def run_config(args: Args) -> dict:
@@ -633,8 +644,8 @@ def main() -> None:
     probes = run.read_json(expmodel / "report.json")["full"] if expmodel else {}
     if failed := failed_probes(probes):
         log.say(f"probes of the experience model that did not pass: {'; '.join(failed)}")
-    model = open_experience_model(args, expmodel, env, offline, dist.device, resume,
-                                  run.derive_seed(args.seed, "dream", dist.rank))
+    model = open_experience_model(args, expmodel, env, data / "train.jsonl", dist.device, resume,
+                                  seed=run.derive_seed(args.seed, "dream", dist.rank))
     policy = starting_policy(args, env, (out, expmodel), offline, dist, log)
     if args.init == "expmodel" and model.model:
         tiny.check_tokenizer(policy.tokenizer, model.tokenizer)

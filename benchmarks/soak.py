@@ -5,7 +5,7 @@ and resident memory over iterations.
     python -m benchmarks.soak --kills 0 --iterations 1000      # memory of the loop
 
 The environment is examples/files.py; numbers and comparisons are those of tests/test_scripts.py: weights,
-optimizers, random states, replay buffer, curriculum, episodes, evaluations, report, metrics without times.
+optimizers, random states, replay buffer, curriculum, episodes, evaluations, metrics without times.
 A run is a forked process, for imports take longer than its work. A kill comes after a uniform draw between 0
 and the length of the uninterrupted run. The replay buffer grows to its capacity by design, so nothing is added
 to it while memory is measured.

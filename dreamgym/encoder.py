@@ -13,7 +13,7 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from functools import cache
+from functools import lru_cache
 
 import numpy as np
 
@@ -64,7 +64,7 @@ class WordEncoder(Encoder):
         return found
 
 
-@cache
+@lru_cache(maxsize=CACHED_TEXTS)
 def direction(word: str, dim: int) -> np.ndarray:
     """A random direction that depends on the word alone, the same on every machine."""
     signs = np.random.default_rng(zlib.crc32(word.encode())).choice(np.float32([-1, 1]), dim)

@@ -12,7 +12,8 @@ from scipy import stats
 
 from dreamgym.envs.base import Audit
 from dreamgym.episode import Episode, Step, StopReason
-from dreamgym.experience_model import ExperienceModel
+from dreamgym.experience_model import ExperienceModel, Prediction
+from dreamgym.prompts import Question
 
 NEAR_MISS_LIMIT = 0.05      # share of near misses paid
 FITS_LIMIT = 0.90           # share of fulfilled tasks paid, at least
@@ -57,24 +58,31 @@ def confusion(pairs: Iterable[tuple[bool, bool]]) -> dict[str, int]:
 
 # ---- the experience model ----------------------------------------------------------------------------------
 
-def experience_report(model: ExperienceModel, episodes: list[Episode], dist, batch: int = 256) -> dict:
-    """Errors on recorded steps with their true history: next states exact and word F1, by action type; the
-    reward's confusion; near misses paid, by the constraint that a counterfactual breaks; refused actions
-    accepted; malformed answers; the lookup null. Each rank of `dist`, a run.Dist, answers its part."""
-    rows, predictions, nearest = [(e, i) for e in episodes for i in range(len(e.steps))], [], []
+def ask_recorded(model: ExperienceModel, episodes: list[Episode], dist,
+                 batch: int = 256) -> list[tuple[Episode, int, Question, Prediction]]:
+    """The dream asked about each recorded step with its true history (teacher forcing): (episode, index of
+    the step, question, prediction). Each rank of `dist`, a run.Dist, asks its part."""
+    rows, pairs = [(e, i) for e in episodes for i in range(len(e.steps))], []
     first, end = (len(rows) * rank // dist.world_size for rank in (dist.rank, dist.rank + 1))
     for start in range(first, end, batch):
         part = rows[start:min(start + batch, end)]
         steps = [e.steps[i] for e, i in part]
         questions = model.questions([e.task.text for e, _ in part], [e.steps[:i] for e, i in part],
                                     [s.state for s in steps], [s.shown_action for s in steps])
-        nearest += [q.demos[-1].next_state if q.demos else q.state for q in questions]
-        predictions += model.predict(questions)
-    predictions, nearest = dist.gather(predictions), dist.gather(nearest)
+        pairs += zip(questions, model.predict(questions))
+    return [(*row, *pair) for row, pair in zip(rows, dist.gather(pairs))]
+
+
+def experience_report(model: ExperienceModel, episodes: list[Episode], dist, batch: int = 256) -> dict:
+    """Errors on recorded steps with their true history: next states exact and word F1, by action type; the
+    reward's confusion; near misses paid, by the constraint that a counterfactual breaks; refused actions
+    accepted; malformed answers; the lookup null. Ranks share the work."""
+    asked = ask_recorded(model, episodes, dist, batch)
     exact, f1, paid_by_label = defaultdict(list), defaultdict(list), defaultdict(list)
     null, refused, verdicts = [], [], []
-    for (episode, i), prediction, lookup in zip(rows, predictions, nearest):
+    for episode, i, question, prediction in asked:
         step, paid, read = episode.steps[i], bool(prediction.reward), not prediction.malformed
+        lookup = question.demos[-1].next_state if question.demos else question.state
         if episode.source == "counterfactual":
             paid_by_label[episode.label].append(paid)
             continue
@@ -88,13 +96,13 @@ def experience_report(model: ExperienceModel, episodes: list[Episode], dist, bat
             verdicts.append((paid, bool(step.reward)))
     flat, scores = sum(exact.values(), []), sum(f1.values(), [])
     return {
-        "transitions": len(flat), "answers": len(rows), "exact": share(flat),
+        "transitions": len(flat), "answers": len(asked), "exact": share(flat),
         "f1": sum(scores) / max(1, len(scores)),
         "exact_of_lookup": share(null),
         "by_action": {k: {**share(part), "f1": sum(f1[k]) / len(part)} for k, part in sorted(exact.items())},
         "reward_confusion": confusion(verdicts),
         "near_miss_paid": {k: share(part) for k, part in sorted(paid_by_label.items())},
-        "refusals_accepted": share(refused), "malformed": share([p.malformed for p in predictions]),
+        "refusals_accepted": share(refused), "malformed": share([p.malformed for *_, p in asked]),
     }
 
 
@@ -182,6 +190,27 @@ def pass_at_k(episodes: list[Episode]) -> dict[int, float]:
     value = lambda c, k: 1.0 - math.comb(n - c, k) / math.comb(n, k)
     return {k: sum(value(sum(rows[:n]), k) for rows in wins.values()) / len(wins)
             for k in (1, 2, 4, 8, 16) if k <= n}
+
+
+def never_won(episodes: list[Episode]) -> dict:
+    """The tasks that no episode won, whichever policy or temperature it was of, as shares of all tasks and by
+    groups of tasks, and the success of episodes of the other tasks. `episodes_each`: of the task with
+    fewest."""
+    wins = defaultdict(list)
+    for episode in episodes:
+        if episode.stop != StopReason.NOT_JUDGED:
+            wins[episode.task.id].append(episode.success)
+    groups = defaultdict(list)
+    for task in {e.task.id: e.task for e in episodes if e.task.id in wins}.values():
+        for name in task.groups:
+            groups[name].append(not any(wins[task.id]))
+    return {
+        "tasks": share([not any(rows) for rows in wins.values()]),
+        "episodes_each": min(map(len, wins.values()), default=0),
+        "groups": {name: share(rows) for name, rows in sorted(groups.items())},
+        "ids": sorted(name for name, rows in wins.items() if not any(rows)),
+        "success_of_others": share([win for rows in wins.values() if any(rows) for win in rows]),
+    }
 
 
 def gap_alarm(evaluations: list[dict], probes: dict) -> str:

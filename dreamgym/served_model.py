@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from dreamgym.envs.base import Environment
-from dreamgym.episode import Episode
+from dreamgym.episode import read_episodes
 from dreamgym.experience_model import (ExperienceModel, ExperienceSettings, load_experience_model,
                                        load_settings, new_memory)
 from dreamgym.replay import ReplayBuffer
@@ -67,18 +67,20 @@ class ServedExperienceModel(ExperienceModel):
         self.counts = dict(state["counts"])
 
 
-def open_experience_model(args, folder: Path | None, env: Environment, episodes: list[Episode], device="cpu",
-                          resume: Path | None = None, seed: int = 0) -> ExperienceModel:
+def open_experience_model(args, folder: Path | None, env: Environment, offline: Path, device="cpu",
+                          resume: Path | None = None, **options) -> ExperienceModel:
     """What `args` names: the weights in `folder`, or the server at the URL --expmodel. The server's model was
-    exported from `folder`, which has its settings and replay buffer; without a folder it is untrained, has
-    default settings, and `episodes` in its buffer. A checkpoint `resume` has a buffer of its own."""
+    exported from `folder`, which has its settings and replay buffer. Without a folder it is untrained, has
+    default settings, and the episodes of the file `offline` in its buffer. A checkpoint `resume` has a buffer
+    of its own. `options` are those of ExperienceModel."""
     replay = resume / "replay" if resume else None
     if not is_url(args.expmodel):
-        return load_experience_model(folder, env, device, replay, seed=seed)
+        return load_experience_model(folder, env, device, replay, **options)
     if folder:
         settings, memory = load_settings(folder, replay, device)
     else:
-        settings, memory = ExperienceSettings(), new_memory("words", episodes, seed)
+        settings = ExperienceSettings()
+        memory = new_memory("words", [e for e in read_episodes(offline) if e.source != "counterfactual"])
         memory = (ReplayBuffer.load(replay), memory[1]) if replay else memory
     endpoint = Endpoint(args.expmodel, args.expmodel_name, args.expmodel_key_env)
     return ServedExperienceModel(endpoint, env, settings, memory)

@@ -14,13 +14,15 @@ from dreamgym.model import save_model
 from dreamgym.replay import ReplayBuffer
 from dreamgym.rollout import PolicySettings
 from evaluate import Args, folders, readable
+from test_viewer import held
 
 
 @pytest.fixture(scope="module")
-def made(workspace):
+def made(workspace, tmp_path_factory):
     """A run's folder with a policy and an experience model that can say nothing sensible, and say it fast."""
     tokenizer, encoder = tiny.build_tokenizer(["state: next"]), WordEncoder()
-    buffer, base = ReplayBuffer(encoder.dim), workspace.data.parent
+    buffer, base = ReplayBuffer(encoder.dim), tmp_path_factory.mktemp("made")
+    (base / "data").symlink_to(workspace.data)
     fill_buffer(buffer, encoder, read_episodes(workspace.data / "train.jsonl")[:3])
     limits = ExperienceSettings(context=900, max_next_tok=3, max_reward_tok=3, max_resamples=0)
     for name, settings in (("policy", PolicySettings(900, 4, "action")), ("expmodel/model", limits)):
@@ -29,21 +31,29 @@ def made(workspace):
         run.write_json(base / name / "meta.json", meta)
     buffer.save(base / "expmodel/model/replay")
     save_settings(base / "expmodel/model", limits, "words", encoder)
-    return SimpleNamespace(policy=base / "policy", expmodel=base / "expmodel", data=workspace.data)
+    return SimpleNamespace(policy=base / "policy", expmodel=base / "expmodel", data=base / "data")
 
 
 @pytest.mark.parametrize("world", ["real", "dream"])
 def test_policy(made, script, tmp_path, capsys, world):
-    """Stops a table without a row for each temperature, lost repeats, and episodes that cannot be read
-    again."""
+    """Stops a table without a row for each temperature, lost repeats, episodes that cannot be read again,
+    and other policies that do not count."""
     script("evaluate", "--env", EXAMPLE, "--policy", made.policy, "--world", world, "--tasks", 2,
-           "--temperatures", 0.0, 1.0, "--repeats", 2, "--play", 1, "--out", tmp_path)
+           "--temperatures", 0.0, 1.0, "--repeats", 2, "--play", 1, "--out", tmp_path, "--html",
+           tmp_path / "page.html")
     said, report = capsys.readouterr().out, run.read_json(tmp_path / "report.json")["report"]
     episodes = read_episodes(tmp_path / "episodes.jsonl")
     assert [(t, r["n"], list(r["pass_at_k"])) for t, r in report.items()] == [(t, 4, ["1", "2"]) for t in "01"]
     assert [(e.id, e.world) for e in episodes] == [(f"{world}-{t}-{i}", world) for t in "01" for i in range(4)]
     assert all(readable(episodes[i]) in said for i in (0, 4)) and f"{world} world, test tasks" in said
-    assert len({e.task.id for e in episodes}) == 2
+    assert len({e.task.id for e in episodes}) == 2 and "tasks that were never won" in said
+    rows = held(tmp_path / "page.html")["rows"]                  # the other world was played, the dream asked
+    assert len(rows) == 4 and all(row["real"] and row["dream"] for row in rows)
+    assert all(len(row["asked"]["steps"]) == len(row["real"]["steps"]) for row in rows)
+    script("evaluate", "--env", EXAMPLE, "--policy", made.policy, "--world", world, "--tasks", 2,
+           "--temperatures", 0.0, "--others", tmp_path / "episodes.jsonl", "--out", tmp_path / "again")
+    found = run.read_json(tmp_path / "again/report.json")["never_won"]
+    assert (found["tasks"]["n"], found["episodes_each"]) == (2, 5)      # one here, four of the other policy
 
 
 def test_experience_model(made, script, tmp_path, capsys):
@@ -52,11 +62,12 @@ def test_experience_model(made, script, tmp_path, capsys):
         lines = (made.data / name).read_text().splitlines(keepends=True)
         (tmp_path / name).write_text("".join(lines[:2] if name == "valid.jsonl" else lines))
     script("evaluate", "--env", EXAMPLE, "--expmodel", made.expmodel, "--data", tmp_path, "--split", "valid",
-           "--out", tmp_path / "out")
+           "--out", tmp_path / "out", "--html", tmp_path / "page.html")
     said = capsys.readouterr().out
     assert all(words in said for words in ("null: the nearest recorded step", "refused action accepted",
                                            "Theorem 1", "PROBES"))
     report = run.read_json(tmp_path / "out/report.json")["report"]
+    assert all(row["asked"] and not row["dream"] for row in held(tmp_path / "page.html")["rows"])
     assert report["transitions"] == sum(len(e.steps) for e in read_episodes(tmp_path / "valid.jsonl"))
 
 
@@ -70,7 +81,7 @@ def test_recorded_episodes_alone_are_no_world(made, script, tmp_path):
 
 
 @pytest.mark.parametrize("flags", [{"repeats": 0}, {"tasks": 0}, {"temperatures": []}, {"gamma": 1.0},
-                                   {"judge": "http://x/v1"}])
+                                   {"judge": "http://x/v1"}, {"html": "page"}])
 def test_flags_that_cannot_be(flags):
     """Stops a run that fails after it has played."""
     with pytest.raises(ValueError, match="expected"):

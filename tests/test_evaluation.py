@@ -11,7 +11,7 @@ import pytest
 
 from dreamgym.envs.base import Audit, StepResult
 from dreamgym.episode import Episode, Step, StopReason, Task
-from dreamgym.evaluation import (experience_report, failed_probes, gap_alarm, interval, pass_at_k,
+from dreamgym.evaluation import (experience_report, failed_probes, gap_alarm, interval, never_won, pass_at_k,
                                  policy_report, replayed_inconsistencies, seed_interval, theorem_1, word_f1)
 from dreamgym.experience_model import Prediction
 from dreamgym.prompts import Demo, Question
@@ -191,6 +191,21 @@ def test_replayed_inconsistencies():
 
 
 # ---- policies ----
+
+def test_never_won():
+    """Stops a task from counting as lost by one lost episode, one that nobody could judge from counting, and
+    groups without their tasks."""
+    kinds = {"a": ["kind known"], "b": ["kind known"], "c": ["kind new"], "d": ["kind new"]}
+    tasks = {name: Task(id=name, text=name, groups=groups) for name, groups in kinds.items()}
+    played = [("a", 1), ("a", 0), ("a", 0), ("b", 0), ("b", 0), ("c", 0), ("c", 0), ("d", None)]
+    stops = {1: StopReason.SUCCESS, 0: StopReason.FAILURE, None: StopReason.NOT_JUDGED}
+    found = never_won([Episode(id=str(i), task=tasks[name], stop=stops[won],
+                               steps=[Step(state="s", action="a", next_state="t", reward=float(won or 0), done=True)])
+                       for i, (name, won) in enumerate(played)])
+    assert found["ids"] == ["b", "c"] and found["episodes_each"] == 2 and found["tasks"]["share"] == 2 / 3
+    assert {name: cells["share"] for name, cells in found["groups"].items()} == {"kind known": .5, "kind new": 1}
+    assert found["success_of_others"]["share"] == 1 / 3 and never_won([])["tasks"]["share"] is None
+
 
 def test_policy_report():
     """Stops a reward that is audited against itself, episodes that nobody judged from counting as failures,

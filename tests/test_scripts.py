@@ -117,7 +117,7 @@ def test_the_tutorials_commands(base):
     assert [command[0] for command in COMMANDS[:4]] == ["collect.py", "train_expmodel.py", "train_policy.py",
                                                         "evaluate.py"]
     for name in ("policy/model.safetensors", "imitation/model/model.safetensors", "expmodel/report.json",
-                 "data/train.jsonl", "metrics.jsonl", "result.json"):
+                 "data/train.jsonl", "metrics.jsonl", "result.json", "dream.html"):
         assert (base / name).is_file(), name
     result = json.loads((base / "result.json").read_text())
     assert [row["policy"] for row in result["rows"]] == ["start (imitation)",

@@ -72,7 +72,7 @@ def test_an_exported_model_answers_as_at_home(server, trained, script, tmp_path)
                                          settings["temperature"])
         return said(text, "stop" if ended else "length")
     server.reply = reply
-    away = open_experience_model(server.args, trained.expmodel, env, [])
+    away = open_experience_model(server.args, trained.expmodel, env, trained.data / "train.jsonl")
     assert away.settings == home.settings and len(away.buffer) == len(home.buffer) > 0
     home.settings.max_resamples = away.settings.max_resamples = 0      # draws differ, greedy answers do not
     assert away.predict(first_questions(away, trained.data)) == home.predict(first_questions(home, trained.data))
@@ -87,7 +87,7 @@ def test_an_untrained_model_is_a_world(server, workspace):
     server.reply = lambda messages, settings: said(
         "think: no\nreward: 0 done: no" if "reward?" in messages[-1]["content"]
         else f"{thought}think: it opens\nnext:\nin: /docs")
-    world = open_experience_model(server.args, None, env, episodes)
+    world = open_experience_model(server.args, None, env, workspace.data / "train.jsonl")
     session, = world.reset([episodes[0].task])
     result, = world.step([session], ["cd docs"])
     assert (result.state, result.done, result.reasoning) == ("in: /docs", False, "it opens")
@@ -106,7 +106,7 @@ def test_a_server_that_fails(server, workspace, answer):
     """Hours of imitation before the first question shows that nobody answers; a traceback."""
     server.reply = lambda *_: answer
     with pytest.raises(ValueError, match=f"^--expmodel {server.url}: "):
-        open_experience_model(server.args, None, make_env(EXAMPLE), [])
+        open_experience_model(server.args, None, make_env(EXAMPLE), workspace.data / "train.jsonl")
 
 
 def test_rl_in_a_served_model(server, trained, script, tmp_path):

@@ -6,6 +6,7 @@ from copy import copy
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from dreamgym.envs.base import make_env
 from dreamgym.envs.webarena import env as module, live
@@ -38,7 +39,7 @@ def draft_task(**html):
               "required_contents": html}
     config = {"sites": ["shopping"], "task_id": 1, "start_url": "__SHOPPING__/contact", "intent": "Draft it.",
               "intent_template_id": 1, "eval": {"eval_types": ["program_html"], "program_html": [target]}}
-    return Task(id="draft", text="Draft it.", env="webarena", goal={"config": config})
+    return Task(id="draft", text="Draft it.", env="webarena", goal={"config": config, "database": "test 0"})
 
 
 DRAFTS = [(["type [{}] [A refund, please.] [0]", "stop []"], 1), (["stop []"], 0),
@@ -94,7 +95,7 @@ def test_tasks_start_where_the_environment_starts_them(env):
 def test_the_same_class_for_every_name_and_option():
     """Stops options of the contract from being lost, and data of another seed from passing for the same."""
     env = make_env("webarena", seed=8, options=["backend=direct"])
-    assert env.describe() == {"env": "webarena", "state_form": 2, "data": "own sites", "seed": 8}
+    assert env.describe() == {"env": "webarena", "state_form": 3, "data": "own sites", "seed": 8}
     assert env.describe() != WebArena().describe() and env.numbered_lines and env.label == "own sites"
     assert {name for name, player in env.players().items() if player.imitate} == {"imperfect"}
     assert sum(player.share for player in env.players().values()) == pytest.approx(1)
@@ -145,18 +146,29 @@ def test_episodes_do_not_see_each_other(env):
     assert product not in cart.state
 
 
+def test_an_episode_plays_on_the_database_of_its_task(env):
+    """Stops a task asked on sites that an episode of another database has left, or played before."""
+    tasks = {task.goal["database"]: task for split in ("test", "train") for task in env.tasks(split)}
+    env.sites.slots = env.sites.made + 2         # one more has to become another
+    for some in ([tasks["test 1"]], [tasks["train 3"], tasks["test 1"]], [tasks["train 3"]], [tasks["test 1"]]):
+        sessions = env.reset(some)
+        assert [session.inner.sites.name for session in sessions] == [task.goal["database"] for task in some]
+        assert [session.state for session in sessions] == [task.start for task in some]
+        env.end(sessions)
+
+
 def test_episodes_cut_short_give_their_sites_back(env):
     """Stops the leak of sites (and, live, of the only instance) by episodes that end without `stop`: at a
     step limit, or by the context."""
-    task, free = env.tasks("train")[0], len(env.sites.free)
+    task = env.tasks("train")[0]
+    env.end(env.reset([task] * 2))
+    free = len(env.sites.free)
     for _ in range(3):
         sessions = env.reset([task] * 2)
         env.step(sessions, ["go_back", "stop [done]"])         # one is cut short, one ends by itself
         env.end(sessions)
         env.end(sessions)                                      # giving back twice gives back once
-        assert len(env.sites.free) == max(2, free)
-        assert len({id(stage) for stage in env.sites.free}) == max(
-            2, free)
+        assert len(env.sites.free) == len({id(stage) for stage in env.sites.free}) == free
 
 
 def test_scoring_is_selected_by_an_option_and_named(env):
@@ -177,7 +189,7 @@ def test_a_live_instance_is_given_back(env):
     """Stops a user's only instance from being lost by an episode cut short, or by a login that fails."""
     task, closed = env.tasks("train")[0], []
     sites = LiveSites.__new__(LiveSites)
-    stage = OwnSites(7, "direct", 1).take()
+    stage = OwnSites(7, "direct", 1).take(task)
     stage.browser.close, stage.sites = lambda: closed.append(1), live.Instance({})
     sites.free, sites.slots, sites.is_reset = [stage], 1, True
     real = copy(env)
@@ -203,6 +215,10 @@ def test_unknown_splits_backends_and_generated_tasks_are_refused(env):
         make_env("webarena", options=["scoring=strict"])
     with pytest.raises(ValueError, match="expected URL,MODEL"):
         WebArena(judge="http://h/v1")
+    task = env.tasks("test")[0]
+    for database in ({}, {"database": "test 99"}):       # of data collected before there were several databases
+        with pytest.raises(ValueError, match="expected one of 'train 0' to 'test 3'"):
+            env.reset([replace(task, goal={"config": task.goal["config"], **database})])
     with pytest.raises(ValueError, match="generated"):
         env.reset([Task(id="g", text="Disable Blue Lamp.", generated=True)])
 
@@ -234,6 +250,44 @@ def test_official_tasks(env, tmp_path, monkeypatch):
 
 
 @CHROMIUM
+def test_webarena_verified_gets_its_files(tmp_path, monkeypatch):
+    """Stops episodes of WebArena-Verified from being judged here, or from leaving no answer or an incomplete
+    network log for its own scorer, also where they are cut short."""
+    pytest.importorskip("playwright")
+    record = {"task_id": 5, "sites": ["shopping"], "intent": "Show my cart.", "intent_template_id": 2,
+              "start_urls": ["__SHOPPING__"], "intent_template": "x", "instantiation_dict": {}, "revision": 2,
+              "eval": [{"evaluator": "AgentResponseEvaluator", "results_schema": {"type": "null"},
+                        "expected": {"task_type": "navigate", "status": "SUCCESS", "retrieved_data": None}}]}
+    (tmp_path / "verified.json").write_text(json.dumps([record]))
+    monkeypatch.setattr(module, "LOGINS", tmp_path / "logins")
+    monkeypatch.setattr(module, "RESPONSES", tmp_path / "answers")
+    monkeypatch.setattr(module, "SETTLE_S", 0.0)
+    with SiteDatabase().serve() as served:
+        for site, base in served.bases.items():
+            monkeypatch.setenv(f"WA_{site.upper()}", base)
+        real = WebArena(str(tmp_path / "verified.json"))
+        try:
+            (here,) = real.tasks("test")
+            said = {"task_type": "NAVIGATE", "status": "SUCCESS", "retrieved_data": None}
+            assert here.text.startswith("Show my cart. (Answer with stop [JSON]: ")
+            went, stopped = play(real, here, ["goto [shopping/cart]", f"stop [{json.dumps(said)}]"])
+            assert (stopped.stop, stopped.reward, stopped.done) == (StopReason.NOT_JUDGED, 0.0, True)
+            play(real, here, ["goto [shopping/cart]"])
+            play(real, here, ["stop [$5]"])
+        finally:
+            real.close()
+    assert "url: shopping/cart" in went.state
+    folders = [next((tmp_path / "answers").iterdir()) / f"attempt-{i}" / "5" for i in (1, 2, 3)]
+    answers = [json.loads((folder / "agent_response.json").read_text()) for folder in folders]
+    assert answers[:2] == [said, None]
+    assert (answers[2]["task_type"], answers[2]["retrieved_data"]) == ("RETRIEVE", ["$5"])
+    for folder, visited in zip(folders, (True, True, False)):
+        log = json.loads((folder / "network.har").read_text())["log"]["entries"]
+        assert any(entry["request"]["url"] == served.bases["shopping"] + "/cart" for entry in log) == visited
+        assert not any(entry["request"].get("postData") for entry in log)      # such as that of a login
+
+
+@CHROMIUM
 def test_a_real_browser_scores_drafts_and_refuses_keys_alike():
     pytest.importorskip("playwright")
     real = WebArena(backend="chromium")
@@ -251,17 +305,18 @@ def test_a_real_browser_plays_the_same_episodes(env, tmp_path, monkeypatch, kind
     (addresses, logins through the forms, evaluation on the sites that answer there): the oracle's way shows
     the same texts and gets the same reward."""
     pytest.importorskip("playwright")
-    tasks = [task for task in env.tasks("test") if task.goal["config"]["sites"] in (["shopping"], ["gitlab"])][:2]
+    tasks = [task for task in env.tasks("test") if task.goal["database"] == "test 1"
+             and task.goal["config"]["sites"] in (["shopping"], ["gitlab"])][:2]
     (tmp_path / "tasks.json").write_text(json.dumps([task.goal["config"] for task in tasks]))
     monkeypatch.setattr(module, "LOGINS", tmp_path / "logins")
     monkeypatch.setattr(module, "SETTLE_S", 0.0)
-    with SiteDatabase().serve() as served:
+    with SiteDatabase(7, tasks[0].goal["database"]).serve() as served:
         for site, base in served.bases.items():
             monkeypatch.setenv(f"WA_{site.upper()}", base)
         is_own = kind == "own sites"
         real = WebArena(backend="chromium") if is_own else WebArena(str(tmp_path / "tasks.json"))
         try:
-            assert real.label == kind and real.slots == 1 and bool(real.players()) == is_own
+            assert real.label == kind and real.slots == 1 and any(p.share for p in real.players().values()) == is_own
             for here_task, there_task in zip(tasks, tasks if is_own else real.tasks("test")):
                 (here,), (there,) = env.reset([here_task]), real.reset([there_task])
                 act, done = env.players()["oracle"].make(here, np.random.default_rng(0)), False

@@ -166,6 +166,43 @@ def test_bad_file_is_named(tmp_path, content):
         ev.read_tasks(path)
 
 
+def test_webchorearena(tmp_path):
+    """Its published columns; no template, alternatives for answers, addresses and pages. Stops its tasks from
+    being refused, and a right answer that is not the first alternative from scoring 0."""
+    chore = {"storage_state": "./.auth/shopping_state.json", "affect_environment": False, "required_wait": False,
+             "start_url_lite": "__SHOPPING__", "intent_template": "x", "required_obs": "any",
+             "type_main": "Calculation", "type_sub": "x", "description": "", "instantiation_dict": {}}
+    answers = {"must_include": ["5 |OR| five", "blue"]}
+    urls = {"eval_types": ["url_match"], "reference_url": "__SHOPPING__/a?x=1",
+            "or": [{"reference_url": "__SHOPPING__/b?y=2"}]}
+    pages = look("", must_include=["Blue"])
+    pages["program_html"][0]["or"] = look("", must_include=["Red"])["program_html"]
+    tasks = [{**record(evaluation, task_id=50000 + i), **chore}
+             for i, evaluation in enumerate(({"reference_answers": answers}, urls, pages))]
+    for task in tasks:
+        del task["intent_template_id"]
+    (tmp_path / "small.json").write_text(json.dumps(tasks))
+    first, second, third = (ev.located(task, BASES) for task in ev.read_tasks(tmp_path / "small.json"))
+
+    def scored(task, answer="", url=P, page=no_page):
+        return ev.evaluate(task, answer, Front(url=url, page=page)).score
+
+    assert [scored(first, text) for text in ("Blue, 5", "five blue", "six blue", "five")] == [1, 1, 0, 0]
+    shop = BASES["shopping"]
+    assert [scored(second, url=shop + path) for path in ("/a?x=1", "/b?y=2", "/a", "/b?x=1")] == [1, 1, 0, 0]
+    for text, met in (("Blue", 1), ("Red", 1), ("Green", 0)):
+        assert scored(third, page=site({P: f"<html><body><p>{text}</p></body></html>"})) == met
+    # WebArena's own references are taken as they stand
+    assert score({"reference_answers": {"must_include": ["5 |OR| five"]}}, "five") == 0
+
+
+def test_webarena_verified_is_left_to_its_own_scorer():
+    task = ev.as_task(record([{"evaluator": "AgentResponseEvaluator", "expected": {"task_type": "navigate"}}],
+                             start_url=None, start_urls=["__SHOPPING__/x", "__MAP__"]))
+    assert ev.located(task, BASES).start_urls == [BASES["shopping"] + "/x", BASES["map"]]
+    assert ev.evaluate(task, "x", Front(url=P, page=no_page)).score is None
+
+
 def test_placeholders_do_not_overlap():
     task = ev.as_task(record({"eval_types": ["url_match"], "reference_url": "__SHOPPING__"},
                              start_url="__SHOPPING_ADMIN__/x |AND| __SHOPPING__/y"))

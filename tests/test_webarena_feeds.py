@@ -172,6 +172,14 @@ OLD = """Tab 0: x | Tab 1 (current): Orders | Tab 2: y
 \t[40] checkbox 'All' checked: true
 \t[41] radio 'One' checked: false
 \t[50] link 'cut he"""
+GRID = """[1] RootWebArea 'Orders'
+\t[5] row 'http://localhost:7780/admin/sales/order/view/order_id/299/'
+\t\t[6] cell '299'
+\t\t[7] cell 'Sarah Miller'
+\t[8] row 'Grand total 5'
+\t[9] row 'http://a/ Canceled'
+\t\t[10] cell 'http://a/'
+\t\t[11] cell 'Canceled'"""
 FLAT = """[1] RootWebArea 'T' focused: True
 combobox 'Sort' hasPopup: menu
 [6] option 'A' selected: False
@@ -183,6 +191,9 @@ combobox 'Sort' hasPopup: menu
     (OLD, ["page: Orders", "url: shopping", "link 'DASHBOARD'", "textbox 'Women's size' value 'XL'",
            "combobox 'Sort By' value 'Price' options 'Position' | 'Price'", "text 'Total $5'", "link 'Edit'",
            "text 'now'", "text '3 left'", "checkbox 'All' checked", "radio 'One'"]),
+    # the title of a row is no text; an address in a cell is
+    (GRID, ["page: Orders", "url: shopping", "text '299'", "text 'Sarah Miller'", "text 'Grand total 5'",
+            "text 'http://a/'", "text 'Canceled'"]),
     (FLAT, ["page: T", "url: shopping", "combobox 'Sort' value 'B' options 'A' | 'B'", "link 'Home'"])])
 def test_texts_of_2023_and_without_indentation(text, lines):
     """Older Chromium: menuitem for option, img, gridcell; a value as the text inside; names as Python writes

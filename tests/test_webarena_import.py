@@ -33,9 +33,9 @@ LONG = "[1] RootWebArea 'Long'\n" + "\n".join(f"\t[{900 + i}] link 'Row {i}'" fo
 SHOP = "http://metis.lti.cs.cmu.edu:7770/"
 
 
-def read(path, form, dropped=frozenset()):
+def read(path, form, dropped=frozenset(), bases=()):
     """Every imported episode passes the reader of our own files, and every state reads back."""
-    episodes = read_traces(path, form, dropped)
+    episodes = read_traces(path, form, dropped, bases)
     for episode in episodes:
         assert msgspec.json.decode(msgspec.json.encode(episode), type=Episode) == episode
         assert (episode.source, episode.task.env) == ("imported", "webarena")
@@ -166,6 +166,16 @@ def test_observation_action_rows(tmp_path):
     assert [len(e.steps) for e in read(tmp_path / "wma.json", "acctree")] == [2]
 
 
+def test_rows_without_a_task_take_it_from_the_name_of_the_file(tmp_path):
+    """Stops rows of one task from being refused, and a number in the name from replacing the rows' own."""
+    row = {"observation": HOME, "action": "go_back", "next_observation": ITEM}
+    jsonl(tmp_path / "steps-21.jsonl", [row, {**row, "task_id": 7}])
+    jsonl(tmp_path / "steps-22.jsonl", [row])
+    assert [e.task.goal["task_id"] for e in read(tmp_path, "acctree")] == [21, 7, 22]
+    with pytest.raises(ValueError, match=r"steps.jsonl:1: no task_id; .*steps-21.jsonl"):
+        read(jsonl(tmp_path / "steps.jsonl", [row]), "acctree")
+
+
 # ---- BrowserGym --------------------------------------------------------------------------------------------
 
 BG_HOME = """RootWebArea 'One Stop Market', focused, url='http://h:7770/'
@@ -267,7 +277,7 @@ def test_unknown_formats_and_paths(tmp_path, name, form, told):
     ("keyboard_press('Tab')", Action("press", text="Tab")),
     ("select_option('12', ['Price'])", Action("type", 0, "Price", False)),
     ("scroll(0, 300)", Action("scroll", text="down")), ("scroll(0, -300)", Action("scroll", text="up")),
-    ("goto('http://h:9999/f/books')", Action("goto", text="reddit/f/books")),
+    ("goto('http://h:9999/f/books')", Action("goto", text="http://h:9999/f/books")),
     ("tab_focus(1)", Action("tab_focus", 1)), ("tab_close()", Action("close_tab")),
     ("new_tab()", Action("new_tab")), ("report_infeasible('no such page')", Action("stop", text="N/A")),
     ("send_msg_to_user('two\\nlines')", Action("stop", text="two lines")),
@@ -283,7 +293,7 @@ def test_browsergym_calls_become_our_grammar_and_are_never_run(text, action):
 
 @pytest.mark.parametrize("text, action", [
     ("click [12]", Action("click", 12)), ("page_focus [1]", Action("tab_focus", 1)), ("buy it", None),
-    ("goto [http://onestopmarket.com/a]", Action("goto", text="shopping/a")),
+    ("goto [http://onestopmarket.com/a]", Action("goto", text="http://onestopmarket.com/a")),
     ("type [12] [a b ] where [12] is textbox 'x'", Action("type", 12, "a b", True))])
 def test_webarena_actions(text, action):
     assert webarena_action(text) == (action and (action, str(action.element)))
@@ -297,6 +307,32 @@ def test_webarena_actions(text, action):
     ("http://h:8023/a?b=c", "gitlab/a?b=c")])
 def test_recorded_addresses_lose_their_host(url, short):
     assert short_address(url) == short
+
+
+def test_sites_of_other_ports_are_named_by_their_bases(tmp_path, monkeypatch):
+    """Stops the hosts of a run on several sets of sites from standing in states and actions."""
+    for name in ("WA_SHOPPING", "SHOPPING", "WA_INSTANCES"):
+        monkeypatch.delenv(name, raising=False)
+    one, two, other = "http://158.130.4.158:8090", "https://env.example/w2/shop", "http://h:8023/a"
+    rows = [{"task_id": i, "url": base + "/cart?p=2", "observation": HOME, "action": f"goto [{base}/b]",
+             "next_observation": ITEM} for i, base in enumerate((one, two, other))]
+    path, file = jsonl(tmp_path / "runs.jsonl", rows), tmp_path / "bases.jsonl"
+
+    def shown(episodes):
+        return [(e.steps[0].state.split("\n")[1], e.steps[0].action) for e in episodes]
+
+    known = ("url: shopping/cart?p=2", "goto [shopping/b]")
+    gitlab = ("url: gitlab/a/cart?p=2", "goto [gitlab/a/b]")         # by its port
+    assert shown(read(path, "acctree", bases=[{"shopping": one}, {"shopping": two + "/"}])) == [
+        known, known, gitlab]
+    assert shown(read(path, "acctree"))[0] == ("url: 158.130.4.158:8090/cart?p=2",
+                                               "goto [158.130.4.158:8090/b]")
+    file.write_text(f'{{"WA_SHOPPING": "{one}"}}\n{{"WA_SHOPPING": "{two}"}}\n')
+    env = make_env("webarena")
+    monkeypatch.setenv("WA_SHOPPING", one)
+    assert shown(env.read_traces(str(path), "acctree"))[0] == known
+    monkeypatch.setenv("WA_INSTANCES", str(file))
+    assert shown(env.read_traces(str(path), "acctree")) == [known, known, gitlab]
 
 
 def test_collect_reads_traces_through_the_environment(tmp_path):

@@ -11,8 +11,8 @@ from dreamgym.envs.webarena.env import WebArena
 from dreamgym.envs.webarena.evaluators import exact_match
 from dreamgym.envs.webarena.page import STOPPED
 from dreamgym.envs.webarena.relabel import NO_STOP, SHARES, explain
-from dreamgym.envs.webarena.sites import SiteDatabase
-from dreamgym.envs.webarena.tasks import ENTITIES, checks, drawn, fields, name_split, read_task
+from dreamgym.envs.webarena.sites import DATABASES, SiteDatabase
+from dreamgym.envs.webarena.tasks import checks, drawn, filled, read_task
 from dreamgym.envs.webarena.templates import TEMPLATES
 from dreamgym.envs.webarena.text import action_type, is_stop, read_page
 from dreamgym.episode import Episode, Step, check_episode
@@ -153,34 +153,33 @@ def test_counterfactuals_follow_from_the_generator(env, episodes, rows):
     assert env.counterfactuals(episodes, 500, np.random.default_rng(1)) == rows
 
 
-def names(values):
-    return [value for name, value in values if name in ENTITIES]
+def test_counterfactuals_are_of_the_databases_that_were_played(env, episodes, rows):
+    """Stops sentences about things of valid and test databases from being judged in training, a database that
+    is left out, and held-out episodes that are judged under what training databases hold."""
+    def asked(split):
+        return {filled(template.intents[0], row) for name in DATABASES if name.startswith(split)
+                for template in TEMPLATES for row in drawn(template, SiteDatabase(7, name))}
 
+    def sentences(part):
+        tasks = [read_task(row.task.text) for row in of_kind(part, "counterfactual-")]
+        return {filled(wanted.template.intents[0], wanted.values) for wanted in tasks}
 
-def test_counterfactuals_of_training_hold_no_held_out_name(env, rows):
-    """Stops names of valid and test tasks from being trained in judged rows: in tasks, answers, recorded
-    pages or made-up ones."""
-    sites = SiteDatabase()
-    held_out = {value for template in TEMPLATES for row in drawn(template, sites)
-                for value in names((name, row[name]) for name in fields(template.intents[0]))
-                if name_split(value, 7) != "train" and re.search(r"[ /-]", value)}
-    assert len(held_out) > 200
-    for row in rows:
-        assert {name_split(name, 7) for name in names(read_task(row.task.text).values)} <= {"train"}
-        text = f"{row.task.text}\n{row.steps[0].action}\n{row.steps[0].state}"
-        assert not [name for name in held_out if name in text], row.id
+    assert sentences(rows) <= asked("train")
     of_valid = env.counterfactuals(played(env, 2, "valid"), 80, np.random.default_rng(1))
-    assert {name_split(name, 7) for row in of_valid for name in names(read_task(row.task.text).values)} == {
-        "train", "valid"}                        # their own names are judged, those of test are not
+    assert len(of_valid) == 80 and sentences(of_valid) <= asked("valid")
+    pages = {step.state: episode.task.goal["database"] for episode in episodes for step in episode.steps}
+    assert {pages[row.task.start] for row in of_kind(rows, "counterfactual-")} == set(pages.values())
 
 
-def test_fulfilled_answers_are_true_in_the_database(rows):
+def test_fulfilled_answers_are_true_in_the_database(episodes, rows):
     """Stops a counterfactual success that is none by the evaluators: its answer must be what the database
     says (of what no task can change)."""
-    sites, compared = SiteDatabase(), 0
+    pages = {step.state: episode.task.goal["database"] for episode in episodes for step in episode.steps}
+    compared = 0
     for row in of_kind(rows, "counterfactual-"):
         wanted = read_task(row.task.text)
         if row.success and wanted.template.id in (101, 103, 206, 301, 402, 408, 501, 502, 503, 504, 505):
+            sites = SiteDatabase(7, pages[row.task.start])
             true = next(values for values in drawn(wanted.template, sites)
                         if all(values[name] == value for name, value in wanted.values))
             assert exact_match(true["answer"], row.steps[0].action[len("stop ["):-1]), row.task.text

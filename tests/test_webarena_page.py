@@ -40,6 +40,15 @@ text '$19.99'"""
         "One Stop Mini", "shopping/cart?p=2", ("Home", "Cart"), 1)
 
 
+def test_a_long_tab_keeps_its_last_words():
+    """Stops the tabs of Magento's grids, which begin with their messages, from all being called the same."""
+    said = "The information in this tab has been changed. This tab contains invalid data. Please resolve this "
+    (line,) = lines(Node("tab", f"{said} before saving. Loading... Bestsellers"))
+    assert line.startswith("tab '…") and line.endswith("Loading... Bestsellers'")
+    assert len(line) == len("tab ''") + 120
+    assert lines(Node("tab", " Most\n Viewed ")) == ["tab 'Most Viewed'"]
+
+
 @pytest.mark.parametrize("tabs", [(), ("Home", "Cart")])
 def test_windows_of_a_long_page_number_the_lines_as_a_policy_sees_them(tabs):
     """Stops `click [3]` from meaning another line than the third one that is shown, and a window that skips,

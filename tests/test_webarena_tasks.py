@@ -9,10 +9,10 @@ import pytest
 
 from dreamgym.envs.webarena.direct import InProcessBrowser
 from dreamgym.envs.webarena.evaluators import as_task, evaluate, located
-from dreamgym.envs.webarena.sites import SiteDatabase
+from dreamgym.envs.webarena.sites import DATABASES, SiteDatabase
 from dreamgym.envs.webarena.tasks import (
-    COUNTS, ENTITIES, checks, drawn, fact, fields, filled, find, make_tasks, name_split, read_task,
-    rule_success, task_record)
+    COUNTS, checks, drawn, fact, fields, filled, find, make_tasks, read_task, rule_success,
+    sentence_split, task_record)
 from dreamgym.envs.webarena.templates import TEMPLATES
 
 
@@ -22,8 +22,8 @@ def world():
 
 
 @pytest.fixture(scope="module")
-def tasks(world):
-    return make_tasks(world, 7)
+def tasks():
+    return {split: make_tasks(split, 7) for split in COUNTS}
 
 
 def test_templates_are_many_and_cover_sites_and_evaluators(tasks):
@@ -55,41 +55,43 @@ def test_a_template_says_all_that_players_and_rules_need(world, template):
             assert wanted.template is template and dict(wanted.values) == {name: row[name] for name in named}
 
 
-def test_counts_splits_and_determinism(world, tasks):
-    """Stops splits of other sizes, a sentence in two splits, and tasks that differ between runs of one
-    seed."""
+def test_counts_splits_and_determinism(tasks):
+    """Stops splits of other sizes, a sentence in two splits, a template or a database that is hardly asked
+    about, and tasks that differ between runs of one seed."""
     assert {split: len(rows) for split, rows in tasks.items()} == COUNTS
     everything = [task for rows in tasks.values() for task in rows]
     assert len({task.text for task in everything}) == len({task.id for task in everything}) == len(everything)
     assert all(task.start and len(task.groups) == 3 for task in everything)
-    assert Counter(task.groups[0] for task in tasks["test"]) == {"kind new": 40, "kind known": 60}
-    assert make_tasks(SiteDatabase(), 7) == tasks and make_tasks(world, 8) != tasks
+    assert Counter(task.groups[0] for task in tasks["test"]) == {"kind new": 40, "kind known": 120}
+    assert min(Counter(task.goal["database"] for task in everything).values()) >= 30
+    assert len({task.groups[1] for task in tasks["train"]}) >= 40
+    assert make_tasks("test", 7) == tasks["test"] != make_tasks("test", 8)
 
 
-def test_held_out_by_template_and_by_name(tasks):
-    """Stops valid and test tasks that name nothing new, names of one split in another, and new kinds of tasks
+def test_held_out_by_database_sentence_and_template(tasks):
+    """Stops tasks on a database of another split, sentences that another split may ask, and new kinds of tasks
     outside test."""
-    def names(task):
-        return {
-            value for name, value in task.goal["config"]["instantiation_dict"].items() if name in ENTITIES}
-
-    assert {name_split(name, 7) for task in tasks["train"] for name in names(task)} == {"train"}
     templates = {split: {task.groups[1] for task in rows} for split, rows in tasks.items()}
     assert templates["valid"] <= templates["train"]
-    for split in ("valid", "test"):
-        for task in tasks[split]:
+    by_id = {str(template.id): template for template in TEMPLATES}
+    for split, rows in tasks.items():
+        assert {task.goal["database"] for task in rows} == {name for name in DATABASES if name.startswith(split)}
+        for task in rows:
+            template = by_id[task.groups[1].split()[1]]
             if task.groups[0] == "kind new":
                 assert split == "test" and task.groups[1] not in templates["train"]
             else:
-                splits = {name_split(name, 7) for name in names(task)}
-                assert split in splits and (split == "test" or "test" not in splits)
+                assert sentence_split(template, task.goal["parameters"]) == split
+                assert task.groups[1] in templates["train"]
 
 
-def test_doing_nothing_earns_nothing(world, tasks):
+def test_doing_nothing_earns_nothing(tasks):
     """The null agent: impossible tasks must not be won by saying N/A at once, nor any other by a start page
     that already shows what is wanted."""
+    world = SiteDatabase()
     browser, cookies = InProcessBrowser(world), {site: world.login(site) for site in world.bases}
     for task in [task for side in tasks.values() for task in side]:
+        world.reset(task.goal["database"])
         record = located(as_task(task.goal["config"]), world.bases)
         browser.open(list(record.start_urls), cookies)
         for answer in ("", "N/A", "done"):

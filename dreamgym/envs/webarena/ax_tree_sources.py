@@ -81,7 +81,8 @@ def _reduce(rows: Iterable[Row]) -> list[Node]:
 def _restored(rows: list[Row]) -> Iterable[Row]:
     """Puts back texts that an observation left out because the name of their cell, row or group holds them:
     the words of such a name that no row inside says. They come first, or last when the name begins with what
-    is inside."""
+    is inside. A table row that shares no word with its cells is named by its title, such as the address that
+    a grid of Magento opens: no text of the page."""
     last: dict[int, list[Row]] = {}              # by the index of the row that follows
     for i, row in enumerate(rows):
         yield from last.pop(i, ())
@@ -90,8 +91,9 @@ def _restored(rows: list[Row]) -> Iterable[Row]:
             end = next((j for j in range(i + 1, len(rows)) if rows[j].depth <= row.depth), len(rows))
             said = Counter(word for inner in rows[i + 1:end] if inner.role in ROLES or inner.role in WHOLE
                            for word in f"{inner.name} {inner.value}".split())
+            titled = row.role == "row" and len(said) > 0 and said.keys().isdisjoint(row.name.split())
             rest = [word for word in row.name.split() if said.subtract([word]) or said[word] < 0]
-            if rest:
+            if rest and not titled:
                 text = Row(row.depth + 1, "StaticText", " ".join(rest), ref=row.ref)
                 if row.name.split()[0] == rest[0]:
                     yield text

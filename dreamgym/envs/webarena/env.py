@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from dreamgym.envs.base import Environment, Player, Session, StepResult
-from dreamgym.envs.webarena import importers, live, relabel
+from dreamgym.envs.webarena import importers, live, relabel, verified
 from dreamgym.envs.webarena.actions import parse
 from dreamgym.envs.webarena.audit import WebArenaAudit
 from dreamgym.envs.webarena.direct import InProcessBrowser
@@ -33,13 +33,13 @@ from dreamgym.envs.webarena.names import VOCABULARY, other_names
 from dreamgym.envs.webarena.page import STOPPED, Addresses, Screen
 from dreamgym.envs.webarena.prompts import PROMPTS
 from dreamgym.envs.webarena.scripted import PLAYERS
-from dreamgym.envs.webarena.sites import SiteDatabase
-from dreamgym.envs.webarena.tasks import make_tasks
+from dreamgym.envs.webarena.sites import DATABASES, SiteDatabase
+from dreamgym.envs.webarena.tasks import COUNTS, make_tasks
 from dreamgym.envs.webarena.text import ground
 from dreamgym.episode import Episode, Step, StopReason, Task
 from dreamgym.prompts import clean
 
-STATE_FORM = 2                                   # grows when the same page gets another state text
+STATE_FORM = 3                                   # grows when pages, tasks or their texts change
 OWN_STEPS = 15                                   # own sites: the longest way takes 7
 LIVE_STEPS = 30                                  # WebArena's own limit
 OWN_SLOTS = 128                                  # episodes in process at once; each has a database of its own
@@ -50,16 +50,17 @@ STOPS = {1.0: StopReason.SUCCESS, 0.0: StopReason.FAILURE, None: StopReason.NOT_
 FULL, LITE = "test.raw.json", "test_webarena_lite.raw.json"
 VALID_TEMPLATES = 1 / 8                          # of the official templates outside Lite: for valid
 LOGINS = Path("out/logins")
+RESPONSES = Path("out/webarena-verified")
 SETTLE_S = 1.0                                   # real sites run scripts after an action
 WAIT_S = 3.0                                     # ... and before an evaluator finds nothing
 
 
 class WebArena(Environment):
-    """`seed` is that of the own sites' data and tasks. With `backend` chromium, `workers` browsers play at
-    the same time. `judge` is an endpoint whose model compares answers that only a language model can compare
-    (evaluators.Judge), as "URL,MODEL" or "URL,MODEL,NAME OF THE KEY'S VARIABLE"; "": such tasks are not
-    judged. `drop` is a task file in WebArena's format (WebArena-Lite's): recorded episodes of its tasks are
-    not read. `scoring` lite: by the rules of WebArena-Lite's own repository."""
+    """All of the own sites' databases and tasks follow from `seed`. With `backend` chromium, `workers`
+    browsers play at the same time. `judge` is an endpoint whose model compares answers that only a language
+    model can compare (evaluators.Judge), as "URL,MODEL" or "URL,MODEL,NAME OF THE KEY'S VARIABLE"; "": such
+    tasks are not judged. `drop` is a task file in WebArena's format (WebArena-Lite's): recorded episodes of
+    its tasks are not read. `scoring` lite: by the rules of WebArena-Lite's own repository."""
 
     name = "webarena"
     prompts = PROMPTS
@@ -82,8 +83,11 @@ class WebArena(Environment):
             self.sites = OwnSites(seed, backend, workers)
         else:
             self.label, self.max_steps, self.wait_s = "official data", LIVE_STEPS, WAIT_S
+            self.responses = verified.run_folder(RESPONSES)
             tasks = [task for split in self._tasks.values() for task in split]
             self.sites = LiveSites({site for task in tasks for site in task.goal["config"]["sites"]})
+            if any(as_task(task.goal["config"]).verified for task in tasks):
+                print(f"answers and network logs for WebArena-Verified's scorer: {self.responses}/attempt-N")
         self.slots, self.lite = self.sites.slots, scoring == "lite"
         self.label += ", Lite's scoring" * self.lite
 
@@ -91,7 +95,7 @@ class WebArena(Environment):
     def _tasks(self) -> dict[str, list[Task]]:
         """Made when they are asked for: training reads its tasks from collect.py's files."""
         if self.own:
-            return make_tasks(SiteDatabase(self.seed), self.seed)
+            return {split: make_tasks(split, self.seed) for split in COUNTS}
         return official_tasks(Path(self.data_dir))
 
     def describe(self) -> dict:
@@ -105,14 +109,21 @@ class WebArena(Environment):
         return self._tasks[split]
 
     def reset(self, tasks: list[Task]) -> list[Session]:
-        """Raises ValueError for a generated task, which only the dream can play."""
+        """Raises ValueError for a generated task, which only the dream can play, and for a task that does not
+        say whose database it is of."""
         for task in tasks:
             if "config" not in task.goal:
                 raise ValueError(f"task {task.id}: expected goal `config`; a generated task has none")
+            if self.own and task.goal.get("database") not in DATABASES:
+                raise ValueError(f"task {task.id}: goal `database` is {task.goal.get('database')!r}, expected"
+                                 f" one of {DATABASES[0]!r} to {DATABASES[-1]!r}: collect its data again")
         records = [as_task(task.goal["config"]) for task in tasks]
         stages: list[Stage] = []
         try:
-            stages += (self.sites.take() for _ in tasks)
+            stages += (self.sites.take(task) for task in tasks)
+            for stage, record in zip(stages, records):
+                stage.folder = (verified.start_attempt(self.responses, record.task_id) if record.verified
+                                else None)
             screens = together(stage.thread.submit(stage.start, record)
                                for stage, record in zip(stages, records))
         except Exception:
@@ -144,6 +155,8 @@ class WebArena(Environment):
             return StepResult(session.state)
         if action.kind != "stop":
             return StepResult(stage.browser.act(action).text)
+        if stage.folder:
+            verified.write_response(stage.folder, action.text)
         record = located(as_task(session.task.goal["config"]), stage.bases)
         score = evaluate(record, action.text, stage.browser, self.judge, stage.helpers, self.wait_s,
                          self.lite).score
@@ -175,10 +188,12 @@ class WebArena(Environment):
         return relabel.counterfactuals(episodes, count, rng, self.seed) if self.own else []
 
     def read_traces(self, path: str, form: str) -> list[Episode]:
-        """Other people's recorded episodes (importers.py). Raises ValueError for what does not fit."""
+        """Other people's recorded episodes (importers.py), of sites that the same variables name as those to
+        play on. Raises ValueError for what does not fit."""
         dropped = read_tasks(self.drop) if self.drop else []
         ids = {task.task_id if task.old_task_id is None else task.old_task_id for task in dropped}
-        return importers.read_traces(path, form, ids)
+        bases = [instance.bases for instance in live.read_instances(os.environ, ())]
+        return importers.read_traces(path, form, ids, bases)
 
     def renamer(self, rng: np.random.Generator) -> Callable[[str], str] | None:
         return other_names(rng) if self.own else None
@@ -199,9 +214,11 @@ class Stage:
     thread: Executor
     session: Callable[[WebTask], dict]
     sites: Any
+    folder: Path | None = None                   # where an episode of WebArena-Verified leaves its files
 
     def start(self, task: WebTask) -> Screen:
-        return self.browser.open(located(task, self.bases).start_urls, **self.session(task))
+        log = {"record_har_path": self.folder / verified.NETWORK} if self.folder else {}
+        return self.browser.open(located(task, self.bases).start_urls, **self.session(task), **log)
 
 
 class SameThread(Executor):
@@ -221,29 +238,32 @@ def together(futures: Any) -> list:
 
 
 class OwnSites:
-    """Our sites, a database for each episode; databases are used again after a rollback."""
+    """Our sites, a database for each episode: the one of its task. Databases are used again after a
+    rollback; only where there are `slots` of them does one become another, which takes 1 ms."""
 
     def __init__(self, seed: int, backend: str, workers: int):
-        self.seed, self.free, self.served = seed, [], []
+        self.seed, self.free, self.served, self.made = seed, [], [], 0
         self.slots = max(1, workers) if backend == "chromium" else OWN_SLOTS
         self.workers = chromium().Workers(self.slots) if backend == "chromium" else None
         self.turns = cycle(self.workers.pairs) if self.workers else None
 
-    def take(self) -> Stage:
-        if self.free:
-            stage = self.free.pop()
-            stage.sites.reset()
+    def take(self, task: Task) -> Stage:
+        name = task.goal["database"]
+        fits = [i for i, stage in enumerate(self.free) if stage.sites.name == name]
+        if fits or (self.free and self.made >= self.slots):
+            stage = self.free.pop(fits[0] if fits else 0)
+            stage.sites.reset(name)
             return stage
-        sites, thread = SiteDatabase(self.seed), SameThread()
+        self.made += 1
+        sites, thread = SiteDatabase(self.seed, name), SameThread()
         if self.workers:
             self.served.append(sites.serve())
             thread, running = next(self.turns)
             browser = chromium().Chromium(Addresses(sites.bases), running)
         else:
             browser = InProcessBrowser(sites)
-        cookies = {site: sites.login(site) for site in sites.bases}
         return Stage(sites.bases, PAGE_HELPERS | shop_helpers(OwnShop(sites)), browser, thread,
-                     lambda task: {"cookies": cookies}, sites)
+                     lambda task: {"cookies": {site: sites.login(site) for site in sites.bases}}, sites)
 
     def give_back(self, stage: Stage) -> None:
         self.free.append(stage)
@@ -276,7 +296,7 @@ class LiveSites:
                 lambda task, logins=logins, running=running: {
                     "storage_state": logins.state(running.chromium, task.sites)}, instance))
 
-    def take(self) -> Stage:
+    def take(self, task: Task) -> Stage:
         if not self.is_reset:
             for url in {stage.sites.reset_url for stage in self.free} - {""}:
                 live.full_reset(url)
@@ -318,10 +338,17 @@ def official_tasks(path: Path) -> dict[str, list[Task]]:
         in_lite = {record["old_task_id"] for record in parts["test"]}
         for record in read_records(path / FULL):
             if record["task_id"] not in in_lite:
-                place = Random(f"official {record['intent_template_id']}").random()
+                template = record.get("intent_template_id", record["task_id"])
+                place = Random(f"official {template}").random()
                 parts["valid" if place < VALID_TEMPLATES else "train"].append(record)
-    return {split: [Task(id=f"webarena-{split}-{record['task_id']:04d}", text=clean(record["intent"]),
-                         env="webarena", goal={"config": record},
-                         groups=[f"type {'+'.join(record['eval']['eval_types'])}",
-                                 f"site {'+'.join(record['sites'])}"]) for record in records]
-            for split, records in parts.items()}
+    return {split: [_official_task(split, record) for record in records] for split, records in parts.items()}
+
+
+def _official_task(split: str, record: dict) -> Task:
+    text, kind = record["intent"], "WebArena-Verified"
+    if as_task(record).verified:
+        text = f"{text} ({verified.FORM})"
+    else:
+        kind = "+".join(record["eval"]["eval_types"])
+    return Task(id=f"webarena-{split}-{record['task_id']:04d}", text=clean(text), env="webarena",
+                goal={"config": record}, groups=[f"type {kind}", f"site {'+'.join(record['sites'])}"])

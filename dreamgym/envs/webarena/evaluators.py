@@ -1,7 +1,7 @@
 """WebArena's task files and its evaluators: string_match, url_match and program_html, decided at `stop`; all
 must hold.
 
-    tasks = read_tasks("test.raw.json")          # official files, Lite's, and generated ones: one format
+    tasks = read_tasks("test.raw.json")          # official files, Lite's, WebChoreArena's, and generated ones
     verdict = evaluate(located(tasks[0], bases), answer, browser, judge)
     verdict.score                                # 1.0, 0.0, or None: not judged, verdict.reason says why
 
@@ -58,6 +58,7 @@ class Target(Struct):
     locator: Annotated[str, Meta(pattern=r"^\s*$|^document\.|^\[\.\.\.document\.|^func:|^lambda:")]
     required_contents: Contents
     prep_actions: list[Text] | None = None
+    others: list[Target] = msgspec.field(name="or", default_factory=list)     # WebChoreArena: one must hold
 
     def __post_init__(self):
         for text in (self.url, self.locator):
@@ -67,6 +68,10 @@ class Target(Struct):
             raise ValueError("field required_contents: expected one match")
 
 
+class OtherUrl(Struct):
+    reference_url: Text
+
+
 class Evaluation(Struct):
     eval_types: Annotated[list[Literal["string_match", "url_match", "program_html"]], Meta(min_length=1)]
     reference_answers: Contents | None = None
@@ -74,6 +79,7 @@ class Evaluation(Struct):
     program_html: list[Target] | None = None
     url_note: Literal["GOLD in PRED"] | None = None
     string_note: str | None = None               # why the task is impossible
+    others: list[OtherUrl] = msgspec.field(name="or", default_factory=list)   # WebChoreArena: one must hold
 
     def __post_init__(self):
         for kind, name in (("string_match", "reference_answers"), ("url_match", "reference_url"),
@@ -84,26 +90,37 @@ class Evaluation(Struct):
                 raise ValueError(f"field {name} is missing, {kind} needs it")
 
 
+class VerifiedEvaluator(Struct):
+    """Of WebArena-Verified, whose own scorer runs it (verified.py)."""
+    evaluator: Text
+
+
 class WebTask(Struct):
     """Addresses hold placeholders (`__SHOPPING__/x`) until `located` puts base addresses in."""
     task_id: int
     sites: Annotated[list[Literal[SITES]], Meta(min_length=1)]
     intent: Text
-    start_url: Text
-    eval: Evaluation
-    intent_template_id: int | Text
+    eval: Evaluation | Annotated[list[VerifiedEvaluator], Meta(min_length=1)]
+    start_url: Text | None = None
+    start_urls: list[Text] = []                  # one tab each; WebArena-Verified gives them as a list
+    intent_template_id: int | Text | None = None         # WebChoreArena has none
     old_task_id: int | None = None               # Lite's: its number among the 812
     string_note: str | None = None               # one official task has it here
 
     def __post_init__(self):
+        if not self.start_urls and not self.start_url:
+            raise ValueError("field start_url is missing")
+        self.start_urls = self.start_urls or self.start_url.split(" |AND| ")
+        if self.verified:
+            return
         self.string_note = self.eval.string_note or self.string_note
         answers = self.eval.reference_answers
         if answers and answers.fuzzy_match == NOT_ACHIEVABLE and not self.string_note:
             raise ValueError("field eval.string_note is missing: expected why the task is impossible")
 
     @property
-    def start_urls(self) -> list[str]:           # one tab each
-        return self.start_url.split(" |AND| ")
+    def verified(self) -> bool:
+        return isinstance(self.eval, list)
 
 
 def as_task(record: dict) -> WebTask:
@@ -172,6 +189,8 @@ def evaluate(task: WebTask, answer: str | None, browser: Any, judge: AskJudge | 
     `judge` is asked last, and only when nothing else is 0. helpers: `PAGE_HELPERS`, and `shop_helpers` for
     tasks on orders and reviews. wait_s: how long a page may take to show what is wanted (scripts that load
     content). lite: score by the rules of WebArena-Lite's own repository."""
+    if task.verified:
+        return Verdict(None, "WebArena-Verified's own scorer judges it")
     unknown, questions = [], []
     for met, what in _checks(task, clean(answer or ""), browser,
                              PAGE_HELPERS if helpers is None else helpers, wait_s, lite):
@@ -194,14 +213,18 @@ def _checks(task: WebTask, answer: str, browser: Any, helpers: Helpers, wait_s: 
     if task.eval.reference_answers:
         yield from _string_checks(task, answer, lite)
     if reference := task.eval.reference_url:
-        met = (lite_url_match(reference, browser.url, exact=task.eval.url_note is None) if lite else
-               url_match(reference, browser.url))
-        yield met, f"the episode ended at {browser.url}, not {reference}"
+        wanted = [reference, *(other.reference_url for other in task.eval.others)]
+        met = any(lite_url_match(one, browser.url, exact=task.eval.url_note is None) if lite else
+                  url_match(one, browser.url) for one in wanted)
+        yield met, f"the episode ended at {browser.url}, not {' or '.join(wanted)}"
     for target in task.eval.program_html or []:
-        try:
-            yield _page_check(target, browser, helpers, wait_s, lite)
-        except NotSupported as error:
-            yield None, str(error)
+        checks = []
+        for one in [target, *target.others]:
+            try:
+                checks.append(_page_check(one, browser, helpers, wait_s, lite))
+            except NotSupported as error:
+                checks.append((None, str(error)))
+        yield max(checks, key=lambda check: (False, None, True).index(check[0]))
 
 
 # ---- string_match ------------------------------------------------------------------------------------------
@@ -261,8 +284,10 @@ def _string_checks(task: WebTask, answer: str, lite: bool) -> Iterator[Check]:
     if wanted.exact_match is not None:
         yield exact_match(wanted.exact_match, answer), f"the answer is not {wanted.exact_match!r:.80}"
     for reference in must:
+        # WebChoreArena's references have alternatives
+        several = reference.split(" |OR| ") if task.intent_template_id is None else [reference]
         met = (lite_must_include(reference, answer) if lite else
-               must_include(reference, answer, as_token=len(must) == len(clean(reference)) == 1))
+               any(must_include(one, answer, as_token=len(must) == len(clean(one)) == 1) for one in several))
         yield met, f"the answer lacks {reference!r:.80}"
     if wanted.fuzzy_match != NOT_ACHIEVABLE:
         asked = [", ".join(fuzzy)] if lite and fuzzy else fuzzy

@@ -2,10 +2,13 @@
 `read_traces(path, format)` reads
 
     render      WebArena's own traces: a folder of render_N.html and merge_log.txt (PASS or FAIL), or one file
-    acctree     JSON lines (or a JSON list, or {"data": [...]}) of accessibility-tree transitions: task_id,
-                observation, action or current_action, next_observation or next_state_acctree; rows without
-                observation and action (thuml/webarena-world-model-cot) are chained by their order
+    acctree     JSON lines (or a JSON list, or {"data": [...]}) of accessibility-tree transitions, or a folder
+                of such files: task_id (else the number at the end of the file's name), observation, action
+                or current_action, next_observation or next_state_acctree; rows without observation and
+                action (thuml/webarena-world-model-cot) are chained by their order
     browsergym  AgentRewardBench's JSON files, one run each, or a folder of them
+
+`bases` are the addresses at which the sites were recorded, where these are not WebArena's own ports or names.
 
 Ids in actions become line numbers, with the `scroll` steps that lead there. What our grammar cannot say (a
 drag, two calls at once) is left out where nothing changed and otherwise cuts the run in two, so that every
@@ -17,8 +20,8 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Callable, Iterator, Set
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from functools import lru_cache, partial
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -30,7 +33,7 @@ from msgspec import Struct
 
 from dreamgym.envs.webarena.actions import ON_ELEMENT, Action, parse
 from dreamgym.envs.webarena.ax_tree_sources import from_text, text_rows, webarena_tabs
-from dreamgym.envs.webarena.page import STOPPED, Screen, abstract, clean
+from dreamgym.envs.webarena.page import STOPPED, Addresses, Screen, abstract, clean
 from dreamgym.envs.webarena.text import ground
 from dreamgym.episode import Episode, Step, StopReason, Task
 
@@ -45,7 +48,7 @@ INTENT_CHARS = 1000
 
 class Seen(NamedTuple):
     text: str
-    url: str
+    address: str                                 # without host
     tabs: list[str]                              # titles
     tab: int
 
@@ -65,8 +68,13 @@ class Run(NamedTuple):
     success: bool | None                         # None: no verdict
 
 
-def short_address(url: str) -> str:
-    """A recorded url as our states show it."""
+Short = Callable[[str], str]                     # a recorded url -> the address that our states show
+
+
+def short_address(url: str, bases: Iterable[Addresses] = ()) -> str:
+    """A recorded url as our states show it: of a site of `bases`, else of WebArena's ports and names."""
+    if known := next((addresses for addresses in bases if addresses.site(url)), None):
+        return known.short(url)
     parts = urlsplit(url if "//" in url else f"//{url}")
     try:
         site = HOSTS.get(parts.port)
@@ -97,8 +105,6 @@ def webarena_action(text: str) -> Aimed | None:
         action = parse(re.sub(r"^page_focus\b", "tab_focus", said.strip()))
     except ValueError:
         return None
-    if action.kind == "goto":
-        action = Action("goto", text=short_address(action.text))
     return action, str(action.element)
 
 
@@ -126,7 +132,7 @@ def browsergym_action(text: str) -> Aimed | None:
         return None
     text = {"type": second, "press": second if name == "press" else first, "stop": first,
             "scroll": "up" if second.startswith("-") else "down",
-            "goto": short_address(first)}.get(kind, "")
+            "goto": first}.get(kind, "")
     if name == "report_infeasible":
         text = "N/A"
     return Action(kind, int(first) if kind == "tab_focus" else 0, text, kind != "type"), first
@@ -139,7 +145,7 @@ _nodes = lru_cache(8)(from_text)                 # a page is asked for several t
 
 def screen(seen: Seen, window: int = 0) -> Screen:
     title, nodes = _nodes(seen.text)
-    return abstract(title, short_address(seen.url), nodes, seen.tabs, seen.tab, window)
+    return abstract(title, seen.address, nodes, seen.tabs, seen.tab, window)
 
 
 def place(seen: Seen, ref: str) -> tuple[int, int] | None:
@@ -159,7 +165,7 @@ def place(seen: Seen, ref: str) -> tuple[int, int] | None:
     return next((shown[row.ref] for row in [*inside, *around] if row.ref in shown), None)
 
 
-def episodes(run: Run, read_action: Callable[[str], Aimed | None]) -> list[Episode]:
+def episodes(run: Run, read_action: Callable[[str], Aimed | None], short: Short) -> list[Episode]:
     """One of each part of a run that can be told in our grammar."""
     parts: list[list[Step]] = [[]]
     window = 0                                   # of the last state: scrolling is ours
@@ -190,6 +196,8 @@ def episodes(run: Run, read_action: Callable[[str], Aimed | None]) -> list[Episo
             break
         if action.kind in ON_ELEMENT:
             action = Action(action.kind, wanted[1], action.text, action.enter)
+        if action.kind == "goto":
+            action = Action("goto", text=short(action.text))
         steps.append(_step(state, action, state if still else screen(after).text))
         window = window if still else 0
     return _named(run, [part for part in parts if part], whole=bool(parts[-1]))
@@ -224,10 +232,16 @@ def _named(run: Run, parts: list[list[Step]], whole: bool) -> list[Episode]:
 
 # ---- WebArena's rendered traces ----------------------------------------------------------------------------
 
-def _render_runs(path: Path) -> Iterator[Run]:
-    files = [path] if path.is_file() else sorted(path.glob("render_*.html"))
+def _files(path: Path, patterns: tuple[str, ...], expected: str) -> list[Path]:
+    """The file itself, or those in the folder."""
+    files = [path] if path.is_file() else sorted(file for form in patterns for file in path.glob(form))
     if not files:
-        raise ValueError(f"{path}: no render_N.html there; expected WebArena's traces")
+        raise ValueError(f"{path}: no {' or '.join(patterns)} there; expected {expected}")
+    return files
+
+
+def _render_runs(path: Path, short: Short) -> Iterator[Run]:
+    files = _files(path, ("render_*.html",), "WebArena's traces, render_N.html")
     log = files[0].parent / "merge_log.txt"
     text = log.read_text(errors="replace") if log.exists() else ""
     verdicts = {int(number): word == "PASS"
@@ -241,10 +255,10 @@ def _render_runs(path: Path) -> Iterator[Run]:
             raise ValueError(f"{file}: no `task_id: N` and `intent: ..` in its first <pre>; expected a trace "
                              "that WebArena rendered")
         yield Run(f"import-{file.parent.name}-{number[1]}", int(number[1]), clean(intent[1], INTENT_CHARS),
-                  _render_moves(file, root), str(file), verdicts.get(int(number[1])))
+                  _render_moves(file, root, short), str(file), verdicts.get(int(number[1])))
 
 
-def _render_moves(file: Path, root: etree._Element) -> list[Move]:
+def _render_moves(file: Path, root: etree._Element, short: Short) -> list[Move]:
     def texts(path: str) -> list[str]:
         return ["".join(element.itertext()) for element in root.xpath(path)]
 
@@ -256,7 +270,7 @@ def _render_moves(file: Path, root: etree._Element) -> list[Move]:
     if not shown or len(shown) != len(urls) or len(shown) != len(said):
         raise ValueError(f"{file}: {len(shown)} state_obv, {len(urls)} url, {len(said)} "
                          f"raw_parsed_prediction; expected the same number of each, at least one")
-    seen = [Seen(text, url.removeprefix("URL: ").strip(), *webarena_tabs(text))
+    seen = [Seen(text, short(url.removeprefix("URL: ").strip()), *webarena_tabs(text))
             for text, url in zip(shown, urls)]
     meant += [""] * (len(said) - len(meant))
     return [Move(before, _spoken(raw.strip("\n"), parsed.strip("\n")), after)
@@ -309,6 +323,8 @@ NAMES = {"observation": ("observation", "state", "acctree"), "action": ("current
 
 def _tree_rows(path: Path) -> Iterator[tuple[str, TreeRow]]:
     """(where, row) of JSON lines, a JSON list, or {"data": list}."""
+    named = re.search(r"\d+$", path.stem)
+    of_file = {"task_id": int(named[0])} if named else {}
     text = path.read_text(encoding="utf-8-sig", errors="replace")
     if path.suffix == ".json":
         whole = _loads(text, path)
@@ -318,27 +334,31 @@ def _tree_rows(path: Path) -> Iterator[tuple[str, TreeRow]]:
         lines = enumerate(text.split("\n"), 1)
         entries = ((i, _loads(line, f"{path}:{i}")) for i, line in lines if line.strip())
     for number, entry in entries:
-        row = _as(dict, entry, f"{path}:{number}")
+        row = of_file | _as(dict, entry, f"{path}:{number}")
+        if "task_id" not in row:
+            raise ValueError(f"{path}:{number}: no task_id; expected one in each row, or a file name that "
+                             "ends with it (steps-21.jsonl)")
         named = {name: next((row[other] for other in others if row.get(other) is not None), None)
                  for name, others in NAMES.items()}
         yield f"{path}:{number}", _as(TreeRow, row | named, f"{path}:{number}")
 
 
-def _acctree_runs(path: Path) -> Iterator[Run]:
+def _acctree_runs(path: Path, short: Short) -> Iterator[Run]:
     groups: dict[tuple, list[tuple[str, TreeRow]]] = {}
-    for where, row in _tree_rows(path):
-        groups.setdefault((row.task_id, str(row.run_id)), []).append((where, row))
-    for (task_id, run_id), rows in groups.items():
+    for file in _files(path, ("*.jsonl", "*.json"), "rows of accessibility trees"):
+        for where, row in _tree_rows(file):
+            groups.setdefault((file, row.task_id, str(row.run_id)), []).append((where, row))
+    for (file, task_id, run_id), rows in groups.items():
         where, first = rows[0]
         intent = clean(first.intent or "", INTENT_CHARS) or f"WebArena task {task_id}"
         rewards = [row.reward for _, row in rows
                    if isinstance(row.reward, (int, float)) and (row.done or row.reward)]
-        named = f"import-{path.stem}-{task_id}" + (f"-{run_id}" if run_id else "")
-        yield Run(named, task_id, intent, [*_acctree_moves(rows)], where,
+        named = f"import-{file.stem}-{task_id}" + (f"-{run_id}" if run_id else "")
+        yield Run(named, task_id, intent, [*_acctree_moves(rows, short)], where,
                   rewards[-1] == 1 if rewards else None)
 
 
-def _acctree_moves(rows: list[tuple[str, TreeRow]]) -> Iterator[Move]:
+def _acctree_moves(rows: list[tuple[str, TreeRow]], short: Short) -> Iterator[Move]:
     """Where rows hold neither state nor action, the state is the next state of the row before and the action
     the last of the row after (`previous_actions`), if their histories agree."""
     none = TreeRow(0)
@@ -355,8 +375,9 @@ def _acctree_moves(rows: list[tuple[str, TreeRow]]) -> Iterator[Move]:
             before, action = earlier.followed, str(more[-1])
         else:
             followed = followed or later.observation
-        after = Seen(followed, later.url or row.url or "", *webarena_tabs(followed)) if followed else None
-        yield Move(Seen(before, row.url or "", *webarena_tabs(before)), action, after)
+        here, there = short(row.url or ""), short(later.url or row.url or "")
+        after = Seen(followed, there, *webarena_tabs(followed)) if followed else None
+        yield Move(Seen(before, here, *webarena_tabs(before)), action, after)
 
 
 class GymStep(Struct):
@@ -370,10 +391,10 @@ class GymStep(Struct):
         if self.axtree is None and self.axtree_txt is None:
             raise ValueError("expected `axtree`")
 
-    def seen(self) -> Seen:
+    def seen(self, short: Short) -> Seen:
         url, pages = self.url or "", self.open_pages_urls or []
-        tabs = [short_address(page) for page in pages] if len(pages) > 1 else []
-        return Seen(self.axtree_txt if self.axtree is None else self.axtree, url, tabs,
+        tabs = [short(page) for page in pages] if len(pages) > 1 else []
+        return Seen(self.axtree_txt if self.axtree is None else self.axtree, short(url), tabs,
                     pages.index(url) if tabs and url in pages else 0)
 
 
@@ -389,16 +410,13 @@ class GymRun(Struct):
     summary_info: GymSummary | None = None
 
 
-def _browsergym_runs(path: Path) -> Iterator[Run]:
-    files = [path] if path.is_file() else sorted(path.rglob("*.json"))
-    if not files:
-        raise ValueError(f"{path}: no JSON files there; expected AgentRewardBench's trajectories")
-    for file in files:
+def _browsergym_runs(path: Path, short: Short) -> Iterator[Run]:
+    for file in _files(path, ("**/*.json",), "AgentRewardBench's trajectories"):
         number = re.search(r"webarena\.(\d+)$", file.stem)
         if not number:
             raise ValueError(f"{file}: expected a run of webarena in a file ..webarena.N.json")
         run = _as(GymRun, _loads(file.read_text(encoding="utf-8", errors="replace"), file), file)
-        seen = [step.seen() for step in run.steps]
+        seen = [step.seen(short) for step in run.steps]
         moves = [Move(before, str(step.action), after)   # the last step has no action
                  for step, before, after in zip(run.steps, seen, [*seen[1:], None]) if step.action]
         reward = run.summary_info and run.summary_info.cum_reward
@@ -411,8 +429,10 @@ FORMATS = {"render": (_render_runs, webarena_action), "acctree": (_acctree_runs,
            "browsergym": (_browsergym_runs, browsergym_action)}
 
 
-def read_traces(path: Path | str, format: str, dropped_ids: Set[int] = frozenset()) -> list[Episode]:
-    """All runs of a file or folder, without those of the tasks in `dropped_ids`: the test set's. Raises
+def read_traces(path: Path | str, format: str, dropped_ids: Set[int] = frozenset(),
+                bases: Sequence[Mapping[str, str]] = ()) -> list[Episode]:
+    """All runs of a file or folder, without those of the tasks in `dropped_ids`: the test set's. `bases` has
+    site -> address for each set of sites that was recorded; what they lack is known by its port. Raises
     ValueError naming the file, and the line or step, that does not fit the format."""
     path = Path(path)
     if format not in FORMATS:
@@ -420,12 +440,13 @@ def read_traces(path: Path | str, format: str, dropped_ids: Set[int] = frozenset
     if not path.exists():
         raise ValueError(f"{path}: no such file or folder")
     read_runs, read_action = FORMATS[format]
+    short = partial(short_address, bases=[Addresses(known) for known in bases])
     made: dict[str, Episode] = {}
-    for run in read_runs(path):
+    for run in read_runs(path, short):
         if run.task_id in dropped_ids:
             continue
         try:
-            found = episodes(run, read_action)
+            found = episodes(run, read_action, short)
         except ValueError as error:
             raise ValueError(f"{run.where}: {error}") from None
         for episode in found:

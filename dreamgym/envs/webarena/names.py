@@ -1,5 +1,5 @@
 """Entity randomization: other names for the things of the own sites, for training rows. A small model that
-reads the same 120 products and 20 projects over and over memorizes their names instead of copying them from
+reads the same products and projects over and over memorizes their names instead of copying them from
 the page."""
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dreamgym.envs.webarena.sites import code, data, forum, map as maps
+from dreamgym.envs.webarena.sites import code, data, forum, site, map as maps
 
 # Words that the sites also use for something else: 'map', the button 'Star', the role radio, going by bike
 FIXED = frozenset("map shop site open star notes garden table watch chat page set phone screen bike card "
@@ -22,10 +22,9 @@ def _kinds() -> tuple[tuple[str, ...], ...]:
     topics = " ".join(topic for _, topics in forum.FORUMS.values() for topic in topics).split()
     nouns = [noun for nouns in data.CATEGORIES.values() for noun in nouns]
     lists = (
-        (*data.COLORS, *data.MATERIALS, *maps.WORDS, *code.FIRST),
+        (*data.LOOKS, *code.FIRST),
         (*nouns, *forum.FORUMS, *code.SECOND, *topics),
-        (*data.FIRST_NAMES, *forum.PEOPLE, *code.PEOPLE, *data.LAST_NAMES,
-         *" ".join(code.PEOPLE.values()).split(), *data.BRANDS, *data.CITIES, *maps.TOWNS),
+        (*site.FIRST_NAMES, *site.LAST_NAMES, *data.BRANDS, *data.CITIES, *maps.TOWN_NAMES),
         map(str, range(10, 100)),
         map(str, range(1001, 1001 + data.ORDERS)),
     )

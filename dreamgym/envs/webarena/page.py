@@ -105,13 +105,19 @@ def quotable(text: str) -> str:
     return _LOOSE_QUOTE.sub("’", text) if "'" in text else text
 
 
+def _tab_label(name: str) -> str:
+    """The end of a long name: what a tab is called follows its messages ('This tab has errors. .. Sales')."""
+    name = " ".join(name.split())
+    return name if len(name) <= MAX_CHARS else "…" + name[1 - MAX_CHARS:]
+
+
 def _shown(nodes: list[Node]) -> list[Node]:
     """The nodes that say something new, with clean names. A label in front of its control, or the heading
     around a link, says what the control says."""
     shown: list[Node] = []
     for node in nodes:
         role = "text" if node.role == "StaticText" else node.role
-        name = quotable(node.name)
+        name = quotable(_tab_label(node.name) if role == "tab" else node.name)
         if role in PASSIVE:
             if name and not (shown and shown[-1].name == name):
                 shown.append(Node(role, name, ref=node.ref))

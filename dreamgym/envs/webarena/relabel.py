@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import lru_cache
 from itertools import zip_longest
 from urllib.parse import parse_qs, urlsplit
 
@@ -21,10 +19,9 @@ from dreamgym.envs.webarena.evaluators import NOT_ACHIEVABLE
 from dreamgym.envs.webarena.names import other_names
 from dreamgym.envs.webarena.page import FIELDS, STOPPED, Page, quotable
 from dreamgym.envs.webarena.scripted import other_fact
-from dreamgym.envs.webarena.sites import SiteDatabase
+from dreamgym.envs.webarena.sites import DATABASES, SiteDatabase
 from dreamgym.envs.webarena.tasks import (
-    ENTITIES, TaskConstraints, address, checks, drawn, fact, fields, filled, find, is_missing, name_split,
-    read_task, rule_success, values_split)
+    TaskConstraints, address, checks, drawn, fact, fields, filled, find, is_missing, read_task, rule_success)
 from dreamgym.envs.webarena.templates import TEMPLATES, Template
 from dreamgym.envs.webarena.text import (
     Command, action_type, ground, is_stop, message, page_kind, read_action, read_page)
@@ -183,63 +180,45 @@ SHARES = {"none": 0.28, "answer": 0.20, "page": 0.04, "entity": 0.20, "done": 0.
 PER_PAGE = 6                                     # sentences tried on a page
 SURPLUS = 10                                     # beyond this the others wait for fulfilled ones, the rarest
 Values = dict[str, str]
-
-
-@dataclass
-class Askable:
-    """What training may see."""
-    rows: dict[Template, list[Values]]           # without new kinds of tasks
-    hidden: set[str]                             # held-out names of several words
-    splits: set[str]
-    seed: int
-
-    def shows_hidden(self, text: str) -> bool:
-        return any(name in text for name in self.hidden)
+Rows = dict[Template, list[Values]]              # what can be asked on a database; no new kinds of tasks
 
 
 def counterfactuals(episodes: list[Episode], count: int, rng: np.random.Generator,
                     seed: int) -> list[Episode]:
-    """At most half on pages of `episodes`, the rest synthetic. They name things of training and of the splits
-    of the episodes' own tasks: what is made from training episodes holds no held-out name."""
-    tasks = [wanted for episode in episodes if (wanted := read_task(episode.task.text))]
-    splits = {"train"} | {values_split(wanted.template, dict(wanted.values), seed) for wanted in tasks}
-    ask = Askable({}, set(), splits, seed)
-    for template, rows in _drawn(seed).items():
-        if not template.held_out:
-            ask.rows[template] = [row for row in rows if values_split(template, row, seed) in splits]
-        ask.hidden |= {value for row in rows for name, value in row.items() if name in ENTITIES
-                       and _SEAM.search(value) and name_split(value, seed) not in splits}
-    recorded = _on_recorded_pages(episodes, count // 2, rng, ask)
-    return recorded + synthetic(count - len(recorded), rng, ask)
-
-
-@lru_cache(maxsize=4)
-def _drawn(seed: int) -> dict[Template, list[Values]]:
-    sites = SiteDatabase(seed)
-    return {template: drawn(template, sites) for template in TEMPLATES}
+    """As many of each database that the episodes were played on: at most half on their pages, the rest
+    synthetic. They name things of that database, and renamed ones."""
+    played: dict[str, list[Episode]] = {}
+    for episode in episodes:
+        played.setdefault(episode.task.goal.get("database", DATABASES[0]), []).append(episode)
+    made, taken = [], dict.fromkeys(SHARES, 0)
+    for done, name in enumerate(sorted(played), 1):
+        world = SiteDatabase(seed, name)
+        rows = {template: drawn(template, world) for template in TEMPLATES if not template.held_out}
+        missing = count * done // len(played) - len(made)
+        made += _on_recorded_pages(played[name], missing // 2, rng, rows, taken)
+        made += synthetic(count * done // len(played) - len(made), rng, rows)
+    for number, episode in enumerate(made):
+        episode.id = episode.task.id = f"{episode.id}-{number}"
+    return made
 
 
 def _on_recorded_pages(episodes: list[Episode], count: int, rng: np.random.Generator,
-                       ask: Askable) -> list[Episode]:
-    """No (page, sentence) occurs twice, and none as it was played. At most `count`."""
+                       rows: Rows, taken: dict[str, int]) -> list[Episode]:
+    """No (page, sentence) occurs twice, and none as it was played. At most `count`. `taken`: how many there
+    are by what they miss."""
     steps = [(step, episode.task.text) for episode in episodes for step in episode.steps]
-    states = {step.state for step, _ in steps if read_page(step.state)}
-    pages = sorted(state for state in states if not ask.shows_hidden(state))
+    pages = sorted({step.state for step, _ in steps if read_page(step.state)})
     used = {(step.state, text) for step, text in steps if is_stop(step.action)}
-    played: dict[Template, list[TaskConstraints]] = {}       # gives values that a page does not show
-    for text in sorted({text for _, text in steps}):
-        if (wanted := read_task(text)) and wanted.template in ask.rows:
-            played.setdefault(wanted.template, []).append(wanted)
-    known = {template: {tuple(row[name] for name in fields(template.intents[0])) for row in rows}
-             for template, rows in ask.rows.items()}
-    alike = {template: _by_shared_word(rows) for template, rows in known.items()}
-    taken, results = dict.fromkeys(SHARES, 0), []
+    known = {template: {tuple(row[name] for name in fields(template.intents[0])) for row in part}
+             for template, part in rows.items()}
+    alike = {template: _by_shared_word(part) for template, part in known.items()}
+    results: list[Episode] = []
     for i in rng.permutation(len(pages)):
         offered: dict[str, list[tuple[str, str]]] = {}
-        for wanted, action in _candidates(pages[i], played, alike, rng):
+        for wanted, action in _candidates(pages[i], rows, alike, rng):
             sentence = filled(str(rng.choice(wanted.template.intents)), wanted.values)
             exists = tuple(value for _, value in wanted.values) in known[wanted.template]
-            if exists and (pages[i], sentence) not in used and not ask.shows_hidden(action):
+            if exists and (pages[i], sentence) not in used:
                 offered.setdefault(_broken(wanted, pages[i], action), []).append((sentence, action))
         for _ in range(PER_PAGE):
             if len(results) >= count:
@@ -254,7 +233,7 @@ def _on_recorded_pages(episodes: list[Episode], count: int, rng: np.random.Gener
             if (pages[i], sentence) not in used:
                 used.add((pages[i], sentence))
                 taken[broken] += 1
-                results.append(_example(pages[i], sentence, action, broken, f"counterfactual-{len(results)}"))
+                results.append(_example(pages[i], sentence, action, broken, "counterfactual"))
     return results
 
 
@@ -279,15 +258,16 @@ def _by_shared_word(rows: set[tuple[str, ...]]) -> dict[tuple[int, str], list[st
     return {key: sorted(values) for key, values in found.items() if len(values) > 1}
 
 
-def _candidates(state: str, played: dict, alike: dict,
+def _candidates(state: str, rows: Rows, alike: dict,
                 rng: np.random.Generator) -> Iterator[tuple[TaskConstraints, str]]:
     """Sentences about a page with a `stop`: what the page says put into every template of its site, the same
     with a name that shares a word, and with one value of another sentence."""
     for template in TEMPLATES:
-        others = played.get(template)
+        others = rows.get(template)
         if not others or template.page.split("/")[0] != page_kind(state):
             continue
-        other = dict(others[rng.integers(len(others))].values)
+        row = others[rng.integers(len(others))]  # gives values that the page does not show
+        other = {name: row[name] for name in fields(template.intents[0])}
         own = {**other, **_captured(template, state)}
         namesakes = [{**own, name: near} for i, name in enumerate(other)
                      for word in _SEAM.split(own[name])[::2]
@@ -340,15 +320,14 @@ LABELS = sorted({t.answer for t in TEMPLATES
                  if t.answer.startswith("text '") and fields(t.answer) == ["answer"]})
 
 
-def synthetic(count: int, rng: np.random.Generator, ask: Askable) -> list[Episode]:
+def synthetic(count: int, rng: np.random.Generator, rows: Rows) -> list[Episode]:
     """Pages of a few lines with random names teach a small model to copy and compare names in a third of the
     tokens of a real page; a quarter of the comparisons fail."""
-    templates = [template for template, rows in ask.rows.items() if rows and fields(template.intents[0])]
+    templates = [template for template, part in rows.items() if part and fields(template.intents[0])]
     results: list[Episode] = []
     while len(results) < count:
         template = templates[rng.integers(len(templates))]
-        rows = ask.rows[template]
-        values, *others = [rows[rng.integers(len(rows))] for _ in range(4)]
+        values, *others = [rows[template][rng.integers(len(rows[template]))] for _ in range(4)]
         sentence = filled(str(rng.choice(template.intents)), values)
         state, answers = _small_page(template, values, others, rng)
         rename = other_names(rng)
@@ -359,10 +338,7 @@ def synthetic(count: int, rng: np.random.Generator, ask: Askable) -> list[Episod
         if template.answer and (not said or rng.random() < OFF["answer"]):
             said = str(rng.choice(answers))
         state, sentence, action = rename(state), rename(sentence), rename(f"stop [{said}]")
-        split = values_split(renamed.template, dict(renamed.values), ask.seed)
-        if split in ask.splits and not ask.shows_hidden(f"{state}\n{sentence}\n{action}"):
-            label = _broken(renamed, state, action)
-            results.append(_example(state, sentence, action, label, f"synthetic-{len(results)}"))
+        results.append(_example(state, sentence, action, _broken(renamed, state, action), "synthetic"))
     return results
 
 

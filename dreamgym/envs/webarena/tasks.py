@@ -3,28 +3,29 @@ WebArena's JSON."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from random import Random
 from typing import NamedTuple
 from urllib.parse import quote_plus
 
 from dreamgym.envs.webarena.evaluators import NOT_ACHIEVABLE, exact_match, url_match
 from dreamgym.envs.webarena.page import quotable
-from dreamgym.envs.webarena.sites.map import Atlas, minutes
+from dreamgym.envs.webarena.sites import DATABASES, SiteDatabase
+from dreamgym.envs.webarena.sites.map import atlas_of, km, minutes
 from dreamgym.envs.webarena.templates import TEMPLATES, Template
 from dreamgym.envs.webarena.text import read_action, read_page
 from dreamgym.episode import Task
 
-COUNTS = {"train": 300, "valid": 100, "test": 100}
-NEW_KINDS = 0.4                                  # share of the test tasks whose template is never trained on
-HELD_OUT_NAMES = 0.125                           # share of names only for valid; as many for test
+COUNTS = {"train": 640, "valid": 100, "test": 160}
+NEW_KINDS = 0.25                                 # share of the test tasks whose template is never trained on
+SENTENCES = {"train": 0.5, "valid": 0.25, "test": 0.25}        # shares of what one split alone may ask
 FOUND_PER_MISSING = 2                            # where a template may ask for absent things
 MAX_TASK_CHARS = 400
 DONE = "done"                                    # what `stop` says when no answer was asked for
 ENTITIES = frozenset("product noun category order customer review month forum post member project issue "
-                     "place goal".split())
+                     "request place goal".split())
 
 
 class Check(NamedTuple):
@@ -200,80 +201,91 @@ def _literal(pattern: str) -> str:
 
 def drawn(template: Template, world) -> list[dict[str, str]]:
     """All sets of parameters; `answer` is N/A where the query has none."""
-    made = world.apps["map"].extensions
-    if "atlas" not in made:                      # the site makes it at the first visit; streets never change
-        made["atlas"] = Atlas(world.db)
-    atlas = made["atlas"]
+    atlas = atlas_of(world.first)
     named = {place.name: place for place in atlas.places}
 
     def way_time(a: str, b: str, by: str) -> str:
         return f"{minutes(atlas.metres(named[a], named[b]), by)} minutes"
 
+    def distance(a: str, b: str) -> str:
+        return km(atlas.metres(named[a], named[b]))
+
     def nearest(name: str, kind: str) -> str:
         others = [other for other in atlas.places if other.category == kind]
         return min((atlas.metres(named[name], other), other.name) for other in others)[1]
 
-    for function in (way_time, nearest):
+    for function in (way_time, distance, nearest):
         world.db.create_function(function.__name__, function.__code__.co_argcount, function)
     world.db.create_function("money", 1, lambda cents: f"${cents / 100:,.2f}")
     return [{name: NOT_ACHIEVABLE if row[name] is None else str(row[name]) for name in row.keys()}
             for row in world.db.execute(template.draw)]
 
 
-def name_split(name: str, seed: int) -> str:
-    """The split whose tasks may name a thing."""
-    place = Random(f"{seed} {name.lower()}").random()
-    return "test" if place < HELD_OUT_NAMES else "valid" if place < 2 * HELD_OUT_NAMES else "train"
+def sentence_split(template: Template, values: Mapping[str, str]) -> str:
+    """The split that may ask this, in any database: the words of some tasks name nothing that a database
+    makes up ('Set my status to "On call".')."""
+    if not fields(template.intents[0]):
+        return "train"
+    return Random(filled(template.intents[0], values)).choices(*zip(*SENTENCES.items()))[0]
 
 
-def values_split(template: Template, values: Mapping[str, str], seed: int) -> str:
-    """Test where its sentence has a name of test, else valid where it has one of valid."""
-    splits = {name_split(values[name], seed) for name in fields(template.intents[0]) if name in ENTITIES}
-    return next((split for split in ("test", "valid") if split in splits), "train")
+def make_tasks(split: str, seed: int) -> list[Task]:
+    """The tasks of a split, one of each template and database in turn. No two splits share a database or a
+    sentence; some test tasks are of a new kind. `goal` holds WebArena's JSON record (`config`), the
+    `database`, and `parameters`, which only the oracle may read."""
+    worlds = [SiteDatabase(seed, name) for name in DATABASES if name.startswith(split)]
+    rng = Random(f"tasks {seed} {split}")
+    starts = [_first_states(world) for world in worlds]
 
+    def askable(template: Template, at: int) -> Iterator[tuple[int, Template, dict[str, str]]]:
+        for row in _shuffled(template, worlds[at], rng):
+            if template.held_out or sentence_split(template, row) == split:
+                yield at, template, row
 
-def make_tasks(world, seed: int) -> dict[str, list[Task]]:
-    """The tasks of each split, one of each template in turn. Valid tasks name things that no training task
-    names; test tasks name others again, or are of a new kind. `goal` holds WebArena's JSON record (`config`)
-    and `parameters`, which only the oracle may read."""
-    from dreamgym.envs.webarena.direct import InProcessBrowser       # a back end is needed here only
-    browser, cookies = InProcessBrowser(world), {site: world.login(site) for site in world.accounts}
-    first_state = lru_cache(maxsize=None)(lambda start: browser.open(start.split(" |AND| "), cookies).text)
-    rng = Random(f"tasks {seed}")
-    pools = {template: _shuffled(template, world, rng) for template in TEMPLATES}
+    def chosen(count: int, new: bool) -> list[tuple[int, Template, dict[str, str]]]:
+        lists, found = [], {}
+        for i, template in enumerate(template for template in TEMPLATES if template.held_out == new):
+            order = [(i + at) % len(worlds) for at in range(len(worlds))]     # each is the first as often
+            lists.append(turn(*(askable(template, at) for at in order)))
+        unlike = (row for row in turn(*lists)
+                  if found.setdefault(filled(row[1].intents[0], row[2]), row) is row)
+        return list(islice(unlike, count))
 
-    def chosen(split: str, count: int, new: bool = False) -> list[tuple[Template, dict[str, str]]]:
-        rows = [[(template, row) for row in pool if new or values_split(template, row, seed) == split]
-                for template, pool in pools.items() if template.held_out == new]
-        return [row for turn in zip_longest(*rows) for row in turn if row][:count]
-
-    of_new = round(COUNTS["test"] * NEW_KINDS)
-    parts = {split: chosen(split, count) for split, count in COUNTS.items()}
-    parts["test"] = chosen("test", of_new, new=True) + parts["test"][:COUNTS["test"] - of_new]
-    tasks, number = {}, 0
-    for split, rows in parts.items():
-        tasks[split] = []
-        for template, values in rows:
-            intent = filled(rng.choice(template.intents), values)
-            goal = {"config": task_record(template, values, intent, number), "parameters": values}
-            groups = [f"kind {'new' if template.held_out else 'known'}", f"template {template.id}",
-                      f"site {'+'.join(template.sites)}"]
-            tasks[split].append(Task(id=f"webarena-{split}-{len(tasks[split]):04d}", text=intent,
-                                     env="webarena", start=first_state(_start(template, values)), goal=goal,
-                                     groups=groups))
-            number += 1
+    of_new = round(COUNTS[split] * NEW_KINDS) if split == "test" else 0
+    tasks, first_id = [], 1000 * list(COUNTS).index(split)
+    for at, template, values in chosen(of_new, True) + chosen(COUNTS[split] - of_new, False):
+        intent = filled(rng.choice(template.intents), values)
+        config = task_record(template, values, intent, first_id + len(tasks))
+        groups = [f"kind {'new' if template.held_out else 'known'}", f"template {template.id}",
+                  f"site {'+'.join(template.sites)}"]
+        tasks.append(Task(id=f"webarena-{split}-{len(tasks):04d}", text=intent, env="webarena",
+                          start=starts[at](_start(template, values)), groups=groups,
+                          goal={"config": config, "database": worlds[at].name, "parameters": values}))
     return tasks
 
 
-def _shuffled(template: Template, world, rng: Random) -> list[dict[str, str]]:
-    rows = drawn(template, world)
+def turn(*lists: Iterable) -> Iterator:
+    """The first of each list, then the second of each, and so on."""
+    return (item for items in zip_longest(*lists) for item in items if item is not None)
+
+
+def _first_states(world: SiteDatabase) -> Callable[[str], str]:
+    """start addresses -> the page on which an episode begins."""
+    from dreamgym.envs.webarena.direct import InProcessBrowser       # a back end is needed here only
+    browser, cookies = InProcessBrowser(world), {site: world.login(site) for site in world.accounts}
+    return lru_cache(maxsize=None)(lambda start: browser.open(start.split(" |AND| "), cookies).text)
+
+
+def _shuffled(template: Template, world: SiteDatabase, rng: Random) -> list[dict[str, str]]:
+    """All sets of parameters, every third one of what is not there as far as there are such."""
+    rows, result, number = drawn(template, world), [], rng.randrange(FOUND_PER_MISSING + 1)
     rng.shuffle(rows)
     absent = [row for row in rows if row.get("answer") == NOT_ACHIEVABLE]
-    result = []
-    for i, row in enumerate((row for row in rows if row.get("answer") != NOT_ACHIEVABLE), 1):
-        result.append(row)
-        if absent and i % FOUND_PER_MISSING == 0:
-            result.append(absent.pop())
+    found = [row for row in rows if row.get("answer") != NOT_ACHIEVABLE]
+    while found:
+        number += 1
+        is_absent = absent and number % (FOUND_PER_MISSING + 1) == 0
+        result.append(absent.pop() if is_absent else found.pop())
     return result
 
 

@@ -26,6 +26,8 @@ from dreamgym.envs.webarena.sites.site import DATABASE, SCHEMA, build_app, open_
 
 _SITES = {module.SITE.name: module.SITE for module in (shop, cms, forum, code, maps, homepage)}
 SITES = tuple(_SITES)
+COUNTS = {"train": 16, "valid": 2, "test": 4}    # databases of a seed
+DATABASES = tuple(f"{split} {number}" for split, count in COUNTS.items() for number in range(count))
 
 
 @dataclass(frozen=True)
@@ -45,15 +47,15 @@ def _connect() -> sqlite3.Connection:
 
 
 @cache
-def _first_data(seed: int) -> sqlite3.Connection:
-    """The database that all of that seed begin with. Each site draws from its own generator, so that one
-    site's data does not hang on another's."""
+def _first_data(seed: int, name: str) -> sqlite3.Connection:
+    """What all databases of that seed and name begin with. Each site draws from its own generator, so that
+    one site's data does not hang on another's."""
     db = _connect()
     db.executescript(SCHEMA)
     for module in (shop, cms, forum, code, maps):
         db.executescript(module.SCHEMA)
         db.execute("BEGIN")
-        module.fill(db, Random(f"{seed} {module.SITE.name}"))
+        module.fill(db, Random(f"{seed} {name} {module.SITE.name}"), name.split()[0])
         db.execute("COMMIT")
         if module.SITE.account:
             _open_account(db, module.SITE.name)
@@ -71,30 +73,34 @@ def _no_commit(action: int, name: str | None, *_) -> int:
 
 
 @cache
-def _apps(seed: int) -> dict[str, flask.Flask]:
-    """The sites' apps, made once for all databases of a seed: they keep nothing that visitors can change."""
+def _apps() -> dict[str, flask.Flask]:
+    """The sites' apps, made once for all databases: they keep nothing of them."""
     return {name: build_app(site) for name, site in _SITES.items()}
 
 
 class SiteDatabase:
-    """All sites with their data, which follow from the seed; independent of any other. `accounts` are (user,
-    password) of the account that agents use on a site; `db` may be read and written by anybody, but all of it
-    is one transaction that `reset` rolls back: a commit is refused."""
+    """All sites with their data, which follow from the seed and the name, one of DATABASES; independent of
+    any other. Databases of two splits share no product, customer, user, post, project, issue, town or place.
+    `accounts` are (user, password) of the account that agents use on a site; `db` may be read and written by
+    anybody, but all of it is one transaction that `reset` rolls back: a commit is refused."""
 
-    def __init__(self, seed: int = 7):
-        self.seed, self.db, self.lock = seed, _connect(), threading.RLock()
-        _first_data(seed).backup(self.db)
+    def __init__(self, seed: int = 7, name: str = DATABASES[0]):
+        self.seed, self.name, self.db, self.lock = seed, "", _connect(), threading.RLock()
         self.db.set_authorizer(_no_commit)
         self.db.execute("BEGIN")
+        self.reset(name)
         self.bases = {name: f"http://{name}.test" for name in SITES}
         self.accounts = {name: site.account for name, site in _SITES.items() if site.account}
-        self.apps = _apps(seed)
+        self.apps = _apps()
 
-    def reset(self) -> None:
+    def reset(self, name: str = "") -> None:
         """Everything that was done since the first moment, or the last reset, is undone; sessions that
-        `login` gave out stay good."""
+        `login` gave out stay good. With another `name` it becomes that database."""
         with self.lock:
             self.db.execute("ROLLBACK")
+            if name and name != self.name:
+                self.name, self.first = name, _first_data(self.seed, name)
+                self.first.backup(self.db)
             self.db.execute("BEGIN")
 
     def login(self, site: str) -> dict[str, str]:

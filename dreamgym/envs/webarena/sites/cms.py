@@ -34,7 +34,7 @@ SITE.loaders |= {
     "review": lambda number, _: one(f"{REVIEWS} shop_reviews.id = ?", number)}
 
 
-def fill(db: sqlite3.Connection, rng: Random) -> None:
+def fill(db: sqlite3.Connection, rng: Random, split: str) -> None:
     """The admin; everything else is the shop's."""
     SITE.add_user(db, "admin", rng, "Admin")
 

@@ -14,17 +14,15 @@ from typing import Any
 from flask import abort, g, request
 
 from dreamgym.envs.webarena.sites.site import (
-    TODAY, Site, all_words, asked, chosen, day, go, insert, one, page, paged, rows, run, toggle, words)
+    FIRST_NAMES, LAST_NAMES, TODAY, Site, all_words, asked, chosen, day, go, insert, of_split, one, page,
+    paged, rows, run, toggle, words)
 
 SITE = Site("gitlab", "Code", {"Projects": "/", "My issues": "/issues",
                                "My merge requests": "/merge-requests", "Account": "/account"},
             search="/search", account=("byteblaze", "hello1234"), login_path="/users/sign_in",
             login_text="Sign in", user_label="Username or email")
-PEOPLE = {name.split()[0].lower(): name for name in (
-    "Abel Stone", "Bella Reed", "Carl Wood", "Dora Field", "Eric Lake", "Fiona Hill", "Gina Moss",
-    "Henry Brook", "Iris Lane", "Jack Frost")}
-FIRST = "solar paper tiny fast blue open quiet smart".split()
-SECOND = "bot tool map notes chat site timer shop".split()
+FIRST = "solar paper tiny fast blue open quiet smart brave magic clever silver".split()
+SECOND = "bot tool map notes chat site timer shop wiki forge radar vault".split()
 AUDIENCE = ("students", "teachers", "writers", "doctors", "cooks", "runners", "families", "artists")
 VERBS = ("Fix", "Add", "Remove", "Update", "Test", "Speed up")
 THINGS = ("login page", "search box", "main menu", "export", "import", "cache", "mobile view", "error text",
@@ -62,17 +60,20 @@ CREATE INDEX code_commits_project ON code_commits (project);
 
 # ---- first data --------------------------------------------------------------------------------------------
 
-def fill(db: sqlite3.Connection, rng: Random) -> None:
+def fill(db: sqlite3.Connection, rng: Random, split: str) -> None:
     """Five projects belong to the account. Stars differ from project to project, commits from contributor to
     contributor: 'the most' is always one."""
     account = SITE.account[0]
-    people = [account, *PEOPLE]
+    people = [account, *rng.sample(of_split(map(str.lower, FIRST_NAMES), split), 10)]
     for person in people:
-        SITE.add_user(db, person, rng, PEOPLE.get(person, "Byte Blaze"), range(300, 1500))
+        full_name = "Byte Blaze" if person == account else f"{person.capitalize()} {rng.choice(LAST_NAMES)}"
+        SITE.add_user(db, person, rng, full_name, range(300, 1500))
         insert(db, "code_profiles", user=person, email=f"{person}@mail.test",
                status="" if person == account else rng.choice(STATUSES), token=f"{rng.getrandbits(40):010x}")
-    names = rng.sample([f"{first}-{second}" for first in FIRST for second in SECOND], 22)
-    projects = [_fill_project(db, rng, account if i < 5 else rng.choice(people[1:]), people, name, stars)
+    names = rng.sample(of_split([f"{first}-{second}" for first in FIRST for second in SECOND], split), 22)
+    titles = of_split([f"{verb} {thing}" for verb in VERBS for thing in THINGS], split)
+    projects = [_fill_project(db, rng, account if i < 5 else rng.choice(people[1:]), people, titles, name,
+                              stars)
                 for i, (name, stars) in enumerate(zip(names, rng.sample(range(3, 300), len(names))))]
     for project in rng.sample(projects[5:], 3):
         insert(db, "code_stars", user=account, project=project)
@@ -80,8 +81,8 @@ def fill(db: sqlite3.Connection, rng: Random) -> None:
         insert(db, "code_follows", user=account, followed=person)
 
 
-def _fill_project(db: sqlite3.Connection, rng: Random, owner: str, people: list[str], name: str,
-                  stars: int) -> int:
+def _fill_project(db: sqlite3.Connection, rng: Random, owner: str, people: list[str], titles: list[str],
+                  name: str, stars: int) -> int:
     what, audience = name.replace("-", " "), rng.choice(AUDIENCE)
     team = [owner, *rng.sample([person for person in people if person != owner], rng.randint(2, 5))]
     project = insert(db, "code_projects", path=f"{owner}/{name}", owner=owner,
@@ -93,10 +94,9 @@ def _fill_project(db: sqlite3.Connection, rng: Random, owner: str, people: list[
         insert(db, "code_members", project=project, user=person,
                role="Owner" if person == owner else rng.choice(ROLES[:4]))
     for kind, states in STATES.items():
-        titles = rng.sample([f"{verb} {thing}" for verb in VERBS for thing in THINGS],
-                            rng.randint(5, 14) if kind == "issues" else rng.randint(3, 6))
-        for number, title in enumerate(titles, 1):
-            age = (len(titles) - number) * 9 + rng.randrange(1, 9)
+        drawn = rng.sample(titles, rng.randint(5, 14) if kind == "issues" else rng.randint(3, 6))
+        for number, title in enumerate(drawn, 1):
+            age = (len(drawn) - number) * 9 + rng.randrange(1, 9)
             item = insert(db, "code_items", project=project, kind=kind, number=number, title=title,
                           body=rng.choice(BODIES), author=rng.choice(people),
                           assignee=rng.choice([NOBODY, *team]), label=rng.choice(LABELS),

@@ -10,7 +10,8 @@ from __future__ import annotations
 import sqlite3
 from random import Random
 
-from dreamgym.envs.webarena.sites.site import Site, day, insert
+from dreamgym.envs.webarena.sites.site import (
+    FIRST_NAMES, LAST_NAMES, Site, day, insert, of_split)
 
 SITE = Site("shopping", "One Stop Mini", {"Home": "/", "Cart": "/cart", "Account": "/account"},
             search="/search", account=("emma.lopez@gmail.com", "Password.123"),
@@ -44,8 +45,10 @@ CREATE VIEW shop_shelf AS SELECT shop_products.*, shop_categories.name AS catego
     category_slug, (SELECT avg(stars) FROM shop_reviews WHERE product_id = shop_products.id AND status =
     'Approved') AS stars FROM shop_products JOIN shop_categories ON shop_categories.id = category_id;
 """
-COLORS = ("Black", "Blue", "Gray", "Green", "Pink", "Red", "White", "Yellow")
-MATERIALS = ("Cotton", "Leather", "Linen", "Silk", "Wool")
+# of products, and of the map's places; the first eight have a colour in the stylesheet
+LOOKS = """Black Blue Gray Green Pink Red White Yellow Amber Bright Cedar Coral Cotton Crystal Gold Happy
+    Leather Linen Little Maple Moon Ocean Quiet River Rose Royal Silk Silver Stone Sunny Velvet
+    Wool""".split()
 BRANDS = ("Acme", "Luma", "Nova", "Orbit", "Peak", "Zen")
 # category -> noun -> lowest price in dollars (the highest is three times that); drawn in static/products.svg
 CATEGORIES = {
@@ -58,10 +61,6 @@ CATEGORIES = {
     "Sports": {"Ball": 8, "Bottle": 7, "Mat": 15, "Racket": 30, "Rope": 5},
     "Toys": {"Doll": 12, "Kite": 10, "Puzzle": 9, "Robot": 28, "Train": 24},
 }
-FIRST_NAMES = """Adam Alice Anna Ben Clara Daniel Eva Frank Grace Henry Iris Jack Julia Karl Laura Leo Mary
-    Nina Oscar Paul Rosa Sam Tina Victor""".split()
-LAST_NAMES = """Baker Brown Clark Cook Davis Fox Green Hill Jones King Lee Miller Moore Reed Smith Stone White
-    Young""".split()
 STREETS = ("Bridge Street", "Church Road", "Garden Street", "Hill Road", "Lake Street", "Market Street",
            "Oak Street",
            "Park Road")
@@ -75,12 +74,12 @@ def slug(name: str) -> str:
     return name.lower().replace(" ", "-")
 
 
-def fill(db: sqlite3.Connection, rng: Random) -> None:
+def fill(db: sqlite3.Connection, rng: Random, split: str) -> None:
     """120 products, 25 customers (Emma Lopez is the first), 150 orders over the two years before TODAY, some
     250 reviews."""
-    _add_products(db, rng)
-    names = sorted(rng.sample([f"{first} {last}" for first in FIRST_NAMES for last in LAST_NAMES],
-                              CUSTOMERS - 1))
+    _add_products(db, rng, split)
+    people = of_split([f"{first} {last}" for first in FIRST_NAMES for last in LAST_NAMES], split)
+    names = sorted(rng.sample(people, CUSTOMERS - 1))
     customers = [_add_customer(db, rng, name) for name in ["Emma Lopez", *names]]
     # the shop grows: later days have more orders
     days = [1 + int((DAYS - 1) * rng.random() * (rng.random() if i % 2 else 1)) for i in range(ORDERS)]
@@ -93,18 +92,17 @@ def fill(db: sqlite3.Connection, rng: Random) -> None:
         insert(db, "shop_wishes", user_id=customers[0], product_id=product)
 
 
-def _add_products(db: sqlite3.Connection, rng: Random) -> None:
+def _add_products(db: sqlite3.Connection, rng: Random, split: str) -> None:
     for number, (category, nouns) in enumerate(CATEGORIES.items(), 1):
         insert(db, "shop_categories", id=number, name=category, slug=slug(category))
-        looks = MATERIALS if category == "Clothing" else COLORS
-        names = sorted((f"{look} {noun}", look, low, 5 * (number - 1) + i)
-                       for i, (noun, low) in enumerate(nouns.items()) for look in rng.sample(looks, 3))
-        for i, (name, look, low, picture) in enumerate(names, 1):
+        names = sorted((name, low, 5 * (number - 1) + i) for i, (noun, low) in enumerate(nouns.items())
+                       for name in rng.sample(of_split([f"{look} {noun}" for look in LOOKS], split), 3))
+        for i, (name, low, picture) in enumerate(names, 1):
             price = 100 * rng.randrange(low, 3 * low) + rng.choice((0, 50, 95, 99))
             stock = 0 if rng.random() < 0.06 else rng.randrange(1, 41)
             insert(db, "shop_products", sku=f"{category[0]}{number}{i:02d}", slug=slug(name), name=name,
-                   category_id=number, brand=rng.choice(BRANDS), color=look.lower(), picture=picture,
-                   price=price, stock=stock)
+                   category_id=number, brand=rng.choice(BRANDS), color=name.split()[0].lower(),
+                   picture=picture, price=price, stock=stock)
         db.execute("UPDATE shop_products SET featured = 1 WHERE stock > 0 AND name = ?",
                    (rng.choice(names)[0],))
 

@@ -8,7 +8,8 @@ from random import Random
 from flask import abort, g
 
 from dreamgym.envs.webarena.sites.site import (
-    TODAY, Site, all_words, asked, chosen, day, go, insert, one, page, paged, rows, run, toggle, words)
+    FIRST_NAMES, TODAY, Site, all_words, asked, chosen, day, go, insert, of_split, one, page, paged, rows,
+    run, toggle, words)
 
 SITE = Site("reddit", "Forum", {"Forums": "/", "Account": "/account"}, search="/search",
             account=("MarvelsGrantMan136", "test1234"))
@@ -48,7 +49,6 @@ REPLIES = ("I agree with this", "Thank you for the tip", "That did not work for 
            "Please post a photo", "It gets better with time",
            "Where did you find it", "I would wait a year", "Great idea", "This made me laugh",
            "Wrong forum, I think", "Mine lasted ten years", "Start with a plan")
-PEOPLE = "anna boris clara david emma felix greta hugo ines jonas kira liam mona".split()
 BIOS = ("I like quiet days", "Here for the photos", "Always learning", "Coffee first", "I answer slowly",
         "New here", "Ask me about trees", "I build things")
 SORTS = {"hot": "score + posts.id / 8 DESC, posts.id DESC", "new": "posts.id DESC",
@@ -94,10 +94,10 @@ SITE.loaders |= {
                                           loaded["post"]["id"])}
 
 
-def fill(db: sqlite3.Connection, rng: Random) -> None:
+def fill(db: sqlite3.Connection, rng: Random, split: str) -> None:
     """Posts in the order of their days, so that a higher id is a newer post; every member posts and comments,
     the account's own posts are in several forums."""
-    people = [SITE.account[0], *PEOPLE]
+    people = [SITE.account[0], *rng.sample(of_split(map(str.lower, FIRST_NAMES), split), 12)]
     for person in people:
         SITE.add_user(db, person, rng, joined=range(300, 1500))
         insert(db, "forum_bios", user=person, bio=rng.choice(BIOS))
@@ -106,9 +106,11 @@ def fill(db: sqlite3.Connection, rng: Random) -> None:
                subscribers=rng.randrange(20, 400))
     for name in rng.sample(sorted(FORUMS), 3):
         insert(db, "forum_subscriptions", user=people[0], forum=name)
-    posts = [(name, title.format(noun), body) for name, (_, nouns) in FORUMS.items()
-             for (title, body), noun in rng.sample([(post, noun) for post in POSTS for noun in nouns],
-                                                   rng.randint(12, 16))]
+    posts = []
+    for name, (_, nouns) in FORUMS.items():
+        bodies = {title.format(noun): body for title, body in POSTS for noun in nouns}
+        titles = rng.sample(of_split(bodies, split), rng.randint(12, 16))
+        posts += [(name, title, bodies[title]) for title in titles]
     rng.shuffle(posts)
     for i, (name, title, body) in enumerate(posts):
         age = (len(posts) - i) // 2 + 1

@@ -11,26 +11,26 @@ import heapq
 import math
 import sqlite3
 from collections import namedtuple
+from functools import cache
 from itertools import groupby, pairwise, product
 from random import Random
 
-from flask import Response, abort, current_app, g, request
+from flask import Response, abort, g, request
 
-from dreamgym.envs.webarena.sites.site import Site, asked, chosen, page, paged
+from dreamgym.envs.webarena.sites.data import LOOKS
+from dreamgym.envs.webarena.sites.site import Site, asked, chosen, of_split, page, paged
 
 SITE = Site("map", "Map", {"Towns": "/", "Directions": "/directions"}, search="/search")
 SPEED = {"car": 40, "bike": 15, "foot": 5}                            # km/h, everywhere
-TOWNS = {"Alder": (8000, 7000, "10101"), "Bree": (21000, 9000, "10202"), "Colby": (11000, 19000, "10303"),
-         "Dunton": (25000, 22000, "10404")}
-ROADS = (("Alder", "Bree", "Road 1"), ("Alder", "Colby", "Road 2"), ("Bree", "Dunton", "Road 3"),
-         ("Colby", "Dunton", "Road 4"))
+TOWNS = ((8000, 7000, "10101"), (21000, 9000, "10202"), (11000, 19000, "10303"), (25000, 22000, "10404"))
+TOWN_NAMES = """Alder Bree Colby Dunton Eston Farley Glenby Harrow Ingle Kirby Lorne Marden Norby Orwell
+    Penrith Selby""".split()
+ROADS = ((0, 1, "Road 1"), (0, 2, "Road 2"), (1, 3, "Road 3"), (2, 3, "Road 4"))      # between TOWNS
 STREETS = ("Oak Street", "Mill Street", "Church Street", "High Street", "Lake Street", "Hill Street")
 LINES = (-800, 0, 800)  # where streets run, from the middle of a town; half as long again to each side
 REACH = 1500
-WORDS = ("Blue", "Red", "Green", "Gold", "Silver", "Sunny", "Royal", "Little", "Happy", "Quiet", "River",
-         "Garden", "Star", "Moon", "Rose", "Stone")
 KINDS = {  # category: (noun of the names, least and most in a town, opening hours, named after the town)
-    "cafe": ("Cafe", 2, 3, ("7:00 to 18:00", "8:00 to 17:00", "9:00 to 20:00"), False),
+    "cafe": ("Cafe", 2, 2, ("7:00 to 18:00", "8:00 to 17:00", "9:00 to 20:00"), False),
     "hotel": ("Hotel", 1, 2, ("0:00 to 24:00",), False),
     "library": ("Library", 0, 1, ("9:00 to 18:00", "10:00 to 19:00"), True),
     "market": ("Market", 1, 2, ("7:00 to 20:00", "8:00 to 21:00"), False),
@@ -64,14 +64,17 @@ class Place(namedtuple("Place", "id slug name category town street number zip ph
         return f"{50 + self.y / 111_000:.4f}, {8 + self.x / 71_000:.4f}"
 
 
-def fill(db: sqlite3.Connection, rng: Random) -> None:
+def fill(db: sqlite3.Connection, rng: Random, split: str) -> None:
     """Streets and places; a word of the names is used once for each category, so that every name is the only
     one of its kind."""
-    places = [(town.lower(), town, "town", town, "", 0, code, "", "", x, y) for town,
-              (x, y, code) in TOWNS.items()]
+    towns = rng.sample(of_split(TOWN_NAMES, split), len(TOWNS))
+    places = [(town.lower(), town, "town", town, "", 0, code, "", "", x, y)
+              for town, (x, y, code) in zip(towns, TOWNS)]
     streets = [(road, "", *TOWNS[a][:2], *TOWNS[b][:2]) for a, b, road in ROADS]
-    left = {kind: rng.sample(WORDS, len(WORDS)) for kind in KINDS}
-    for town, (x, y, code) in TOWNS.items():
+    left = {kind: of_split([f"{look} {noun}" for look in LOOKS], split) for kind, (noun, *_) in KINDS.items()}
+    for names in left.values():
+        rng.shuffle(names)
+    for town, (x, y, code) in zip(towns, TOWNS):
         named = rng.sample(STREETS, len(STREETS))  # the first three run east, the others north
         for i, (street, line) in enumerate(zip(named, LINES * 2)):
             streets.append((street, town, *((x - REACH, y + line, x + REACH, y + line) if i < 3 else
@@ -81,7 +84,7 @@ def fill(db: sqlite3.Connection, rng: Random) -> None:
         rng.shuffle(free)
         for kind, (noun, least, most, hours, of_town) in KINDS.items():
             for _ in range(rng.randint(least, most)):
-                name = f"{town if of_town else left[kind].pop()} {noun}"
+                name = f"{town} {noun}" if of_town else left[kind].pop()
                 i, step = free.pop()
                 at = (x + step * 100, y + LINES[i]) if i < 3 else (x + LINES[i - 3], y + step * 100)
                 phone = f"555-{rng.randrange(1000, 10000)}" if kind != "park" else ""
@@ -98,7 +101,7 @@ class Atlas:
         self.places = [Place(*row) for row in db.execute("SELECT * FROM map_places ORDER BY id")]
         self.by_slug = {place.slug: place for place in self.places}
         self.streets = [tuple(row) for row in db.execute("SELECT name, x1, y1, x2, y2 FROM map_streets")]
-        crossings = {(x + i, y + j) for x, y, _ in TOWNS.values() for i in LINES for j in LINES}
+        crossings = {(x + i, y + j) for x, y, _ in TOWNS for i in LINES for j in LINES}
         points = sorted(crossings | {place.at for place in self.places})
         self.ways: dict[tuple, list[tuple]] = {point: [] for point in points}
         # the points of a street, in order, are joined one to the next
@@ -156,11 +159,14 @@ def minutes(metres: int, by: str) -> int:
 
 # ---- pages -------------------------------------------------------------------------------------------------
 
+@cache
+def atlas_of(first: sqlite3.Connection) -> Atlas:
+    """Of the first data of a database: no page changes what is on the map."""
+    return Atlas(first)
+
+
 def _atlas() -> Atlas:
-    """Read once: no page changes what is on the map."""
-    if "atlas" not in current_app.extensions:
-        current_app.extensions["atlas"] = Atlas(g.db)
-    return current_app.extensions["atlas"]
+    return atlas_of(g.sites.first)
 
 
 def _place(slug: str, _: dict | None = None) -> Place:
@@ -236,7 +242,7 @@ def draw(atlas: Atlas, marks: list[Place], line: list[tuple], across: int = 640,
              f'<rect width="{across}" height="{down}" fill="#f1efe6"/>']
     river = [(x, 14000 + 2500 * math.sin(x / 4000)) for x in range(-10000, 50000, 500)]
     parts.append(polyline(river, f'fill="none" stroke="#a9cfe8" stroke-width="{max(5, 300 * scale):.0f}"'))
-    for x, y, _ in TOWNS.values():
+    for x, y, _ in TOWNS:
         (left, top), side = at(x - 1700, y + 1700), 3400 * scale
         parts.append(f'<rect x="{left}" y="{top}" width="{side:.1f}" height="{side:.1f}" rx="{side / 8:.1f}" '
                      f'fill="#e3ddcb"/>')

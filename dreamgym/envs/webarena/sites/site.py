@@ -28,6 +28,11 @@ from werkzeug.exceptions import HTTPException, NotFound
 DATABASE = "dreamgym.site_database"              # in a request's environ
 FOLDER = Path(__file__).parent
 TODAY = "2024-06-01"                             # the clock stands still, so that an episode repeats exactly
+FIRST_NAMES = """Abel Adam Alice Anna Bella Ben Boris Carl Clara Daniel David Dora Eric Eva Felix Fiona Frank
+    Gina Grace Greta Henry Hugo Ines Iris Jack Jonas Julia Karl Kira Laura Leo Liam Mary Mona Nina Nora Oscar
+    Otto Paul Petra Rosa Sam Simon Theo Tina Vera Victor Willa""".split()
+LAST_NAMES = """Baker Brown Clark Cook Davis Fox Green Hill Jones King Lee Miller Moore Reed Smith Stone White
+    Young""".split()
 SCHEMA = """
 CREATE TABLE users (id INTEGER PRIMARY KEY, site, name, password, full_name, joined, UNIQUE (site, name));
 CREATE TABLE sessions (id INTEGER PRIMARY KEY, sid UNIQUE, user_id INT REFERENCES users, message DEFAULT '');
@@ -87,6 +92,15 @@ def insert(db: sqlite3.Connection, table: str, **values: Any) -> int:
     marks = ", ".join("?" * len(values))
     return db.execute(f"INSERT INTO {table} ({', '.join(values)}) VALUES ({marks})",
                       tuple(values.values())).lastrowid
+
+
+def of_split(names: Iterable[str], split: str) -> list[str]:
+    """The names that only databases of a split give to things: half of all are train's, a quarter valid's and
+    a quarter test's, whatever the seed."""
+    names = list(names)
+    Random(" ".join(names)).shuffle(names)
+    quarter = len(names) // 4
+    return {"train": names[2 * quarter:], "valid": names[:quarter], "test": names[quarter:2 * quarter]}[split]
 
 
 def run(query: str, *arguments: Any) -> sqlite3.Cursor:

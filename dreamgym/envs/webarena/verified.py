@@ -1,0 +1,50 @@
+"""WebArena-Verified (ServiceNow; pip install webarena-verified): its tasks are played here, and its
+own scorer judges them from two files a task, in the folders that it reads:
+
+    out/webarena-verified/STARTED/attempt-1/21/agent_response.json
+    out/webarena-verified/STARTED/attempt-1/21/network.har
+
+An answer that is a JSON object (`stop [{"task_type": ..}]`) is written as it is, any other as retrieved text.
+An episode without `stop` leaves `null`, which is no success. The network log holds the session's cookies.
+"""
+from __future__ import annotations
+
+import json
+import time
+from itertools import count
+from pathlib import Path
+
+RESPONSE, NETWORK = "agent_response.json", "network.har"
+# What the benchmark asks of every agent, for the end of a task's text
+FORM = ('Answer with stop [JSON]: {"task_type": "RETRIEVE", "MUTATE" or "NAVIGATE", "status": "SUCCESS", '
+        '"NOT_FOUND_ERROR", "ACTION_NOT_ALLOWED_ERROR", "PERMISSION_DENIED_ERROR", "DATA_VALIDATION_ERROR" '
+        'or "UNKNOWN_ERROR", "retrieved_data": a list of what was asked for or null, "error_details": text '
+        'or null}')
+
+
+def run_folder(parent: Path) -> Path:
+    """Of one run: its answers are not mixed with those of another policy."""
+    return parent / time.strftime("%Y%m%d-%H%M%S")
+
+
+def start_attempt(run: Path, task_id: int) -> Path:
+    """A new folder for one more attempt at a task, without an answer yet."""
+    for number in count(1):
+        folder = run / f"attempt-{number}" / str(task_id)
+        try:
+            folder.mkdir(mode=0o700, parents=True)
+        except FileExistsError:
+            continue
+        (folder / RESPONSE).write_text("null\n", encoding="utf-8")
+        return folder
+
+
+def write_response(folder: Path, answer: str) -> None:
+    try:
+        said = json.loads(answer)
+    except (ValueError, RecursionError):
+        said = None
+    if not isinstance(said, dict):
+        said = {"task_type": "RETRIEVE", "status": "SUCCESS", "retrieved_data": [answer] if answer else None,
+                "error_details": None}
+    (folder / RESPONSE).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")

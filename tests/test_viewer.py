@@ -1,0 +1,147 @@
+"""The page that shows dream and world: what it holds, what it refuses to run, and files that were cut."""
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from dreamgym import viewer
+from dreamgym.envs.base import Audit
+from dreamgym.episode import Episode, Step, StopReason, Task, to_json
+from dreamgym.experience_model import Prediction
+
+try:
+    from dreamgym.envs.webarena.chromium import find_chromium
+    from playwright.sync_api import sync_playwright
+    CHROMIUM, WHY_NOT = find_chromium(), ""
+except (ImportError, ValueError) as error:
+    WHY_NOT = f"no real browser here: {error}"
+
+HOSTILE = "</script><script>window.ran = 1</script><img src=x onerror='window.ran = 2'><!-- \u2028 \x00 &amp;"
+
+
+class RedAudit(Audit):
+    """A task is fulfilled by a red page; the word "wrong" contradicts what was seen before."""
+
+    def success(self, task, state, action, next_state):
+        return "red" in next_state if action == "buy" else None
+
+    def inconsistencies(self, steps):
+        return len(steps), sum("wrong" in step.next_state for step in steps)
+
+
+ENV = SimpleNamespace(name="shop", label="toy", audit=RedAudit())
+
+
+def episode(name, task, *pages, world="real", stop=StopReason.FAILURE, **more):
+    steps = [Step(state=a, action="look", next_state=b) for a, b in zip(pages, pages[1:])]
+    return Episode(id=name, task=Task(id=task, text=f"find {task}"), steps=steps, world=world, stop=stop, **more)
+
+
+def held(path):
+    """The data inside a page."""
+    return json.loads(path.read_text().split('id="data">')[1].split("</script>")[0])
+
+
+def test_what_the_page_holds(tmp_path):
+    """Stops answers beside the wrong step, a malformed answer that looks like a page, a verdict on it, and a
+    contradiction that is shown at every later step."""
+    real = episode("r", "t", "start", "shelf", "shelf", "red")
+    real.steps[-1].action, real.steps[-1].reward, real.steps[-1].done = "buy", 1.0, True
+    dreamt = episode("d", "t", "start", "wrong shelf", "shelf", "shelf", world="dream",
+                     stop=StopReason.MALFORMED, output="next next")
+    answers = [Prediction("shelf", reasoning="it is there"), Prediction(malformed=True, output=""),
+               Prediction("blue", 1.0, True)]
+    asked = []
+    questions = lambda tasks, pasts, states, actions: asked.extend(map(len, pasts)) or actions
+    model = SimpleNamespace(questions=questions, predict=lambda questions: answers)
+    viewer.write_page(tmp_path / "new/page.html", ENV, "about", [dreamt, real], model, tmp_path, ["cut", ""])
+    data = held(tmp_path / "new/page.html")
+    (row,), each = data["rows"], lambda name, key: [step[key] for step in data["rows"][0][name]["steps"]]
+    assert row["tags"] == ["all", "success", "disagreement", "malformed"]
+    assert [tuple(tile[1:]) for tile in data["tiles"]] == [(1, 1), (0, 1), (1, 3), (2, 3), (1, 3)]
+    assert asked == [0, 1, 2] and data["notes"] == ["cut"] and data["charts"] == []
+    assert (row["real"]["success"], row["dream"]["stop"], row["task"]) == (True, "malformed", "find t")
+    assert each("asked", "next") == ["shelf", "", "blue"] and each("asked", "output") == [None, "", None]
+    assert each("asked", "verdict") == [None, None, False] and each("real", "verdict") == [None, None, True]
+    assert each("real", "valid") == [True, False, True] and each("asked", "think")[0] == "it is there"
+    assert each("dream", "output") == [None, None, "next next"]
+    assert each("dream", "contradicts") == [True, False, False]
+
+
+def test_pairs():
+    """Stops two tasks side by side, and episodes that vanish because they have no counterpart."""
+    names = [("r0", "a", "real"), ("d0", "b", "dream"), ("d1", "a", "dream"), ("r1", "a", "real"),
+             ("d2", "a", "dream"), ("d3", "a", "dream"), ("r2", "c", "real")]
+    found = viewer.pair([episode(name, task, "x", "y", world=world) for name, task, world in names])
+    assert [(a and a.id, b and b.id) for a, b in found] == [("r0", "d1"), ("r1", "d2"), ("r2", None),
+                                                            (None, "d0"), (None, "d3")]
+
+
+@pytest.mark.parametrize("rest, said", [
+    (b'{"schema": 2, "id": "e3", "ta', "episodes.jsonl:4 and what follows is left out: Input data was truncated"),
+    (b'{"schema": 2, "id": "\xc3', "episodes.jsonl:4 and what follows"),
+    (b'{"schema": 1}\n', "field `schema` is '1'"), (b"[" * 2000, "episodes.jsonl:4"), (b"", "")])
+def test_half_written_files(tmp_path, rest, said):
+    """Stops a job that ends in an error, or a page without its episodes, because a kill left half a line."""
+    path = tmp_path / "episodes.jsonl"
+    lines = [json.dumps(to_json(episode(f"e{i}", "t", "a", "b"))) for i in range(3)]
+    path.write_bytes("\n".join(lines).encode() + b"\n" + rest)
+    episodes, note = viewer.read_tail(path, kind=Episode)
+    assert [e.id for e in episodes] == ["e0", "e1", "e2"] and said in note and bool(note) == bool(said)
+    assert [e.id for e in viewer.read_tail(path, 2, Episode)[0]] == (["e2"] if rest else ["e1", "e2"])
+    assert viewer.read_tail(tmp_path / "missing.jsonl") == ([], "")
+
+
+def test_charts():
+    """Stops a crash on NaN (written as null) and on metrics that a run does not have; bands of other lines."""
+    used = {"dream_transitions": 5, "real_transitions": 2}
+    seen = {"name": "evaluation", "dream 1/success": 0.5, "dream 1/low": 0.2, "dream 1/high": 0.8, **used}
+    found = viewer.charts([seen, {"name": "rl", "entropy": None, "success": 0.25, **used},
+                           {"name": "rl", "entropy": 0.5, **used}, {"name": "other"}, {}])
+    assert [(c["title"], [line["points"] for line in c["lines"]]) for c in found] == [
+        ("success on validation tasks", [[[7, 0.5, 0.2, 0.8]], [[7, 0.25]]]), ("entropy", [[[7, 0.5]]])]
+
+
+def hostile_page(path):
+    """A page with a script in every text that an agent or a model could have written."""
+    texts = dict.fromkeys(("reasoning", "reward_reasoning", "grounded"), HOSTILE)
+    step = Step(state=HOSTILE, action=HOSTILE, next_state=f"{HOSTILE}\n2", reward=1.0, done=True, **texts)
+    task = Task(id="t", text=HOSTILE, groups=[HOSTILE])
+    real = Episode(id=HOSTILE, task=task, steps=[step], source=HOSTILE, stop=StopReason.SUCCESS)
+    dreamt = Episode(id=HOSTILE, task=task, steps=[step], world="dream", stop=StopReason.MALFORMED, output=HOSTILE)
+    answer = Prediction(f"{HOSTILE}\n3", 0.0, False, HOSTILE, HOSTILE)
+    model = SimpleNamespace(questions=lambda *lists: lists[3], predict=lambda questions: [answer])
+    env = SimpleNamespace(name=HOSTILE, label=HOSTILE, audit=Audit())
+    viewer.write_page(path, env, HOSTILE, [real, dreamt], model, path.parent, [HOSTILE])
+
+
+def test_text_cannot_leave_the_data(tmp_path):
+    """Stops page text that ends the data's element and becomes part of the page."""
+    hostile_page(tmp_path / "page.html")
+    text, plain = (tmp_path / "page.html").read_text(), viewer.TEMPLATE.read_text()
+    assert held(tmp_path / "page.html")["rows"][0]["task"] == HOSTILE
+    assert text.count("<") == plain.count("<") and "__" not in text.split("<style>")[0]
+
+
+@pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "-")
+def test_in_a_browser(tmp_path):
+    """Stops page text that runs, a policy that blocks the page's own script, and parts that do not appear."""
+    hostile_page(tmp_path / "page.html")
+    asked, said = [], []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.on("request", lambda request: asked.append(request.url))
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.goto(f"file://{tmp_path}/page.html")
+        shown = [page.inner_text("article")]
+        page.click("text=played by the same policy")
+        shown.append(page.inner_text("article"))
+        assert page.evaluate("[window.ran, document.images.length, document.scripts.length]") == [None, 0, 2]
+        page.fill("input", "no such words")
+        assert page.locator(".row:visible").count() == 0
+        browser.close()
+    assert asked == [f"file://{tmp_path}/page.html"] and said == []
+    assert all("onerror='window.ran = 2'" in text for text in shown)
+    assert "0 of 1 pages exact" in shown[0] and "world: reward 1, done" in shown[0] and "not readable" in shown[1]
