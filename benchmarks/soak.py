@@ -7,8 +7,8 @@ and resident memory over iterations.
 The environment is examples/files.py; numbers and comparisons are those of tests/test_scripts.py: weights,
 optimizers, random states, replay buffer, curriculum, episodes, evaluations, metrics without times.
 A run is a forked process, for imports take longer than its work. A kill comes after a uniform draw between 0
-and the length of the uninterrupted run. The replay buffer grows to its capacity by design, so nothing is added
-to it while memory is measured.
+and the length of the uninterrupted run. The replay buffer grows to its capacity by design, so memory is
+measured without adding to it.
 """
 from __future__ import annotations
 
