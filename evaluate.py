@@ -225,7 +225,7 @@ def evaluate_model(args: Args, dist) -> None:
             found = {"never_won": show_never_won(args, episodes, tasks)}
         else:
             recorded = read_episodes(data / f"{args.split}.jsonl")
-            report, episodes, found = experience_report(model, recorded), [], {}
+            report, episodes, found = experience_report(model, recorded, dist), [], {}
             show_experience(args, report)
         save(args, report, episodes, found)      # the page takes a while
         if args.html:                            # of several temperatures the first

@@ -24,7 +24,8 @@ from dreamgym.envs.base import out_folder
 from dreamgym.episode import Episode, read_episodes, read_tasks, rename_step
 from dreamgym.evaluation import experience_report, failed_probes, replayed_inconsistencies
 from dreamgym.experience_model import ExperienceModel, ExperienceSettings, new_memory, save_settings
-from dreamgym.model import TrainSample, export_model, load_model, save_model, shard, unsharded
+from dreamgym.model import (TrainSample, export_model, load_model, load_optimizer_states, optimizer_states,
+                            save_model, shard, unsharded)
 from dreamgym.offline import environment_of
 from dreamgym.prompts import (Demo, Question, next_answer, next_prompt, reward_answer, reward_prompt,
                               variation_prompt)
@@ -211,18 +212,20 @@ def make_model(args: Args, env, episodes: list[Episode], tasks: list, resume: Pa
     return load_model(args.model, dtype, args.quantize, args.lora_rank, device=str(device), seed=args.seed)
 
 
-def report_on(model: ExperienceModel, episodes: list[Episode], inconsistencies: bool = False,
+def report_on(training: Training, episodes: list[Episode], dist, inconsistencies: bool = False,
               **changes) -> dict:
     """The experience report, with other settings where `changes` names them (ablations at prediction
     time)."""
-    settings = model.settings
+    model, settings = training.experience, training.experience.settings
     model.settings = replace(settings, **changes)
-    model.clear_caches()  # rounding must not depend on what an uninterrupted run would still hold
+    model.clear_caches()  # neither rounding nor draws depend on what an uninterrupted run would still hold
+    draws = run.rng(training.rows.args.seed, "report", training.step, dist.rank)
+    model.sampler.set_state(draws.bit_generator.state)
     with unsharded(model.model):
-        report = experience_report(model, episodes)
+        report = experience_report(model, episodes, dist)
         if inconsistencies:
             recorded = [e for e in episodes if e.source != "counterfactual"][:60]
-            report["inconsistent"] = replayed_inconsistencies(model, recorded)
+            report["inconsistent"] = replayed_inconsistencies(model, recorded, dist)
     model.settings = settings
     return report
 
@@ -262,19 +265,18 @@ class Training:
 
         def write(path: Path) -> None:
             save_model(model.model, model.tokenizer, path)
-            states = [optimizer.state_dict() for optimizer in self.optimizers]
-            run.save_rank_state(path, {"optimizers": states, "step": self.step}, dist)
+            state = {"optimizers": optimizer_states(self.optimizers), "step": self.step}
+            run.save_state(path, state, {}, dist)
             if dist.is_main:
                 model.buffer.save(path / "replay")
                 save_settings(path, model.settings, args.encoder, model.encoder)
         run.save_checkpoint(out, "model", write, {**self.meta, "finished": finished, "step": self.step}, dist)
 
     def load(self, folder: Path, dist) -> None:
-        """Puts optimizers, random state and step back. Raises ValueError for another number of ranks."""
-        state = run.load_rank_state(folder, dist)
-        for optimizer, saved_state in zip(self.optimizers, state["optimizers"]):
-            optimizer.load_state_dict(saved_state)
-        self.step = state["step"]
+        """Puts optimizers, random state and step back, with any number of ranks."""
+        shared, _ = run.load_state(folder, dist)
+        load_optimizer_states(self.optimizers, shared["optimizers"])
+        self.step = shared["step"]
 
 
 def find_checkpoint(args: Args, out: Path, meta: dict, dist) -> Path | None:
@@ -315,7 +317,7 @@ def train(args: Args, training: Training, valid: list[Episode], out: Path, log, 
         bar.update(training.step)
         while training.step < args.max_steps:
             if training.step >= args.steps and (training.step - args.steps) % args.probe_every == 0:
-                failed = failed_probes(report_on(training.experience, probe))
+                failed = failed_probes(report_on(training, probe, dist))
                 found = "not passed: " + "; ".join(failed) if failed else "passed"
                 log.say(f"step {training.step}: probes {found}")
                 if not failed:
@@ -332,18 +334,18 @@ def train(args: Args, training: Training, valid: list[Episode], out: Path, log, 
                 raise SystemExit(130)
 
 
-def final_report(args: Args, training: Training, valid: list[Episode]) -> dict:
+def final_report(args: Args, training: Training, valid: list[Episode], dist) -> dict:
     """Everything that is measured on validation data. Raises ValueError for a model that answers nothing."""
-    experience, env = training.experience, training.experience.env
+    env = training.experience.env
     report = {"data": env.describe(), "label": env.label, "steps": training.step, "split": "valid",
-              "full": report_on(experience, valid, True)}
+              "full": report_on(training, valid, dist, True)}
     if report["full"]["malformed"]["share"] == 1.0:
         raise ValueError(f"every answer of this experience model is malformed after {training.step} steps: "
                          "it is not finished; train it longer (--steps, --max-steps) or with another --lr")
     report["failed_probes"] = failed_probes(report["full"])
     changes = {"history": {"history": 0}, "retrieval": {"k": 0}, "reasoning": {"reasoning": False}}
     for name, change in changes.items() if args.report_variants else []:
-        report[f"without {name}"] = report_on(experience, valid, True, **change)
+        report[f"without {name}"] = report_on(training, valid, dist, True, **change)
     return report
 
 
@@ -353,6 +355,7 @@ def main() -> None:
     dist = run.init_dist(args.seed, args.threads)
     base = out_folder(args.env)
     data, out = Path(args.data or base / "data"), Path(args.out or base / "expmodel")
+    run.check_shared(out, dist)
     env, data_meta = environment_of(args.env, data, dist)
     meta = {"settings": {k: v for k, v in asdict(args).items() if k not in FREE},
             "environment": data_meta["environment"], "data": data_meta["settings"]}
@@ -370,7 +373,7 @@ def main() -> None:
     valid = read_episodes(data / "valid.jsonl")
     train(args, training, valid, out, log, dist)
     training.save(out, dist)                     # the report takes a while
-    report = final_report(args, training, valid)
+    report = final_report(args, training, valid, dist)
     if dist.is_main:
         run.write_json(out / "report.json", report)
     training.save(out, dist, finished=True)

@@ -34,8 +34,8 @@ from dreamgym.episode import (Episode, StopReason, Task, from_json, read_episode
                               successes, to_json)
 from dreamgym.evaluation import failed_probes, gap_alarm, policy_report
 from dreamgym.experience_model import ExperienceModel, fill_buffer
-from dreamgym.model import (TrainSample, load_model, load_weights, make_reference, save_model, shard,
-                            trainable_parameters, unsharded)
+from dreamgym.model import (TrainSample, load_model, load_optimizer_states, load_weights, make_reference,
+                            optimizer_states, save_model, shard, trainable_parameters, unsharded)
 from dreamgym.offline import environment_of
 from dreamgym.rollout import Policy, PolicySettings, imitation_segments, rollout
 from dreamgym.served_model import is_url, open_experience_model
@@ -193,31 +193,39 @@ def starting_policy(args: Args, env: Environment, folders: tuple[Path, Path | No
     names += [name for name in vars(args) if name.startswith("imitation_")] + ["seed"] * (not args.imitation)
     run_config = {name: getattr(args, name) for name in names}
     found = run.latest_checkpoint(folder, "model", dist)
-    if args.imitation and not found:
-        raise ValueError(f"--imitation {folder}: found no policy there; expected the folder imitation/ of an "
-                         "earlier run")
+    meta = run.load_meta(found) if found else {"finished": False}
+    finished = meta.get("finished", True)
+    if args.imitation and not finished:
+        raise ValueError(f"--imitation {folder}: found no finished policy there; expected the folder "
+                         "imitation/ of an earlier run")
     if found:
-        run.check_meta(run.load_meta(found).get("imitation", {}), run_config, found)
-    else:
-        if args.init == "expmodel":
-            model, tokenizer = load_model(str(expmodel / "model"), quantize=args.quantize,
+        run.check_meta(meta.get("imitation", {}), run_config, found)
+    if not finished:
+        if found or args.init == "expmodel":
+            model, tokenizer = load_model(str(found or expmodel / "model"), quantize=args.quantize,
                                           device=str(dist.device))
         else:
             dtype = "auto" if args.lora_rank else "float32"
             model, tokenizer = load_model(args.model, dtype, args.quantize, args.lora_rank,
                                           device=str(dist.device), seed=args.seed)
         policy = Policy(shard(model), tokenizer, env, settings, seed=seed)
-        imitate(args, policy, episodes, dist, log)
-        meta = {"imitation": run_config, "policy": asdict(settings)}
-        found = run.save_checkpoint(folder, "model", lambda path: save_model(policy.model, tokenizer, path),
-                                    meta, dist)
+
+        def save(state: dict) -> Path:
+            def write(path: Path) -> None:
+                save_model(policy.model, tokenizer, path)
+                run.save_state(path, state, {}, dist)
+            meta = {"imitation": run_config, "policy": asdict(settings), "finished": not state}
+            return run.save_checkpoint(folder, "model", write, meta, dist)
+        imitate(args, policy, episodes, found, save, dist, log)
+        found = save({})
     model, tokenizer = load_model(str(found), quantize=args.quantize, device=str(dist.device))
     return Policy(model, tokenizer, env, settings, seed=seed)
 
 
-def imitate(args: Args, policy: Policy, episodes: list[Episode], dist, log) -> None:
+def imitate(args: Args, policy: Policy, episodes: list[Episode], resume: Path | None, save, dist,
+            log) -> None:
     """Behaviour cloning of players that make mistakes: it must leave entropy for RL to work with.
-    Interrupted, it begins again."""
+    `save(state)` is called after each epoch and at Ctrl-C; `resume` is a folder that it wrote."""
     players = {name for name, player in policy.env.players().items() if player.imitate}
     demos = [e for e in episodes if e.source in players or e.source in ("imported", "player")]
     demos = [demos[i]
@@ -225,19 +233,29 @@ def imitate(args: Args, policy: Policy, episodes: list[Episode], dist, log) -> N
     if not demos:
         return
     optimizers = tiny.make_optimizers(policy.model, args.imitation_lr, args.imitation_muon_lr)
-    done, steps = 0, None
+    done, resumed, steps = 0, 0, None
+    if resume:
+        state, _ = run.load_state(resume, dist)
+        load_optimizer_states(optimizers, state["optimizers"])
+        resumed = state["step"]
+    save_step = lambda: save({"optimizers": optimizer_states(optimizers), "step": done})
     with run.graceful(log) as stop, run.progress(args.imitation_epochs, "imitation") as bar:
         for epoch in range(args.imitation_epochs):
             rows = demonstration_rows(args, policy, demos, epoch)
             steps = steps or args.imitation_epochs * -(-len(rows) // args.imitation_rows)
             for start in range(0, len(rows), args.imitation_rows):
-                tiny.set_rate(optimizers, done, steps, warmup=20, floor=0.0)
+                done += 1
+                if done <= resumed:
+                    continue
+                tiny.set_rate(optimizers, done - 1, steps, warmup=20, floor=0.0)
                 batch = rows[start:start + args.imitation_rows]
                 sft_step(policy.model, batch[dist.rank::dist.world_size], optimizers, args.micro_batch_tok,
                          dist)
-                done += 1
                 if stop.agreed(dist):
+                    save_step()
                     raise SystemExit(130)
+            if done > resumed:
+                save_step()
             bar.update(1)
     log.say(f"imitated {len(demos)} episodes of players that make mistakes ({successes(demos):.0%} of them "
             "successful)")
@@ -274,10 +292,9 @@ class Run:
         """Writes everything into `path`; every rank calls it. Tensors are read back with weights_only."""
         save_model(self.policy.model, self.policy.tokenizer, path)
         head = self.value_head.state_dict() if self.value_head is not None else {}
-        run.save_rank_state(path, {"optimizer": self.optimizer.state_dict(), "head": head}, dist)
         own = {"policy": self.policy.sampler.get_state(), "counts": self.policy.counts,
                "experience_model": self.experience_model.get_state()}
-        run.write_json(path / f"samplers-{dist.rank}.json", own)
+        run.save_state(path, {"optimizers": optimizer_states([self.optimizer]), "head": head}, own, dist)
         if dist.is_main:
             self.experience_model.buffer.save(path / "replay")
             run.write_json(path / "run.json",
@@ -285,18 +302,18 @@ class Run:
                             "evaluations": self.evaluations, **self.transitions()})
 
     def load(self, path: Path, dist) -> None:
-        """Goes on from what `save` wrote, weights and replay buffer apart. Raises ValueError for another
-        number of ranks."""
-        state = run.load_rank_state(path, dist)
-        self.optimizer.load_state_dict(state["optimizer"])
+        """Goes on from what `save` wrote, weights and replay buffer apart, with any number of ranks."""
+        shared, own = run.load_state(path, dist)
+        load_optimizer_states([self.optimizer], shared["optimizers"])
         if self.value_head is not None:
-            self.value_head.load_state_dict(state["head"])
-        own, shared = run.read_json(path / f"samplers-{dist.rank}.json"), run.read_json(path / "run.json")
-        self.policy.sampler.set_state(own["policy"])
-        self.policy.counts = own["counts"]
-        self.experience_model.set_state(own["experience_model"])
-        self.curriculum.set_state(shared.pop("curriculum"))
-        for name, value in shared.items():
+            self.value_head.load_state_dict(shared["head"])
+        if own:
+            self.policy.sampler.set_state(own["policy"])
+            self.policy.counts = own["counts"]
+            self.experience_model.set_state(own["experience_model"])
+        values = run.read_json(path / "run.json")
+        self.curriculum.set_state(values.pop("curriculum"))
+        for name, value in values.items():
             setattr(self, name, value)
 
     def transitions(self) -> dict:
@@ -476,7 +493,7 @@ def test(job: Job, state: Run, name: str) -> dict:
     if job.dist.is_main:
         run.write_jsonl(job.out / f"test-{name}.jsonl", episodes, append=False)
     entry = {"policy": name, "tasks": len(job.splits["test"]), **state.transitions()}
-    job.log.step("test", state.step,
+    job.log.step("test", state.step + (name == "after"),     # killed before its end, it is cut and made again
                  entry | {f"{key}/success": report["success"] for key, report in found.items()}, show=[])
     return entry | {"reports": found}
 
@@ -607,7 +624,7 @@ def main() -> None:
     if args.fresh and dist.is_main:              # what an earlier run left must not be taken for this one's
         for folder in [out / "policy", *([] if args.imitation else [out / "imitation"])]:
             shutil.rmtree(folder, ignore_errors=True)
-    dist.barrier()
+    run.check_shared(out, dist)
     data, expmodel = prepare(args, out, dist)
     env, _ = environment_of(args.env, data, dist, workers=run.spare_cores(dist))
     world = {"environment": env.describe()}

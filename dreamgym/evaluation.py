@@ -58,25 +58,26 @@ def confusion(pairs: Iterable[tuple[bool, bool]]) -> dict[str, int]:
 
 # ---- the experience model ----------------------------------------------------------------------------------
 
-def ask_recorded(model: ExperienceModel, episodes: list[Episode],
+def ask_recorded(model: ExperienceModel, episodes: list[Episode], dist,
                  batch: int = 256) -> list[tuple[Episode, int, Question, Prediction]]:
     """The dream asked about each recorded step with its true history (teacher forcing): (episode, index of
-    the step, question, prediction)."""
-    rows, asked = [(e, i) for e in episodes for i in range(len(e.steps))], []
-    for start in range(0, len(rows), batch):
-        part = rows[start:start + batch]
+    the step, question, prediction). Each rank of `dist`, a run.Dist, asks its part."""
+    rows, pairs = [(e, i) for e in episodes for i in range(len(e.steps))], []
+    first, end = (len(rows) * rank // dist.world_size for rank in (dist.rank, dist.rank + 1))
+    for start in range(first, end, batch):
+        part = rows[start:min(start + batch, end)]
         steps = [e.steps[i] for e, i in part]
         questions = model.questions([e.task.text for e, _ in part], [e.steps[:i] for e, i in part],
                                     [s.state for s in steps], [s.shown_action for s in steps])
-        asked += [(*row, *pair) for row, pair in zip(part, zip(questions, model.predict(questions)))]
-    return asked
+        pairs += zip(questions, model.predict(questions))
+    return [(*row, *pair) for row, pair in zip(rows, dist.gather(pairs))]
 
 
-def experience_report(model: ExperienceModel, episodes: list[Episode], batch: int = 256) -> dict:
+def experience_report(model: ExperienceModel, episodes: list[Episode], dist, batch: int = 256) -> dict:
     """Errors on recorded steps with their true history: next states exact and word F1, by action type; the
     reward's confusion; near misses paid, by the constraint that a counterfactual breaks; refused actions
-    accepted; malformed answers; the lookup null."""
-    asked = ask_recorded(model, episodes, batch)
+    accepted; malformed answers; the lookup null. Ranks share the work."""
+    asked = ask_recorded(model, episodes, dist, batch)
     exact, f1, paid_by_label = defaultdict(list), defaultdict(list), defaultdict(list)
     null, refused, verdicts = [], [], []
     for episode, i, question, prediction in asked:
@@ -105,9 +106,11 @@ def experience_report(model: ExperienceModel, episodes: list[Episode], batch: in
     }
 
 
-def replayed_inconsistencies(model: ExperienceModel, episodes: list[Episode]) -> dict:
+def replayed_inconsistencies(model: ExperienceModel, episodes: list[Episode], dist) -> dict:
     """Share of inconsistent pages: recorded actions are played in the dream, which builds on its own pages;
-    the audit counts those that contradict earlier ones of the same episode (none in the real environment)."""
+    the audit counts those that contradict earlier ones of the same episode (none in the real environment).
+    Each rank plays its part."""
+    episodes = episodes[dist.rank::dist.world_size]
     sessions, steps = model.reset([e.task for e in episodes]), [[] for _ in episodes]
     running, t = list(range(len(episodes))), 0
     while running := [i for i in running if t < len(episodes[i].steps)]:
@@ -118,7 +121,7 @@ def replayed_inconsistencies(model: ExperienceModel, episodes: list[Episode]) ->
             grounded = model.env.ground(state, action)
             steps[i].append(Step(state=state, action=action, grounded=grounded, next_state=result.state))
         running, t = [i for i, result in zip(running, results) if not result.done], t + 1
-    pairs = [model.env.audit.inconsistencies(part) for part in steps]
+    pairs = dist.gather([model.env.audit.inconsistencies(part) for part in steps])
     checked, broken = sum(c for c, _ in pairs), sum(b for _, b in pairs)
     return share([True] * broken + [False] * (checked - broken))
 

@@ -16,6 +16,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import sys
 import time
 from collections import Counter
@@ -96,6 +97,24 @@ def init_dist(seed: int, threads: int = 1) -> Dist:
     return Dist(rank, world_size, device)
 
 
+def check_shared(folder: str | Path, dist: Dist) -> None:
+    """Raises ValueError where a rank does not see what rank 0, which alone writes files, has written into
+    `folder`."""
+    if dist.world_size == 1:
+        return
+    path = Path(folder) / f".seen-{dist.broadcast(os.urandom(8).hex())}"     # a new name: no cache knows it
+    if dist.is_main:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    dist.barrier()
+    blind = {host for host, sees in dist.gather([(socket.gethostname(), path.exists())]) if not sees}
+    if dist.is_main:
+        path.unlink()
+    if blind:
+        raise ValueError(f"--out {folder}: rank 0 wrote there, and {', '.join(sorted(blind))} does not see "
+                         "it; expected a folder that all machines share, by the same path")
+
+
 def main_first(dist: Dist, make: Callable):
     """make() on rank 0, then on the others, which find the files that it wrote."""
     made = make() if dist.is_main else None
@@ -105,7 +124,8 @@ def main_first(dist: Dist, make: Callable):
 
 def spare_cores(dist: Dist) -> int:
     """Processes a rank may start for its environments: half of its share of the cores, 1 (none) to 8."""
-    return min(8, max(1, (os.cpu_count() or 1) // (2 * dist.world_size)))
+    here = min(dist.world_size, int(os.environ.get("LOCAL_WORLD_SIZE", dist.world_size)))
+    return min(8, max(1, (os.cpu_count() or 1) // (2 * here)))
 
 
 def derive_seed(seed: int, *names: str | int) -> int:
@@ -325,7 +345,7 @@ def save_checkpoint(folder: str | Path, name: str, writer: Callable[[Path], None
 def latest_checkpoint(folder: str | Path, name: str, dist: Dist) -> Path | None:
     """The checkpoint folder/name of the run that calls this on every rank, or None."""
     whole = _repaired(folder, name, dist)[0]
-    return whole if whole.exists() else None
+    return whole if dist.broadcast(whole.exists()) else None     # another machine may see it later
 
 
 def _repaired(folder: str | Path, name: str, dist: Dist) -> tuple[Path, Path, Path]:
@@ -352,21 +372,31 @@ def _sync(path: Path) -> None:
     os.close(handle)
 
 
-def save_rank_state(folder: Path, state: dict, dist: Dist) -> None:
-    """Writes this rank's part of a checkpoint, with its random state."""
-    torch.save({**state, "random": get_random_state()}, folder / f"training-{dist.rank}.pt")
+def save_state(folder: Path, shared: dict, own: dict, dist: Dist) -> None:
+    """Writes training.pt: rank 0's `shared`, and each rank's `own` with its random state. Every rank calls
+    it."""
+    ranks = dist.gather([{**own, "random": get_random_state()}])
+    if dist.is_main:
+        torch.save({"shared": shared, "ranks": ranks}, folder / "training.pt")
 
 
-def load_rank_state(folder: Path, dist: Dist) -> dict:
-    """What `save_rank_state` wrote; the random state is put back. Raises ValueError for another number of
-    ranks."""
-    saved = len(list(folder.glob("training-*.pt")))
-    if saved != dist.world_size:
-        raise ValueError(f"{folder}: found the state of {saved} ranks, expected {dist.world_size}; "
-                         "continue with as many, or use --fresh")
-    state = torch.load(folder / f"training-{dist.rank}.pt", weights_only=True)
-    set_random_state(state.pop("random"))
-    return state
+def load_state(folder: Path, dist: Dist) -> tuple[dict, dict]:
+    """(shared, own) of `save_state`, by any number of ranks; the random state is put back. `own` is empty for
+    a rank that the saved run did not have. Raises ValueError where there is no such state."""
+    if not (folder / "training.pt").exists():
+        raise ValueError(f"{folder}: found no training.pt; expected a checkpoint of this version; use "
+                         "--fresh")
+    # mmap: a rank reads no more of the optimizer than its shard
+    state = torch.load(folder / "training.pt", weights_only=True, mmap=True, map_location="cpu")
+    ranks = state["ranks"]
+    if dist.is_main and len(ranks) != dist.world_size:
+        print(f"{folder}: saved by {len(ranks)} ranks, continued by {dist.world_size}: weights and optimizer "
+              "are the same, samples will be others" + "; new ranks begin with fresh samplers"
+              * (len(ranks) < dist.world_size))
+    own = ranks[dist.rank] if dist.rank < len(ranks) else {}
+    if own:
+        set_random_state(own.pop("random"))
+    return state["shared"], own
 
 
 def load_meta(folder: str | Path) -> dict:

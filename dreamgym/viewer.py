@@ -21,6 +21,7 @@ from dreamgym.envs.base import Audit, Environment
 from dreamgym.episode import Episode, Step, StopReason, from_json
 from dreamgym.evaluation import ask_recorded
 from dreamgym.experience_model import ExperienceModel, Prediction
+from dreamgym.run import Dist
 
 TEMPLATE = Path(__file__).with_name("viewer.html")
 SHOWN = 50              # episodes of each list: the page stays small enough for any browser
@@ -35,7 +36,7 @@ def write_page(path: Path, env: Environment, about: str, episodes: Sequence[Epis
     step of the real ones; None leaves that out. Curves (metrics.jsonl) and the last training episodes
     (episodes.jsonl) come from `folder`, where it has them."""
     real, answers = [e for e in episodes if e.world == "real"], defaultdict(list)
-    for episode, _, _, prediction in ask_recorded(model, real) if model else []:
+    for episode, _, _, prediction in ask_recorded(model, real, Dist()) if model else []:
         answers[episode.id].append(prediction)
     training, cut = read_tail(folder / "episodes.jsonl", SHOWN, Episode)
     metrics, cut_metrics = read_tail(folder / "metrics.jsonl")

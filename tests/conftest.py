@@ -1,6 +1,7 @@
 """Built once per session: a tiny collected data set and a tiny experience model; and a way to run a script's
 main() in this process."""
 import importlib
+import socket
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +25,11 @@ def run_main(name: str, *flags) -> None:
         importlib.import_module(name).main()
     finally:
         sys.argv = before
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
 
 
 @pytest.fixture

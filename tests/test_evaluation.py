@@ -2,6 +2,9 @@
 Theorem 1."""
 import itertools
 import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +15,7 @@ from dreamgym.evaluation import (experience_report, failed_probes, gap_alarm, in
                                  policy_report, replayed_inconsistencies, seed_interval, theorem_1, word_f1)
 from dreamgym.experience_model import Prediction
 from dreamgym.prompts import Demo, Question
+from dreamgym.run import Dist
 
 START, RESULTS, ITEM, PLACED = "search page", "slim jacket $40 [1]", "item slim jacket $40", "order placed"
 
@@ -131,7 +135,7 @@ def test_experience_report():
                 for q in questions]
 
     model = SimpleNamespace(env=SimpleNamespace(audit=Audit()), questions=questions, predict=predict)
-    report = experience_report(model, [played, *near], batch=3)
+    report = experience_report(model, [played, *near], Dist(), batch=3)
     assert [len(past) for past in asked] == [0, 1, 2, 3, 4, 0, 0, 0, 0, 0] and asked[4][3] == steps[3]
     assert (report["transitions"], report["answers"]) == (5, 10)
     assert (report["malformed"]["share"], report["exact"]["share"]) == (0.1, 0.4)
@@ -143,6 +147,24 @@ def test_experience_report():
     assert report["by_action"]["click"]["f1"] == pytest.approx(word_f1("item slim jacket $90", ITEM))
     # of the demonstration, and of the page before where there is none
     assert report["exact_of_lookup"]["share"] == 3 / 5
+    asked.clear()
+    assert on_ranks(3, experience_report, model, [played, *near]) == [report] * 3 and len(asked) == 10
+
+
+def on_ranks(size, report, *args):
+    """What each of `size` ranks gets from report(*args, dist), each in a thread of its own."""
+    barrier, parts = threading.Barrier(size, timeout=60), [[] for _ in range(size)]
+
+    def gather(rank, items):
+        parts[rank] = items
+        barrier.wait()
+        joined = [item for part in parts for item in part]
+        barrier.wait()
+        return joined
+
+    dists = [SimpleNamespace(rank=r, world_size=size, gather=partial(gather, r)) for r in range(size)]
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(lambda dist: report(*args, dist), dists))
 
 
 def test_replayed_inconsistencies():
@@ -162,9 +184,10 @@ def test_replayed_inconsistencies():
     episodes = [Episode(id="e", task=Task(id="t", text="x", start="s"),
                         steps=[Step(state="real", action=a, next_state="real") for a in actions])
                 for actions in (["a", "wrong", "b"], ["a", "end", "wrong"], ["wrong"])]
-    found = replayed_inconsistencies(Dream(), episodes)
+    found = replayed_inconsistencies(Dream(), episodes, Dist())
     assert (found["n"], found["share"]) == (6, 2 / 6) and found["low"] < 2 / 6 < found["high"]
-    assert replayed_inconsistencies(Dream(), [])["share"] is None
+    assert on_ranks(4, replayed_inconsistencies, Dream(), episodes) == [found] * 4
+    assert replayed_inconsistencies(Dream(), [], Dist())["share"] is None
 
 
 # ---- policies ----

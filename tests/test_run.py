@@ -8,7 +8,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,9 +15,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from dreamgym import run
-from tests.conftest import ROOT
+from benchmarks import timing
+from dreamgym import run, tiny
+from dreamgym.model import TrainSample, load_model, load_optimizer_states, optimizer_states, save_model, shard
+from dreamgym.sft import sft_step
+from tests.conftest import ROOT, free_port
 
 ALONE = run.Dist()
 
@@ -108,19 +111,21 @@ dist.close()
 """
 
 
+def on_two_ranks(folder, code):
+    """Runs the Python text `code` in `folder` on two gloo ranks."""
+    (folder / "worker.py").write_text(code)
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2",
+               "--master-addr=127.0.0.1", f"--master-port={free_port()}", "worker.py", str(folder)]
+    environ = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, check=False, cwd=folder, env=environ, capture_output=True, text=True,
+                          timeout=600)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 def test_two_gloo_ranks(tmp_path):
     """Stops ranks that disagree on sums, records, stopping or checkpoints, and a second rank that writes
     logs."""
-    (tmp_path / "worker.py").write_text(WORKER)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2",
-               "--master-addr=127.0.0.1", f"--master-port={port}", "worker.py", str(tmp_path)]
-    environ = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, check=False, cwd=tmp_path, env=environ, capture_output=True, text=True,
-                          timeout=600)
-    assert done.returncode == 0, done.stderr[-3000:]
+    on_two_ranks(tmp_path, WORKER)
     for rank in range(2):
         assert run.read_json(tmp_path / f"found{rank}.json") == {
             "sum": 2.0, "sums": [1.0, 2.0], "gather": [{"from": 1, "text": "é" * i} for i in range(3)],
@@ -128,6 +133,67 @@ def test_two_gloo_ranks(tmp_path):
             "found": str(tmp_path / "policy")}
     assert sorted(path.name for path in (tmp_path / "policy").iterdir()) == ["meta.json", "part0", "part1"]
     assert (tmp_path / "log0" / "metrics.jsonl").exists() and not (tmp_path / "log1").exists()
+
+
+def train_some(resume, save, dist):
+    """Two steps on a sharded model, from the start or from the checkpoint `resume`; the rows depend on the
+    step alone. Saves to `save`; returns this rank's saved number, None where it is new."""
+    torch.manual_seed(0)
+    model = load_model(str(resume))[0] if resume else timing.tiny_llama(vocab=50, hidden=32, layers=2)
+    model = shard(model, replicated_below=0)
+    optimizers, start, number = tiny.make_optimizers(model, 1e-2), 0, 10 + dist.rank
+    if resume:
+        shared, own = run.load_state(resume, dist)
+        start, number = shared["step"], own.get("number")
+        load_optimizer_states(optimizers, shared["optimizers"])
+    for step in (start, start + 1):
+        rows = [TrainSample(torch.randint(50, (6,), generator=torch.Generator().manual_seed(10 * step + i)).tolist(),
+                            [0, 1, 1, 1, 1, 1]) for i in range(4)]
+        sft_step(model, rows[dist.rank::dist.world_size], optimizers, 1000, dist)
+
+    def write(path):
+        save_model(model, tiny.build_tokenizer(["a"]), path)
+        shared = {"optimizers": optimizer_states(optimizers), "step": start + 2}
+        run.save_state(path, shared, {"number": 10 + dist.rank}, dist)
+    run.save_checkpoint(save.parent, save.name, write, {}, dist)
+    return number
+
+
+TRAIN_SOME = """
+import sys
+from pathlib import Path
+from dreamgym import run
+from tests.test_run import train_some
+dist, out = run.init_dist(0), Path(sys.argv[1])
+for resume, name in ((None, "two"), (out / "two", "two-two"), (out / "one", "one-two")):
+    numbers = dist.gather([train_some(resume, out / name, dist)])
+    if dist.is_main:
+        run.write_json(out / f"{name}.json", numbers)
+dist.close()
+"""
+
+
+def test_a_checkpoint_of_n_ranks_is_read_by_m(tmp_path, capsys):
+    """Stops a sharded optimizer that only as many ranks can read, or that comes back mixed up: all orders of
+    one and two ranks end with the same weights and the same momenta."""
+    train_some(None, tmp_path / "one", ALONE)
+    train_some(tmp_path / "one", tmp_path / "whole", ALONE)
+    on_two_ranks(tmp_path, TRAIN_SOME)
+    assert train_some(tmp_path / "two", tmp_path / "two-one", ALONE) == 10
+    assert "saved by 2 ranks, continued by 1" in capsys.readouterr().out
+    assert run.read_json(tmp_path / "two-two.json") == [10, 11]
+    assert run.read_json(tmp_path / "one-two.json") == [10, None]
+    whole, whole_state = load_file(tmp_path / "whole/model.safetensors"), torch.load(tmp_path / "whole/training.pt")
+    start = load_file(tmp_path / "one/model.safetensors")
+    for name in ("two-one", "two-two", "one-two"):
+        weights, state = load_file(tmp_path / name / "model.safetensors"), torch.load(tmp_path / name / "training.pt")
+        for key, want in whole.items():
+            assert (weights[key] - want).norm() < 0.01 * (want - start[key]).norm(), (name, key)
+        for i, values in whole_state["shared"]["optimizers"][0]["state"].items():
+            for key, want in values.items():
+                found = state["shared"]["optimizers"][0]["state"][i][key]
+                assert found.shape == want.shape and (found - want).norm() <= 0.01 * want.norm(), (name, i, key)
+        assert state["shared"]["step"] == 4
 
 
 # ---- files and log ----

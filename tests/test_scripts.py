@@ -18,7 +18,7 @@ import train_expmodel
 import train_policy
 from dreamgym import tiny
 from dreamgym.episode import read_episodes
-from tests.conftest import EXAMPLE, ROOT, run_main
+from tests.conftest import EXAMPLE, ROOT, free_port, run_main
 
 NUMBERS = {
     "model": "scratch:32x1", "system_prompts": False, "micro_batch_tok": 4096,
@@ -209,6 +209,24 @@ def test_an_interrupted_experience_model_ends_bit_equal(base, preset, monkeypatc
     assert_same_checkpoint(tmp_path / "parts/model", tmp_path / "whole/model")
 
 
+def test_interrupted_imitation_ends_bit_equal(base, preset, monkeypatch, tmp_path):
+    """Imitation that begins again, or repeats or skips rows: Ctrl-C within an epoch, a kill in the next one,
+    then the end."""
+    monkeypatch.chdir(base.parents[1])
+    flags = ["--env", "examples/files.py", "--config", preset, "--data", base / "data", "--expmodel",
+             base / "expmodel", "--algo", "imitation", "--imitation-rows", 2]
+    run_main("train_policy", *flags, "--out", tmp_path / "whole")
+    for call, error, expected in ((2, None, SystemExit), (4, RuntimeError("power cut"), RuntimeError)):
+        with monkeypatch.context() as patch:
+            interrupt(patch, train_policy, "sft_step", call, error)
+            with pytest.raises(expected):
+                run_main("train_policy", *flags, "--out", tmp_path / "parts")
+    with pytest.raises(ValueError, match="found no finished policy"):
+        run_main("train_policy", *flags, "--out", tmp_path / "other", "--imitation", tmp_path / "parts/imitation")
+    run_main("train_policy", *flags, "--out", tmp_path / "parts")
+    assert_same_checkpoint(tmp_path / "parts/imitation/model", tmp_path / "whole/imitation/model")
+
+
 # ---- what is refused ---------------------------------------------------------------------------------------
 
 def test_a_changed_setting_is_refused_by_name(policy, base):
@@ -257,12 +275,11 @@ def test_two_ranks(base, preset, tmp_path):
     records of one rank only, a real budget with a rest."""
     flags = ["--env", "examples/files.py", "--config", preset, "--data", base / "data", "--out", tmp_path,
              "--iterations", 1, "--real-transitions", 5, "--tasks", 3]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port",
-               20_000 + os.getpid() % 20_000, ROOT / "train_policy.py", *flags]
-    done = subprocess.run([*map(str, command)], cwd=base.parents[1], capture_output=True, text=True,
-                          env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}, timeout=900)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert len(list((tmp_path / "expmodel/model").glob("training-*.pt"))) == 2
+    done = agent(base.parents[1], "--nproc-per-node=2", f"--master-port={free_port()}",
+                 ROOT / "train_policy.py", *flags)
+    assert "Traceback" not in done.communicate(timeout=900)[1] and done.returncode == 0
+    saved = torch.load(tmp_path / "expmodel/model/training.pt", weights_only=True)
+    assert len(saved["ranks"]) == 2
     alone, shared = (load_file(folder / "expmodel/model/model.safetensors") for folder in (base, tmp_path))
     for name, weights in alone.items():        # Adam makes a step even of a gradient that is all rounding
         assert (shared[name] - weights).norm() < 0.03 * weights.norm(), name
@@ -270,6 +287,51 @@ def test_two_ranks(base, preset, tmp_path):
     assert rows[-1]["real_transitions"] == 5 and all(r["sampler_gap"] < 1e-2 for r in rows)
     episodes = [e for e in read_episodes(tmp_path / "episodes.jsonl") if e.world == "dream"]
     assert {e.id.split("-")[2] for e in episodes} == {"r0", "r1"} and len(episodes) == 6
+
+
+def agent(folder, *command):
+    """A torchrun agent of CPU ranks, started in `folder`."""
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    return subprocess.Popen([sys.executable, "-m", "torch.distributed.run", *map(str, command)], cwd=folder, text=True,
+                            env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+def on_two_nodes(folders, flags):
+    """(exit code, stdout and stderr) of two agents of one rank each, which meet over torchrun's rendezvous."""
+    meet = ["--nnodes=2", "--nproc-per-node=1", "--rdzv-backend=c10d", "--local-addr=127.0.0.1",
+            f"--rdzv-endpoint=127.0.0.1:{free_port()}"]
+    agents = [agent(folder, *meet, ROOT / "train_policy.py", *flags) for folder in folders]
+    return [("".join(done.communicate(timeout=900)), done.returncode) for done in agents]
+
+
+def test_two_nodes(base, preset, tmp_path):
+    """Ranks of two machines that do not find each other, a child script that looks for rank 0 on its own
+    machine, files of another rank than 0; and one process that cannot go on from two."""
+    flags = ["--env", "examples/files.py", "--config", preset, "--data", base / "data", "--out", tmp_path,
+             "--imitation", base / "imitation"]
+    for text, code in on_two_nodes([base.parents[1]] * 2, [*flags, "--iterations", 1]):
+        assert code == 0, text[-3000:]
+    assert len(torch.load(tmp_path / "expmodel/model/training.pt", weights_only=True)["ranks"]) == 2
+    assert {e.id.split("-")[2] for e in read_episodes(tmp_path / "episodes.jsonl")} == {"r0", "r1"}
+    before = os.getcwd()
+    os.chdir(base.parents[1])
+    try:
+        run_main("train_policy", *flags, "--expmodel", tmp_path / "expmodel", "--iterations", 2)
+    finally:
+        os.chdir(before)
+    assert [r["step"] for r in records(tmp_path, "rl")] == [1, 2]
+    assert len(torch.load(tmp_path / "policy/training.pt", weights_only=True)["ranks"]) == 1
+
+
+def test_a_folder_that_machines_do_not_share(base, preset, tmp_path):
+    """Half of the files on each machine, or ranks that wait for ever for a file of rank 0."""
+    other = tmp_path / "other"
+    (other / "examples").mkdir(parents=True)
+    (other / "examples/files.py").write_text(Path(EXAMPLE).read_text())
+    flags = ["--env", "examples/files.py", "--config", preset, "--data", base / "data", "--out", "out/unshared"]
+    found = on_two_nodes([base.parents[1], other], flags)
+    assert all(code for _, code in found)
+    assert any("expected a folder that all machines share" in text for text, _ in found)
 
 
 CHATML = ("{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}"
