@@ -20,10 +20,9 @@ from dreamgym import offline, run, teacher
 from dreamgym.envs.base import Environment, Player, make_env, out_folder
 from dreamgym.episode import Episode, successes, to_json
 from dreamgym.offline import SPLITS
-from dreamgym.teacher import Endpoint
+from dreamgym.teacher import Endpoint, is_url
 
 PLAYER_ANSWER_TOK = 512                # of a language model that plays
-URL = ("http://", "https://")
 FILES = (*(f"{split}.jsonl" for split in SPLITS), *(f"tasks_{split}.jsonl" for split in SPLITS), "meta.json")
 
 
@@ -56,11 +55,11 @@ class Args:
         if self.transitions < 1 or min(self.heldout, self.counterfactuals, self.counterfactuals_heldout) < 0:
             raise ValueError("--transitions, --heldout, --counterfactuals, --counterfactuals-heldout: "
                              "expected at least 1 transition and nothing below 0")
-        if self.player and not (self.player.startswith(URL) and self.player_model):
+        if self.player and not (is_url(self.player) and self.player_model):
             raise ValueError("--player: expected an endpoint's URL, and --player-model, its name there")
         if not 0 < self.player_share <= 1:
             raise ValueError(f"--player-share {self.player_share}: expected a number above 0 and at most 1")
-        if self.teacher.startswith(URL) and not self.teacher_model:
+        if is_url(self.teacher) and not self.teacher_model:
             raise ValueError("--teacher is an endpoint: expected --teacher-model, the model's name there")
         if self.import_format and not self.import_file:
             raise ValueError(f"--import-format {self.import_format}: expected --import-file, too")
@@ -80,7 +79,7 @@ def make_players(env: Environment, args: Args) -> dict[str, Player]:
 
 def make_teacher(args: Args) -> teacher.Ask | None:
     """The language model that explains; None where rules do."""
-    if args.teacher.startswith(URL):
+    if is_url(args.teacher):
         return Endpoint(args.teacher, args.teacher_model, args.teacher_key_env).complete
     return None if args.teacher == "rules" else offline.local_teacher(args.teacher)
 
@@ -122,7 +121,7 @@ def gather(env: Environment, args: Args, out: Path, settings: dict) -> None:
             path = out / f"reasoning-{split}-{run.fingerprint(settings)}.jsonl"
             if args.fresh:
                 path.unlink(missing_ok=True)
-            workers = 8 if args.teacher.startswith(URL) else 1
+            workers = 8 if is_url(args.teacher) else 1
             parts[split], failed = teacher.annotate(parts[split], ask, env.prompts, path, workers)
             print(f"{path}: {len(failed)} of {len(parts[split])} episodes keep their old reasoning",
                   *list(failed.values())[:1])

@@ -21,7 +21,8 @@ from dreamgym.evaluation import (
 from dreamgym.experience_model import ExperienceModel
 from dreamgym.model import load_model
 from dreamgym.rollout import Policy, PolicySettings, rollout
-from dreamgym.served_model import is_url, open_experience_model
+from dreamgym.served_model import check_server, open_experience_model, trained_folder
+from dreamgym.teacher import is_url
 
 
 @dataclass
@@ -54,8 +55,7 @@ class Args:
     def __post_init__(self):
         if self.repeats < 1 or self.tasks < 1 or not self.temperatures or not 0 <= self.gamma < 1:
             raise ValueError("--repeats, --tasks, --temperatures: expected at least one; --gamma: below 1")
-        if is_url(self.expmodel) != bool(self.expmodel_name):
-            raise ValueError("--expmodel URL and --expmodel-name NAME: expected both or none")
+        check_server(self)
         if bool(self.judge) != bool(self.judge_model):
             raise ValueError("--judge URL and --judge-model NAME: expected both or none")
         if self.html and not self.html.endswith(".html"):
@@ -64,7 +64,7 @@ class Args:
 
 def folders(args: Args) -> tuple[Path | None, Path | None, Path]:
     """(policy or None, experience model or None, data): what is not given lies beside the other."""
-    expmodel = args.expmodel_folder if is_url(args.expmodel) else args.expmodel
+    expmodel = trained_folder(args)
     base = out_folder(args.env)
     policy = None if args.expmodel and not args.policy else Path(args.policy or base / "policy")
     base = policy.parent if policy else Path(expmodel).parent if expmodel else base

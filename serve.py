@@ -18,7 +18,7 @@ from typing import Literal
 from dreamgym import run
 from dreamgym.envs.base import Environment, env_of_data, out_folder
 from dreamgym.offline import read_tasks
-from dreamgym.served_model import is_url, open_experience_model
+from dreamgym.served_model import check_server, open_experience_model, trained_folder
 
 
 @dataclass
@@ -45,14 +45,12 @@ class Args:
                 or self.port not in range(65536)):
             raise ValueError("--max-sessions, --max-action-chars: expected at least 1; --idle-s: above 0; "
                              "--port: 0 to 65535")
-        if is_url(self.expmodel) != bool(self.expmodel_name):
-            raise ValueError("--expmodel URL and --expmodel-name NAME: expected both or none")
+        check_server(self)
 
     @property
     def folder(self) -> Path | None:
         """Of a trained experience model."""
-        folder = self.expmodel_folder if is_url(self.expmodel) else self.expmodel
-        return Path(folder) if folder else None
+        return Path(folder) if (folder := trained_folder(self)) else None
 
 
 def make_environment(args: Args) -> Environment:

@@ -38,9 +38,10 @@ from dreamgym.model import (TrainSample, load_model, load_optimizer_states, load
                             optimizer_states, save_model, shard, trainable_parameters, unsharded)
 from dreamgym.offline import environment_of
 from dreamgym.rollout import Policy, PolicySettings, imitation_segments, rollout
-from dreamgym.served_model import is_url, open_experience_model
+from dreamgym.served_model import check_server, open_experience_model
 from dreamgym.sft import sft_step
 from dreamgym.task_generation import known_words, problem, write_tasks
+from dreamgym.teacher import is_url
 
 
 @dataclass
@@ -119,8 +120,7 @@ def check(args: Args) -> None:
     if tiny.is_scratch(args.model) and (args.lora_rank or args.init == "model"):
         raise ValueError(f"--model {args.model}: a from-scratch policy is trained in full (no --lora-rank), "
                          "and starts with --init expmodel")
-    if is_url(args.expmodel) != bool(args.expmodel_name):
-        raise ValueError("--expmodel URL and --expmodel-name NAME: expected both or none")
+    check_server(args)
     if is_url(args.expmodel) and args.init == "expmodel" and not args.expmodel_folder:
         raise ValueError("--init expmodel: found a server's URL, which gives no weights; expected --init "
                          "model with --model NAME, or --expmodel-folder")

@@ -15,14 +15,22 @@ from dreamgym.episode import read_episodes
 from dreamgym.experience_model import (ExperienceModel, ExperienceSettings, load_experience_model,
                                        load_settings, new_memory)
 from dreamgym.replay import ReplayBuffer
-from dreamgym.teacher import Endpoint, EndpointError
+from dreamgym.teacher import Endpoint, EndpointError, is_url
 
 REQUESTS = 64            # at once
 CHARS_PER_TOK = 3        # a careful guess: the server's tokenizer is not known here
 
 
-def is_url(name: str) -> bool:
-    return name.startswith(("http://", "https://"))
+def check_server(args) -> None:
+    """Raises ValueError where one of --expmodel URL and --expmodel-name is missing."""
+    if is_url(args.expmodel) != bool(args.expmodel_name):
+        raise ValueError("--expmodel URL and --expmodel-name NAME: expected both or none")
+
+
+def trained_folder(args) -> str:
+    """Of the experience model that `args` names, or that the server's model was exported from; "" for
+    none."""
+    return args.expmodel_folder if is_url(args.expmodel) else args.expmodel
 
 
 class ServedExperienceModel(ExperienceModel):

@@ -30,6 +30,11 @@ MAX_ANSWERS = 4             # that a teacher gives for one episode until one can
 MAX_OUTAGES = 5             # episodes in a row without any answer before the run stops
 
 
+def is_url(name: str) -> bool:
+    """Whether a flag names an endpoint, not a folder or a model."""
+    return name.startswith(("http://", "https://"))
+
+
 class EndpointError(Exception):
     """The endpoint did not serve a request: it refused it, or all tries failed. Never holds the key."""
 
