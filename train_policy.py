@@ -82,6 +82,7 @@ class Args:
     kl: Literal["k2", "k3"] = "k3"     # its estimator
     clip_low: float = 0.2              # policy ratio clip below
     clip_high: float = 0.2             # and above
+    engine_cap: float = 0.0  # where another engine samples: largest weight p_trainer / p_engine (0: off)
     entropy_coef: float = 0.001        # entropy bonus
     invalid_penalty: float = 0.1       # taken from the reward of an action that changes nothing
     normalize_std: bool = True         # GRPO: divide by the group's standard deviation (no: Dr. GRPO)

@@ -81,7 +81,8 @@ class Endpoint:
                 repeated += raw.retries_taken
                 reply = raw.parse()
             except openai.OpenAIError as error:
-                problem = f"{type(error).__name__}: {error.__cause__ or getattr(error, 'body', None) or error}"
+                said = error.__cause__ or getattr(error, "body", None) or error
+                problem = f"{type(error).__name__}: {said}"
                 break
             except ValueError:             # the body is no JSON
                 continue
