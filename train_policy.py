@@ -622,10 +622,10 @@ def main() -> None:
     check(args)
     dist = run.init_dist(args.seed, args.threads)
     out = Path(args.out or out_folder(args.env))
+    run.check_ranks(args, out, dist)
     if args.fresh and dist.is_main:              # what an earlier run left must not be taken for this one's
         for folder in [out / "policy", *([] if args.imitation else [out / "imitation"])]:
             shutil.rmtree(folder, ignore_errors=True)
-    run.check_shared(out, dist)
     data, expmodel = prepare(args, out, dist)
     env, _ = environment_of(args.env, data, dist, workers=run.spare_cores(dist))
     world = {"environment": env.describe()}

@@ -70,10 +70,11 @@ def first_questions(model, data, count=8):
 
 def test_an_exported_model_answers_as_at_home(server, trained, script, tmp_path):
     """Another prompt, another system text, another limit, or a buffer that stayed behind."""
-    script("train_expmodel", "--data", trained.data, "--out", trained.expmodel, *TRAIN, "--export", tmp_path)
+    script("train_expmodel", "--data", trained.data, "--out", trained.expmodel, *TRAIN, "--export",
+           tmp_path / "exported")
     env = make_env(EXAMPLE)
     home = load_experience_model(trained.expmodel, env)
-    exported, _ = load_model(str(tmp_path))
+    exported, _ = load_model(str(tmp_path / "exported"))
     assert all((a == b).all() for a, b in zip(exported.parameters(), home.model.parameters(), strict=True))
 
     lock = threading.Lock()
