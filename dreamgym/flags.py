@@ -80,7 +80,7 @@ def _read_preset(path: str, script: str, args_class: type):
 
 
 def main(script: Callable[[], None]) -> None:
-    """Runs a script's main. What the script refuses (a ValueError) or the machine (an OSError: no room, no such
+    """Runs a script's main. What it refuses (a ValueError), or the machine (an OSError: no room, no such
     file) ends it with one line and exit code 1."""
     try:
         script()
