@@ -41,7 +41,6 @@ class ServedExperienceModel(ExperienceModel):
 
     def __init__(self, endpoint: Endpoint, env: Environment, settings: ExperienceSettings, memory: tuple):
         self._set_up(env, settings, memory, slots=REQUESTS)
-        self.counts["repeated"] = 0        # requests that were lost and sent again
         self.endpoint = endpoint
         self._write([self._prompt("Answer with one word.")], "", 1, 0.0)
 
@@ -63,7 +62,8 @@ class ServedExperienceModel(ExperienceModel):
             raise ValueError(f"--expmodel {error}; run the same command when the server answers") from None
         finally:
             pool.shutdown(cancel_futures=True)
-        self.counts["repeated"] += sum(repeated for _, _, repeated in answers)
+        again = sum(repeated for _, _, repeated in answers)      # requests that were lost and sent again
+        self.counts["repeated"] = self.counts.get("repeated", 0) + again
         return [(text.rpartition("</think>")[2], ended) for text, ended, _ in answers]
 
     def clear_caches(self) -> None:

@@ -135,18 +135,22 @@ def test_a_server_that_fails(server, workspace, monkeypatch, capfd, replies, fou
     monkeypatch.setenv("A_KEY", "sk-12345")
     if "silence" in replies:
         monkeypatch.setattr("dreamgym.served_model.Endpoint", partial(Endpoint, retries=1, timeout_s=0.3))
-    server.reply = lambda *_: replies[min(len(server.asked), len(replies)) - 1]
+    server.reply = lambda *_: GOOD
+    start = lambda: open_experience_model(server.args, None, make_env(EXAMPLE), workspace.data / "train.jsonl")
+    world, before = start(), len(server.asked)
+    server.reply = lambda *_: replies[min(len(server.asked) - before, len(replies)) - 1]
     if replies == ["refuse"]:
         server.close()
-    world = lambda: open_experience_model(server.args, None, make_env(EXAMPLE), workspace.data / "train.jsonl")
     if isinstance(found, int):
-        assert world().counts["repeated"] == found == len(server.asked) - 1
-    else:
-        with pytest.raises(ValueError, match=f"^--expmodel {server.url}: .*{found}.*same command") as error:
-            world()
+        world.write_variations(["a"], 1, 0.8)
+        assert world.counts["repeated"] == found == len(server.asked) - before - 1
+        assert server.waits == [7.0] or BUSY not in replies
+        return
+    for ask, end in ((start, ""), (lambda: world.write_variations(["a"], 1, 0.8), ".*; run the same command")):
+        with pytest.raises(ValueError, match=f"^--expmodel {server.url}: .*{found}{end}") as error:
+            ask()
         shown = str(error.value) + "".join(capfd.readouterr())
         assert "\n" not in str(error.value) and "sk-12345" not in shown
-    assert server.waits == [7.0] or BUSY not in replies
 
 
 def test_64_requests_at_once(server, workspace):
