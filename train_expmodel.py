@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -355,7 +356,7 @@ def main() -> None:
     dist = run.init_dist(args.seed, args.threads)
     base = out_folder(args.env)
     data, out = Path(args.data or base / "data"), Path(args.out or base / "expmodel")
-    run.check_shared(out, dist)
+    run.check_ranks(args, out, dist)
     env, data_meta = environment_of(args.env, data, dist)
     meta = {"settings": {k: v for k, v in asdict(args).items() if k not in FREE},
             "environment": data_meta["environment"], "data": data_meta["settings"]}
@@ -385,9 +386,11 @@ def main() -> None:
 
 
 def export(args: Args, out: Path) -> None:
-    """Writes the finished model as a plain Hugging Face folder, which any server loads."""
+    """Writes the finished model as a plain Hugging Face folder, which any server loads. A kill leaves no half
+    folder, and a folder of something else is refused."""
     if args.export:
-        export_model(out / "model", args.export)
+        to = Path(args.export)
+        run.save_checkpoint(to.parent, to.name, partial(export_model, out / "model"), {}, run.Dist())
         print(f"{args.export}: serve it, then: train_policy.py --expmodel URL --expmodel-name NAME "
               f"--expmodel-folder {out}")
 

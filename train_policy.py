@@ -82,6 +82,7 @@ class Args:
     kl: Literal["k2", "k3"] = "k3"     # its estimator
     clip_low: float = 0.2              # policy ratio clip below
     clip_high: float = 0.2             # and above
+    engine_cap: float = 0.0  # where another engine samples: largest weight p_trainer / p_engine (0: off)
     entropy_coef: float = 0.001        # entropy bonus
     invalid_penalty: float = 0.1       # taken from the reward of an action that changes nothing
     normalize_std: bool = True         # GRPO: divide by the group's standard deviation (no: Dr. GRPO)
@@ -621,10 +622,10 @@ def main() -> None:
     check(args)
     dist = run.init_dist(args.seed, args.threads)
     out = Path(args.out or out_folder(args.env))
+    run.check_ranks(args, out, dist)
     if args.fresh and dist.is_main:              # what an earlier run left must not be taken for this one's
         for folder in [out / "policy", *([] if args.imitation else [out / "imitation"])]:
             shutil.rmtree(folder, ignore_errors=True)
-    run.check_shared(out, dist)
     data, expmodel = prepare(args, out, dist)
     env, _ = environment_of(args.env, data, dist, workers=run.spare_cores(dist))
     world = {"environment": env.describe()}

@@ -80,10 +80,11 @@ def _read_preset(path: str, script: str, args_class: type):
 
 
 def main(script: Callable[[], None]) -> None:
-    """Runs a script's main. What it refuses (a ValueError) ends it with one line and exit code 1."""
+    """Runs a script's main. What it refuses (a ValueError), or the machine (an OSError: no room, no such
+    file) ends it with one line and exit code 1."""
     try:
         script()
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         if os.environ.get("DREAMGYM_DEBUG"):
             raise
         print(f"{Path(sys.argv[0]).name}: {error} (DREAMGYM_DEBUG=1 shows where)", file=sys.stderr)

@@ -164,6 +164,14 @@ def policy_loss(
     return loss_N, stats
 
 
+def truncated_ratio(logp_N: Tensor, logp_engine_N: Tensor, cap: float) -> Tensor:
+    """min(p / p_engine, cap) of each token, [N]: the weight of a token that another engine sampled, whose
+    probabilities are not quite the trainer's p (truncated importance sampling; Yao et al. 2025, "Your
+    Efficient RL Framework Secretly Brings You Off-Policy RL Training"). Example: p 0.5, p_engine 0.4, cap 2
+    -> 1.25."""
+    return (logp_N - logp_engine_N).clamp(max=math.log(cap)).exp()
+
+
 def explained_variance(value_N: Tensor, return_N: Tensor) -> Tensor:
     """1 - Var(return - value) / Var(return), detached 0-d: 1 = perfect critic, 0 = no better than the mean;
     NaN where the returns do not vary."""

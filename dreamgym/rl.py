@@ -5,15 +5,16 @@
     stats = update(run_state, batch, args, dist)
 
 A turn is one action. The penalty of an invalid action is taken from its turn's reward, for GRPO and PPO
-alike, as in verl-agent. Log-probabilities of the old policy are the sampler's own,
-which equal the trainer's up to rounding (`sampler_gap` in the log); so no pass over the batch is spent on
-them.
+alike, as in verl-agent. Log-probabilities of the old policy are the sampler's own, which equal the trainer's
+up to rounding (`sampler_gap` in the log); so no pass over the batch is spent on them, unless another engine
+samples (`weigh_engine`).
 B rows, N trained tokens of all rows one after another.
 """
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -124,25 +125,46 @@ def weigh_episodes(batch: Batch, episode_ids: list[str], dist) -> None:
 
 
 @torch.no_grad()
-def token_values(policy, value_head, samples: list[TrainSample], args, dist) -> list[torch.Tensor]:
-    """The critic at every trained token of every row."""
-    values: list[torch.Tensor] = [torch.zeros(0)] * len(samples)
+def by_row(samples: list[TrainSample], compute: Callable, args, dist) -> list[torch.Tensor]:
+    """compute(samples of a micro-batch) -> [N], as a vector over the trained tokens of each row."""
+    rows: list[torch.Tensor] = [torch.zeros(0)] * len(samples)
     for indices in even_micro_batches(samples, args.micro_batch_tok, dist):
         part = [samples[i] for i in indices]
-        hidden_NH = token_logprobs(policy.model, part, with_entropy=False, with_hidden=True)[2]
-        for i, value_N in zip(indices,
-                              value_head(hidden_NH.float())[:, 0].split([sum(s.mask) for s in part])):
-            values[i] = value_N.cpu()
-    return values
+        for i, row_N in zip(indices, compute(part).split([sum(s.mask) for s in part])):
+            rows[i] = row_N.cpu()
+    return rows
+
+
+def token_values(policy, value_head, samples: list[TrainSample], args, dist) -> list[torch.Tensor]:
+    """The critic at every trained token of every row."""
+    hidden_NH = lambda part: token_logprobs(policy.model, part, with_entropy=False, with_hidden=True)[2]
+    return by_row(samples, lambda part: value_head(hidden_NH(part).float())[:, 0], args, dist)
+
+
+def weigh_engine(policy, batch: Batch, args, dist) -> tuple[Batch, dict]:
+    """Where another engine sampled: the batch with the trainer's own old log-probs, and each advantage times
+    the truncated importance ratio of its token (the loss is proportional to it, where it is clipped, too)."""
+    own = lambda part: token_logprobs(policy.model, part, with_entropy=False)[0]
+    old = by_row(batch.samples, own, args, dist)
+    weight = [losses.truncated_ratio(*pair, args.engine_cap) for pair in zip(old, batch.old)]
+    gap = max((float((a - b).abs().max()) for a, b in zip(old, batch.old)), default=0.0)
+    n, total = dist.all_reduce_sum([float(sum(map(len, weight))), float(sum(map(torch.sum, weight)))])
+    advantage = [a * w for a, w in zip(batch.advantage, weight)]
+    return (replace(batch, old=old, advantage=advantage),
+            {"sampler_gap": gap, "engine_weight": total / max(1.0, n)})
 
 
 def update(run_state, batch: Batch, args, dist) -> dict:
     """--updates optimizer steps over the rows of `run_state` (its policy, reference, value_head, optimizer
     and step). The divisor of each loss is the global count of its trained tokens. Returns what is logged."""
     policy, value_head, optimizer = run_state.policy, run_state.value_head, run_state.optimizer
-    ref = reference_rows(policy, run_state.reference, batch, args, dist) if args.kl_coef else None
+    frozen = lambda part: reference_logprobs(policy.model, run_state.reference, part)
+    ref = by_row(batch.samples, frozen, args, dist) if args.kl_coef else None
     sums: dict[str, float] = defaultdict(float)
     stats = {"grad_norm": 0.0, "ratio_max": 0.0, "sampler_gap": 0.0}
+    if args.engine_cap:
+        batch, corrected = weigh_engine(policy, batch, args, dist)
+        stats |= corrected
     order = run.rng(args.seed, "minibatch", run_state.step, dist.rank).permutation(len(batch.samples))
     for number, rows in enumerate(np.array_split(order, args.updates)):
         tokens = dist.all_reduce_sum(float(sum(sum(batch.samples[i].mask) for i in rows))) / dist.world_size
@@ -162,17 +184,6 @@ def update(run_state, batch: Batch, args, dist) -> dict:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         stats["grad_norm"] += optimizer_step(parameters, [optimizer], dist) / args.updates
     return summary(batch, sums, stats, value_head is not None, dist)
-
-
-def reference_rows(policy, reference, batch: Batch, args, dist) -> list[torch.Tensor]:
-    """Log-probs of the trained tokens by the frozen reference policy."""
-    ref: list[torch.Tensor] = [torch.zeros(0)] * len(batch.samples)
-    for indices in even_micro_batches(batch.samples, args.micro_batch_tok, dist):
-        part = [batch.samples[i] for i in indices]
-        for i, logp_N in zip(indices, reference_logprobs(policy.model, reference,
-                                                         part).split([sum(s.mask) for s in part])):
-            ref[i] = logp_N.cpu()
-    return ref
 
 
 def micro_batch_loss(policy, value_head, batch: Batch, ref, rows: list[int], divisors: tuple[float, float],

@@ -25,6 +25,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from tqdm import tqdm
 
 from dreamgym.episode import read_jsonl
@@ -97,11 +98,15 @@ def init_dist(seed: int, threads: int = 1) -> Dist:
     return Dist(rank, world_size, device)
 
 
-def check_shared(folder: str | Path, dist: Dist) -> None:
-    """Raises ValueError where a rank does not see what rank 0, which alone writes files, has written into
-    `folder`."""
+def check_ranks(args, folder: str | Path, dist: Dist) -> None:
+    """Raises ValueError, on every rank, where one was started with other flags than rank 0, or does not see
+    what rank 0, which alone writes files, has written into `folder`."""
     if dist.world_size == 1:
         return
+    flags = dist.broadcast(vars(args))
+    if other := dist.gather([f"rank {dist.rank} has {name} {value!r}, rank 0 {flags.get(name)!r}"
+                             for name, value in vars(args).items() if value != flags.get(name)]):
+        raise ValueError(f"{'; '.join(other)}: start all machines with the same command")
     path = Path(folder) / f".seen-{dist.broadcast(os.urandom(8).hex())}"     # a new name: no cache knows it
     if dist.is_main:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -325,10 +330,17 @@ def progress(total: int, label: str) -> tqdm:
 def save_checkpoint(folder: str | Path, name: str, writer: Callable[[Path], None], meta: dict,
                     dist: Dist) -> Path:
     """Writes the checkpoint folder/name; a kill at any point leaves one whole checkpoint, the old or the new.
-    Every rank runs writer(path) on the same empty folder."""
+    Every rank runs writer(path) on the same empty folder. Raises ValueError where that fails (full disk)."""
     whole, new, old = _repaired(folder, name, dist)
     new.mkdir(parents=True, exist_ok=True)
-    writer(new)
+    try:
+        writer(new)
+    except (OSError, RuntimeError, SafetensorError) as error:     # each library has its own for a full disk
+        shutil.rmtree(new, ignore_errors=True)
+        free = shutil.disk_usage(folder).free
+        raise ValueError(f"{whole}: could not be saved, {free / 1e9:.3f} GB are free there; what was saved "
+                         "before is unharmed, the same command continues from it "
+                         f"({type(error).__name__}: {' '.join(str(error).split())[:200]})") from error
     dist.barrier()
     if dist.is_main:
         for path in new.rglob("*"):
@@ -356,7 +368,7 @@ def _repaired(folder: str | Path, name: str, dist: Dist) -> tuple[Path, Path, Pa
     if dist.is_main:
         if whole.exists() and not (whole / "meta.json").exists():
             raise ValueError(f"found {whole} without meta.json; expected a checkpoint or nothing there: "
-                             "use --out another folder")
+                             "name another folder")
         for rest in (new, old):
             if not whole.exists() and (rest / "meta.json").exists():
                 os.rename(rest, whole)

@@ -8,6 +8,7 @@ that are written in a page as such, where the sampler of this package spells the
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from dreamgym.envs.base import Environment
@@ -53,17 +54,17 @@ class ServedExperienceModel(ExperienceModel):
     def _write(self, prompts: list[list[dict]], start: str, limit: int,
                temperature: float) -> list[tuple[str, bool]]:
         """`start` cannot be forced through chat completions. A think block before the answer is left out."""
-        def ask(messages: list[dict]) -> tuple[str, bool]:
-            text, ended = self.endpoint.answer(messages, max_tokens=limit, temperature=temperature)
-            return text.rpartition("</think>")[2], ended
-
+        ask = partial(self.endpoint.answer, max_tokens=limit, temperature=temperature)
         pool = ThreadPoolExecutor(REQUESTS)
         try:
-            return list(pool.map(ask, prompts))
+            answers = list(pool.map(ask, prompts))
         except EndpointError as error:
-            raise ValueError(f"--expmodel {error}") from None
+            raise ValueError(f"--expmodel {error}; run the same command when the server answers") from None
         finally:
             pool.shutdown(cancel_futures=True)
+        again = sum(repeated for _, _, repeated in answers)      # requests that were lost and sent again
+        self.counts["repeated"] = self.counts.get("repeated", 0) + again
+        return [(text.rpartition("</think>")[2], ended) for text, ended, _ in answers]
 
     def clear_caches(self) -> None:
         self.encoder.clear_caches()

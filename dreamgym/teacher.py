@@ -28,6 +28,7 @@ Ask = Callable[[list[dict]], str]
 MAX_TRACE_CHARS = 1000      # of one step's reasoning; longer is refused, not cut: the verdict is last
 MAX_ANSWERS = 4             # that a teacher gives for one episode until one can be used
 MAX_OUTAGES = 5             # episodes in a row without any answer before the run stops
+CONNECT_S = 10.0            # an address where nobody listens is known sooner than a slow answer
 
 
 def is_url(name: str) -> bool:
@@ -46,7 +47,7 @@ class Endpoint:
     url: str                               # up to and with /v1
     model: str
     key_env: str = "OPENAI_API_KEY"
-    timeout_s: float = 120.0
+    timeout_s: float = 600.0   # a server that answers one at a time makes the last of 64 requests wait
     retries: int = 5
 
     def __post_init__(self):
@@ -58,7 +59,8 @@ class Endpoint:
         if not re.fullmatch("[!-~]*", self._key):   # an HTTP library would print the whole key
             raise ValueError(f"${self.key_env}: holds characters that no key has; expected one word of ASCII")
         self._client = openai.OpenAI(
-            base_url=self.url, api_key=self._key or "none", timeout=self.timeout_s, max_retries=self.retries,
+            base_url=self.url, api_key=self._key or "none", max_retries=self.retries,
+            timeout=openai.Timeout(self.timeout_s, connect=CONNECT_S),
             http_client=openai.DefaultHttpxClient(follow_redirects=False))   # the key goes to this host alone
         self._no_key = {} if self._key else {"extra_headers": {"Authorization": openai.Omit()}}
 
@@ -66,23 +68,27 @@ class Endpoint:
         """The answer's text. Raises EndpointError for none. `settings`: max_tokens, temperature."""
         return self.answer(messages, **settings)[0]
 
-    def answer(self, messages: list[dict], **settings) -> tuple[str, bool]:
-        """(the answer's text, whether it ended before max_tokens)."""
+    def answer(self, messages: list[dict], **settings) -> tuple[str, bool, int]:
+        """(the answer's text, whether it ended before max_tokens, how often the request was repeated)."""
         import openai
 
-        for _ in range(self.retries + 1):
+        repeated = 0
+        for unread in range(self.retries + 1):
             problem = "no chat completion in the body"     # a gateway's page with status 200
             try:
-                reply = self._client.chat.completions.create(model=self.model, messages=messages,
-                                                             **settings, **self._no_key)
+                raw = self._client.chat.completions.with_raw_response.create(
+                    model=self.model, messages=messages, **settings, **self._no_key)
+                repeated += raw.retries_taken
+                reply = raw.parse()
             except openai.OpenAIError as error:
-                problem = f"{type(error).__name__}: {error}"
+                said = error.__cause__ or getattr(error, "body", None) or error
+                problem = f"{type(error).__name__}: {said}"
                 break
             except ValueError:             # the body is no JSON
                 continue
             with suppress(AttributeError, TypeError, IndexError):
                 choice = reply.choices[0]
-                return str(choice.message.content or ""), choice.finish_reason != "length"
+                return str(choice.message.content or ""), choice.finish_reason != "length", repeated + unread
         if self._key:
             problem = problem.replace(self._key, "***")   # an endpoint may echo it
         key = f"key from ${self.key_env}: {'set' if self._key else 'not set'}"

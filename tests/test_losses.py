@@ -132,6 +132,14 @@ def test_policy_loss_refuses(change):
         losses.policy_loss(new, old, **{"adv_N": adv} | change)
 
 
+@pytest.mark.parametrize(("p", "engine", "weight"), [(0.5, 0.5, 1), (0.5, 0.4, 1.25), (0.1, 0.4, 0.25),
+                                                     (0.8, 0.4, 2), (0.8, 0.2, 2), (0.5, 0.0, 2)])
+def test_truncated_ratio(p, engine, weight):
+    """The inverse ratio, and a token that the engine hardly ever samples deciding the step."""
+    logps = torch.tensor([p, engine]).log()
+    assert float(losses.truncated_ratio(*logps, cap=2.0)) == pytest.approx(weight)
+
+
 def test_value_loss_matches_a_loop():
     """Stops min instead of max of the two errors, clipping around the return, explained variance with swapped
     roles."""

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -15,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from benchmarks import timing
 from dreamgym import run, tiny
@@ -86,10 +87,16 @@ def test_several_nodes_meet_over_their_network(monkeypatch, local, loopback):
 WORKER = """
 import os, signal, sys
 from pathlib import Path
+from types import SimpleNamespace
 from dreamgym import run
 from tests.conftest import ROOT
 dist = run.init_dist(5)
 me, out = dist.rank, Path(sys.argv[1])
+run.check_ranks(SimpleNamespace(lr=0.1, seed=0), out, dist)
+try:
+    run.check_ranks(SimpleNamespace(lr=0.1 * me, seed=0), out, dist)
+except ValueError as error:
+    refused = str(error)
 log = run.Log(out / f"log{me}", dist, -1)
 log.step("train", 0, {"loss": 1.0}, [])
 with run.graceful(log) as stop:
@@ -104,7 +111,7 @@ found = {
     "sum": dist.all_reduce_sum(me + 0.5), "sums": dist.all_reduce_sum([float(me), 1.0]),
     "gather": dist.gather([{"from": me, "text": "\\u00e9" * i} for i in range(3 * me)]),
     "broadcast": dist.broadcast({"secret": [me, None, "x" * 50]} if me == 0 else "other"),
-    "alone": alone, "agreed": agreed, "found": str(run.latest_checkpoint(out, "policy", dist)),
+    "alone": alone, "agreed": agreed, "refused": refused, "found": str(run.latest_checkpoint(out, "policy", dist)),
 }
 run.write_json(out / f"found{me}.json", found)
 dist.close()
@@ -123,13 +130,14 @@ def on_two_ranks(folder, code):
 
 
 def test_two_gloo_ranks(tmp_path):
-    """Stops ranks that disagree on sums, records, stopping or checkpoints, and a second rank that writes
+    """Stops ranks that disagree on flags, sums, records, stopping or checkpoints, and a second rank that writes
     logs."""
     on_two_ranks(tmp_path, WORKER)
     for rank in range(2):
         assert run.read_json(tmp_path / f"found{rank}.json") == {
             "sum": 2.0, "sums": [1.0, 2.0], "gather": [{"from": 1, "text": "é" * i} for i in range(3)],
             "broadcast": {"secret": [0, None, "x" * 50]}, "alone": rank == 1, "agreed": True,
+            "refused": "rank 1 has lr 0.1, rank 0 0.0: start all machines with the same command",
             "found": str(tmp_path / "policy")}
     assert sorted(path.name for path in (tmp_path / "policy").iterdir()) == ["meta.json", "part0", "part1"]
     assert (tmp_path / "log0" / "metrics.jsonl").exists() and not (tmp_path / "log1").exists()
@@ -368,6 +376,25 @@ def test_kill_at_any_point_leaves_a_whole_checkpoint(tmp_path, monkeypatch, firs
         save(again, 3)      # a save right after the kill needs no look at the folder before it
         assert whole_step(again) == 3
     assert strike > 8 and seen == allowed and whole_step(folder) == 2
+
+
+@pytest.mark.parametrize("write", [
+    lambda path: torch.save(torch.zeros(10_000), path / "training.pt"),
+    lambda path: save_file({"w": torch.zeros(10_000)}, path / "model.safetensors"),
+    lambda path: run.write_json(path / "run.json", list(range(10_000))),
+    lambda path: np.save(path / "vectors.npy", np.zeros(10_000))])
+def test_a_full_disk(tmp_path, write):
+    """Stops a traceback, a lost checkpoint, and half a folder that keeps the disk full."""
+    save(tmp_path, 1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))      # a file that does not fit, as a full disk has
+    try:
+        with pytest.raises(ValueError, match=r"policy: could not be saved, .* GB are free") as error:
+            run.save_checkpoint(tmp_path, "policy", write, {}, ALONE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "\n" not in str(error.value) and [path.name for path in tmp_path.iterdir()] == ["policy"]
+    assert whole_step(tmp_path) == 1
 
 
 def test_kill_during_the_repair(tmp_path, monkeypatch):

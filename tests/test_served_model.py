@@ -2,10 +2,12 @@
 every way a server can fail."""
 import json
 import threading
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 
 from dreamgym import run
 from dreamgym.envs.base import make_env
@@ -19,28 +21,38 @@ from conftest import EXAMPLE, TRAIN
 
 @pytest.fixture
 def server(monkeypatch):
-    """A chat endpoint; `server.reply(messages, settings)` gives (status, body). `asked` keeps the requests."""
+    """A chat endpoint; `server.reply(messages, settings)` gives (status, body, headers), "silence" for no
+    answer or "cut" for half of one. `asked` keeps the requests, `waits` the client's pauses."""
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self):
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             state.asked.append(body)
-            status, answer = state.reply(body["messages"], body)
+            reply = state.reply(body["messages"], body)
+            if reply == "silence":
+                return over.wait()
+            status, answer, *headers = (200, b"{", {"Content-Length": 9}) if reply == "cut" else reply
             text = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
             self.send_response(status)
-            self.send_header("Content-Length", str(len(text)))
+            for name, value in ({"Content-Length": len(text)} | dict(*headers)).items():
+                self.send_header(name, str(value))
             self.end_headers()
             self.wfile.write(text)
 
         def log_message(self, *_):
             pass
 
-    web = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Server(ThreadingHTTPServer):
+        request_queue_size = 64
+
+    web, over = Server(("127.0.0.1", 0), Handler), threading.Event()
     threading.Thread(target=web.serve_forever, daemon=True).start()
-    state = SimpleNamespace(asked=[], url=f"http://127.0.0.1:{web.server_port}/v1")
-    state.args = SimpleNamespace(expmodel=state.url, expmodel_name="m", expmodel_key_env="NO_KEY")
-    monkeypatch.setattr(Endpoint, "retries", 1)
-    monkeypatch.setattr("openai._base_client.BaseClient._calculate_retry_timeout", lambda *_: 0.0)
+    state = SimpleNamespace(asked=[], waits=[], url=f"http://127.0.0.1:{web.server_port}/v1",
+                            close=web.server_close)
+    state.args = SimpleNamespace(expmodel=state.url, expmodel_name="m", expmodel_key_env="A_KEY")
+    monkeypatch.setattr("dreamgym.served_model.Endpoint", partial(Endpoint, retries=1))
+    monkeypatch.setattr("time.sleep", state.waits.append)
     yield state
+    over.set()
     web.shutdown()
     web.server_close()
 
@@ -58,10 +70,11 @@ def first_questions(model, data, count=8):
 
 def test_an_exported_model_answers_as_at_home(server, trained, script, tmp_path):
     """Another prompt, another system text, another limit, or a buffer that stayed behind."""
-    script("train_expmodel", "--data", trained.data, "--out", trained.expmodel, *TRAIN, "--export", tmp_path)
+    script("train_expmodel", "--data", trained.data, "--out", trained.expmodel, *TRAIN, "--export",
+           tmp_path / "exported")
     env = make_env(EXAMPLE)
     home = load_experience_model(trained.expmodel, env)
-    exported, _ = load_model(str(tmp_path))
+    exported, _ = load_model(str(tmp_path / "exported"))
     assert all((a == b).all() for a, b in zip(exported.parameters(), home.model.parameters(), strict=True))
 
     lock = threading.Lock()
@@ -100,13 +113,62 @@ def test_an_untrained_model_is_a_world(server, workspace):
     assert world.write_variations(["a", "b"], 2, 0.8) == [["vary", "vary"]] * 2
 
 
-@pytest.mark.parametrize("answer", [(500, {"error": "busy"}), (404, {"error": "no such model"}),
-                                    (200, b"<html>gateway</html>"), (200, {"choices": []}), (401, b"")])
-def test_a_server_that_fails(server, workspace, answer):
-    """Hours of imitation before the first question shows that nobody answers; a traceback."""
-    server.reply = lambda *_: answer
-    with pytest.raises(ValueError, match=f"^--expmodel {server.url}: "):
-        open_experience_model(server.args, None, make_env(EXAMPLE), workspace.data / "train.jsonl")
+GOOD = said("yes")
+BUSY = 429, b"slower", {"Retry-After": 7}
+
+
+@pytest.mark.parametrize(("replies", "found"), [
+    ([(500, {"error": "boom"}), GOOD], 1), ([(503, b"gateway"), GOOD], 1), (["cut", GOOD], 1),
+    ([BUSY, GOOD], 1), ([(200, b"<html>gateway</html>"), GOOD], 1), ([(200, b'{"choi'), GOOD], 1),
+    ([(200, {"choices": []}), GOOD], 1), ([said(None)], 0), ([said("ye", "length")], 0),
+    ([(500, {"error": "boom"})], "InternalServerError: boom"),
+    ([BUSY], "RateLimitError: slower"), (["cut"], "APIConnectionError: peer closed connection"),
+    (["silence"], "APITimeoutError: timed out"),
+    ([(200, b"<html>gateway</html>")], "no chat completion in the body"),
+    ([(404, {"error": "no model m"})], "NotFoundError: no model m"),
+    ([(400, b"too long")], "BadRequestError: too long"),
+    ([(401, {"error": "bad key sk-12345"})], r"AuthenticationError: bad key \*\*\*.*A_KEY: set"),
+    (["refuse"], "APIConnectionError: .*refused")])
+def test_a_server_that_fails(server, workspace, monkeypatch, capfd, replies, found):
+    """Hours of imitation before the first question shows that nobody answers; a run that ends because of
+    trouble that passes; lost requests that nobody sees; a traceback; a key in a message."""
+    monkeypatch.setenv("A_KEY", "sk-12345")
+    if "silence" in replies:
+        monkeypatch.setattr("dreamgym.served_model.Endpoint", partial(Endpoint, retries=1, timeout_s=0.3))
+    server.reply = lambda *_: GOOD
+    start = lambda: open_experience_model(server.args, None, make_env(EXAMPLE), workspace.data / "train.jsonl")
+    world, before = start(), len(server.asked)
+    server.reply = lambda *_: replies[min(len(server.asked) - before, len(replies)) - 1]
+    if replies == ["refuse"]:
+        server.close()
+    if isinstance(found, int):
+        world.write_variations(["a"], 1, 0.8)
+        assert world.counts["repeated"] == found == len(server.asked) - before - 1
+        assert server.waits == [7.0] or BUSY not in replies
+        return
+    for ask, end in ((start, ""), (lambda: world.write_variations(["a"], 1, 0.8), ".*; run the same command")):
+        with pytest.raises(ValueError, match=f"^--expmodel {server.url}: .*{found}{end}") as error:
+            ask()
+        shown = str(error.value) + "".join(capfd.readouterr())
+        assert "\n" not in str(error.value) and "sk-12345" not in shown
+
+
+def test_64_requests_at_once(server, workspace):
+    """Requests that wait for each other (here none is answered before 64 have come), or answers in another
+    order than their questions."""
+    together = threading.Barrier(64)
+
+    def reply(messages, settings):
+        together.wait(timeout=120)
+        state = messages[-1]["content"].rpartition("state:\n")[2].split("\naction:")[0]
+        return said("reward: 0 done: no" if "reward?" in messages[-1]["content"]
+                    else f"next:\n{state} and on")
+    server.reply = lambda *_: GOOD
+    world = open_experience_model(server.args, None, make_env(EXAMPLE), workspace.data / "train.jsonl")
+    task = read_episodes(workspace.data / "train.jsonl")[0].task
+    server.reply = reply
+    sessions = world.reset([replace(task, start=f"in {i}") for i in range(64)])
+    assert [r.state for r in world.step(sessions, ["ls"] * 64)] == [f"in {i} and on" for i in range(64)]
 
 
 def test_rl_in_a_served_model(server, trained, script, tmp_path):
