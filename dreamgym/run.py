@@ -25,6 +25,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from tqdm import tqdm
 
 from dreamgym.episode import read_jsonl
@@ -325,20 +326,27 @@ def progress(total: int, label: str) -> tqdm:
 def save_checkpoint(folder: str | Path, name: str, writer: Callable[[Path], None], meta: dict,
                     dist: Dist) -> Path:
     """Writes the checkpoint folder/name; a kill at any point leaves one whole checkpoint, the old or the new.
-    Every rank runs writer(path) on the same empty folder."""
+    Every rank runs writer(path) on the same empty folder. Raises ValueError where something cannot be
+    written."""
     whole, new, old = _repaired(folder, name, dist)
-    new.mkdir(parents=True, exist_ok=True)
-    writer(new)
-    dist.barrier()
-    if dist.is_main:
-        for path in new.rglob("*"):
-            _sync(path)
-        write_json(new / "meta.json", {"schema": SCHEMA, **meta})  # says that all the rest is there
-        _sync(new)
-        if whole.exists():
-            os.rename(whole, old)
-        os.rename(new, whole)
-        _sync(whole.parent)
+    try:
+        new.mkdir(parents=True, exist_ok=True)
+        writer(new)
+        dist.barrier()
+        if dist.is_main:
+            for path in new.rglob("*"):
+                _sync(path)
+            write_json(new / "meta.json", {"schema": SCHEMA, **meta})  # says that all the rest is there
+            _sync(new)
+            if whole.exists():
+                os.rename(whole, old)
+            os.rename(new, whole)
+            _sync(whole.parent)
+    except (OSError, RuntimeError, SafetensorError) as error:    # each library has its own for a full disk
+        free_mb, what = shutil.disk_usage(folder).free / 1e6, str(error).split("\n")[0]
+        shutil.rmtree(new, ignore_errors=True)
+        raise ValueError(f"could not save {whole}: {what} ({free_mb:.0f} MB free there); make room, then the "
+                         "same command continues from the checkpoint before") from error
     return latest_checkpoint(folder, name, dist)
 
 
