@@ -9,7 +9,7 @@ The environment is examples/files.py. Its experience model is trained far enough
 and some are paid, so that policies are updated, the replay buffer is enriched and tasks are generated.
 Compared are weights, optimizers, random states, replay buffer, curriculum, episodes, evaluations, and metrics
 without times. A run is a forked process, for imports take longer than its work. A signal comes after a
-uniform draw between 0 and the length of the uninterrupted run.
+uniform draw between 0 and a third of an uninterrupted run's length; every second one waits for the next save.
 """
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import tyro
@@ -30,6 +32,7 @@ import tyro
 import train_policy
 from benchmarks.timing import memory_mb
 from dreamgym import run
+from dreamgym.envs.base import Environment
 from tests.conftest import EXAMPLE, run_main
 from tests.test_scripts import assert_same_checkpoint, settled
 
@@ -48,7 +51,7 @@ NUMBERS = {
     "train_policy.tasks": 2, "train_policy.rollouts": 3, "train_policy.updates": 2,
     "train_policy.eval_tasks": 2, "train_policy.test_tasks": 2, "train_policy.eval_every": 2,
     "train_policy.save_every": 1, "train_policy.generate_every": 2, "train_policy.max_malformed": 1.0}
-JOBS = {"supervised": ("train_expmodel", ["--steps", 40, "--max-steps", 40, "--save-every", 4]),
+JOBS = {"supervised": ("train_expmodel", ["--steps", 90, "--max-steps", 90, "--rows", 8, "--save-every", 5]),
         "dream": ("train_policy", ["--iterations", 5]),
         "real": ("train_policy", ["--world", "real", "--real-transitions", 250])}
 EXPMODEL_STEPS = 600          # of the experience model that is dreamt with
@@ -82,16 +85,32 @@ def finish(script: str, flags: list, log: Path) -> float:
     return time.perf_counter() - begun
 
 
-def stop(process: multiprocessing.Process, number: int, seconds: float, log: Path) -> bool:
-    """Sends the signal after so many seconds: whether it ended the process, and not the script's end. Raises
-    RuntimeError where the process failed or its exit code is wrong."""
-    process.join(seconds)
-    if process.exitcode is None:
+def saving(out: Path) -> bool:
+    """Whether a save is under way there, or a kill has left one."""
+    return any(path for pattern in (".*.new", ".*.old", "*/.*.new", "*/.*.old") for path in out.glob(pattern))
+
+
+def stop(process: multiprocessing.Process, number: int, moment: Iterator, log: Path) -> bool:
+    """Sends the signal once `moment` is through, which gives seconds to wait: whether it ended the process,
+    and not the script's end. Raises RuntimeError where the process failed or its exit code is wrong."""
+    for seconds in moment:
+        process.join(seconds)
+        if process.exitcode is not None:
+            break
+    else:
         os.kill(process.pid, number)
         process.join()
     if process.exitcode not in (0, 130 if number == signal.SIGINT else -number):
         raise RuntimeError(f"exit code {process.exitcode}\n{log.read_text()[-2000:]}")
     return process.exitcode != 0
+
+
+def random_moment(out: Path, length_s: float, in_a_save: bool, rng: np.random.Generator) -> Iterator[float]:
+    """Waits of at most a third of a run's length, and then for a random part of the next save, if asked."""
+    yield rng.uniform(0, length_s / 3)
+    while in_a_save and not saving(out):
+        yield 0.005
+    yield rng.uniform(0, 0.1) * in_a_save
 
 
 def differences(whole: Path, parts: Path) -> list[str]:
@@ -117,10 +136,12 @@ def soak(name: str, flags: list, base: Path, number: int, stops: int, rng: np.ra
     row = {"job": name, "signal": signal.Signals(number).name, "length_s": length_s, "stops": 0,
            "in_a_save": 0, "runs": 0, "differences": []}
     while row["stops"] < stops:
-        while row["stops"] < stops and stop(start(script, [*flags, *own, "--out", out], log), number,
-                                            rng.uniform(0, length_s), log):
+        moment = random_moment(out, length_s, row["stops"] % 2 == 1, rng)
+        if stop(start(script, [*flags, *own, "--out", out], log), number, moment, log):
             row["stops"] += 1
-            row["in_a_save"] += any(out.rglob(".*.new")) or any(out.rglob(".*.old"))
+            row["in_a_save"] += saving(out)
+            if row["stops"] < stops:
+                continue
         finish(script, [*flags, *own, "--out", out], log)      # where it is finished: does it all fit?
         row["differences"] += differences(whole, out)
         row["runs"] += 1
@@ -131,7 +152,8 @@ def soak(name: str, flags: list, base: Path, number: int, stops: int, rng: np.ra
 
 
 def memory(flags: list, base: Path, iterations: int) -> list[dict]:
-    """Resident memory of GRPO in the dream: its mean in each tenth of the iterations, and what fills up."""
+    """Resident memory of GRPO in the dream, with episodes of at most 4 steps: its mean in each tenth of the
+    iterations, and what fills up."""
     path, log, real = base / "memory.jsonl", base / "memory.log", train_policy.log_iteration
 
     def measured(job, state, values, episodes) -> None:
@@ -139,10 +161,9 @@ def memory(flags: list, base: Path, iterations: int) -> list[dict]:
         row = {"iteration": state.step, "resident_mb": round(memory_mb(), 1),
                "replay": values["replay"], "generated": values["generated"]}
         run.write_jsonl(path, [row], append=True)
-    train_policy.log_iteration = measured
-    finish("train_policy", [*flags, "--iterations", iterations, "--save-every", 5, "--eval-every", 10,
-                            "--out", base / "memory"], log)
-    train_policy.log_iteration = real
+    with patch.object(train_policy, "log_iteration", measured), patch.object(Environment, "max_steps", 4):
+        finish("train_policy", [*flags, "--iterations", iterations, "--rollouts", 2, "--save-every", 10,
+                                "--eval-every", 20, "--out", base / "memory"], log)
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     tenths = np.array_split(np.arange(len(rows)), min(10, len(rows)))
     resident = np.array([row["resident_mb"] for row in rows])
