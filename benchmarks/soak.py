@@ -66,19 +66,21 @@ class Args:
     seed: int = 0                     # of the moments
 
 
-def start(script: str, flags: list, log: Path) -> multiprocessing.Process:
-    """The script in a forked process, its console in the file `log`."""
-    def work() -> None:
-        sys.stdout = sys.stderr = log.open("a", buffering=1)
-        run.main(lambda: run_main(script, *flags))
-    process = multiprocessing.get_context("fork").Process(target=work)
+def work(script: str, flags: list, log: Path) -> None:
+    sys.stdout = sys.stderr = log.open("a", buffering=1)
+    run.main(lambda: run_main(script, *flags))
+
+
+def start(script: str, flags: list, log: Path, method: str = "fork") -> multiprocessing.Process:
+    """The script in a process of its own, its console in the file `log`."""
+    process = multiprocessing.get_context(method).Process(target=work, args=(script, flags, log))
     process.start()
     return process
 
 
-def finish(script: str, flags: list, log: Path) -> float:
+def finish(script: str, flags: list, log: Path, method: str = "fork") -> float:
     """Runs the script to its end: its seconds. Raises RuntimeError where it failed."""
-    begun, process = time.perf_counter(), start(script, flags, log)
+    begun, process = time.perf_counter(), start(script, flags, log, method)
     process.join()
     if process.exitcode:
         raise RuntimeError(f"exit code {process.exitcode}\n{log.read_text()[-2000:]}")
@@ -132,7 +134,8 @@ def soak(name: str, flags: list, base: Path, number: int, stops: int, rng: np.ra
     """Stops one job so often, over as many runs as that takes; compares each with the uninterrupted one."""
     script, own = JOBS[name]
     whole, out, log = base / f"{name}-whole", base / f"{name}-parts", base / f"{name}.log"
-    length_s = finish(script, [*flags, *own, "--out", whole], log)
+    # spawned: Python hashes texts otherwise in it than in the forked ones, so that an order by hash shows
+    length_s = finish(script, [*flags, *own, "--out", whole], log, "spawn")
     row = {"job": name, "signal": signal.Signals(number).name, "length_s": length_s, "stops": 0,
            "in_a_save": 0, "runs": 0, "differences": []}
     while row["stops"] < stops:
