@@ -67,6 +67,7 @@ class Args:
 
 
 def work(script: str, flags: list, log: Path) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)     # a shell's background job ignores it
     sys.stdout = sys.stderr = log.open("a", buffering=1)
     run.main(lambda: run_main(script, *flags))
 
