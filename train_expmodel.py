@@ -328,11 +328,13 @@ def train(args: Args, training: Training, valid: list[Episode], out: Path, log, 
             bar.update(1)
             if training.step % 50 == 0:
                 log.step("expmodel", training.step, values, ["loss", "lr"])
-            asked = stop.agreed(dist)
-            if asked or training.step % args.save_every == 0:
+            if stop.agreed(dist):
+                break
+            if training.step % args.save_every == 0:
                 training.save(out, dist)
-            if asked:
-                raise SystemExit(130)
+        if stop.agreed(dist):                    # also where it was asked while the probes were looked at
+            training.save(out, dist)
+            raise SystemExit(130)
 
 
 def final_report(args: Args, training: Training, valid: list[Episode], dist) -> dict:

@@ -535,7 +535,7 @@ def train(job: Job, state: Run) -> list[dict]:
             asked = stop.agreed(dist)
             if asked or over or state.step % args.save_every == 0:
                 save()
-    if state.world(args):
+    if asked:
         raise SystemExit(130)
     first = dist.broadcast(run.read_json(before) if dist.is_main else None)
     return [first] + ([test(job, state, "after")] if state.step else [])

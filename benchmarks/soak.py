@@ -1,14 +1,15 @@
-"""SIGKILL at random moments, saves included: what resumes must end as the uninterrupted run did, to the bit;
-and resident memory over iterations.
+"""What resumes must end as the uninterrupted run did, to the bit: SIGKILL and Ctrl-C at random moments, saves
+included. And resident memory over many iterations.
 
     python -m benchmarks.soak --kills 100               # supervised, GRPO in the dream, GRPO in the world
-    python -m benchmarks.soak --kills 0 --iterations 1000      # memory of the loop
+    python -m benchmarks.soak --kills 0 --interrupts 30          # Ctrl-C: exit code 130, and the same end
+    python -m benchmarks.soak --kills 0 --iterations 1000        # memory of the loop
 
-The environment is examples/files.py; numbers and comparisons are those of tests/test_scripts.py: weights,
-optimizers, random states, replay buffer, curriculum, episodes, evaluations, metrics without times.
-A run is a forked process, for imports take longer than its work. A kill comes after a uniform draw between 0
-and the length of the uninterrupted run. The replay buffer grows to its capacity by design, so memory is
-measured without adding to it.
+The environment is examples/files.py. Its experience model is trained far enough that most dreams can be read
+and some are paid, so that policies are updated, the replay buffer is enriched and tasks are generated.
+Compared are weights, optimizers, random states, replay buffer, curriculum, episodes, evaluations, and metrics
+without times. A run is a forked process, for imports take longer than its work. A signal comes after a
+uniform draw between 0 and a third of an uninterrupted run's length; every second one waits for the next save.
 """
 from __future__ import annotations
 
@@ -16,11 +17,14 @@ import json
 import multiprocessing
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import tyro
@@ -28,39 +32,88 @@ import tyro
 import train_policy
 from benchmarks.timing import memory_mb
 from dreamgym import run
+from dreamgym.envs.base import Environment
 from tests.conftest import EXAMPLE, run_main
-from tests.test_scripts import NUMBERS, assert_same_checkpoint, settled
+from tests.test_scripts import assert_same_checkpoint, settled
+
+NUMBERS = {
+    "model": "scratch:32x1", "system_prompts": False, "micro_batch_tok": 4096,
+    "collect.transitions": 3000, "collect.heldout": 30,
+    "train_expmodel.page_format": "diff", "train_expmodel.reasoning": False, "train_expmodel.context": 512,
+    "train_expmodel.max_next_tok": 30, "train_expmodel.max_reward_tok": 12,
+    "train_expmodel.max_resamples": 1, "train_expmodel.rows": 16, "train_expmodel.lr": 0.01,
+    "train_expmodel.muon_lr": 0.02, "train_expmodel.warmup": 20, "train_expmodel.prompt_loss": 0.3,
+    "train_expmodel.reward_share": 0.3, "train_expmodel.probe_rows": 4,
+    "train_policy.init": "expmodel", "train_policy.policy_format": "action",
+    "train_policy.policy_context": 512, "train_policy.max_action_tok": 10,
+    "train_policy.imitation_episodes": 60, "train_policy.imitation_epochs": 4,
+    "train_policy.imitation_lr": 0.003, "train_policy.imitation_muon_lr": 0.02, "train_policy.lr": 0.0003,
+    "train_policy.tasks": 2, "train_policy.rollouts": 3, "train_policy.updates": 2,
+    "train_policy.eval_tasks": 2, "train_policy.test_tasks": 2, "train_policy.eval_every": 2,
+    "train_policy.save_every": 1, "train_policy.generate_every": 2, "train_policy.max_malformed": 1.0}
+JOBS = {"supervised": ("train_expmodel", ["--steps", 90, "--max-steps", 90, "--rows", 8, "--save-every", 5]),
+        "dream": ("train_policy", ["--iterations", 5]),
+        "real": ("train_policy", ["--world", "real", "--real-transitions", 250])}
+EXPMODEL_STEPS = 600          # of the experience model that is dreamt with
+REPLAY = {"capacity": 3100, "exact_below": 3000}     # of its buffer: it soon fills, and has an index
 
 
 @dataclass
 class Args:
     kills: int = 30                   # SIGKILLs, shared by the three jobs
+    interrupts: int = 0               # SIGINTs (Ctrl-C), shared by them
     iterations: int = 0               # RL iterations whose memory is measured
     seed: int = 0                     # of the moments
 
 
-JOBS = {"supervised": ("train_expmodel", ["--save-every", 5]),
-        "dream": ("train_policy", ["--iterations", 6]),
-        "real": ("train_policy", ["--world", "real", "--real-transitions", 150])}
+def work(script: str, flags: list, log: Path) -> None:
+    signal.signal(signal.SIGINT, signal.default_int_handler)     # a shell's background job ignores it
+    sys.stdout = sys.stderr = log.open("a", buffering=1)
+    run.main(lambda: run_main(script, *flags))
 
 
-def start(script: str, flags: list, log: Path) -> multiprocessing.Process:
-    """The script in a forked process, its console in the file `log`."""
-    def work() -> None:
-        os.setpgrp()
-        sys.stdout = sys.stderr = log.open("a", buffering=1)
-        run_main(script, *flags)
-    process = multiprocessing.get_context("fork").Process(target=work)
+def start(script: str, flags: list, log: Path, method: str = "fork") -> multiprocessing.Process:
+    """The script in a process of its own, its console in the file `log`."""
+    process = multiprocessing.get_context(method).Process(target=work, args=(script, flags, log))
     process.start()
     return process
 
 
-def finish(process: multiprocessing.Process, log: Path, seconds: float | None = None) -> bool:
-    """Waits so long, or to the end: whether the process ended well. Raises RuntimeError where it failed."""
-    process.join(seconds)
+def finish(script: str, flags: list, log: Path, method: str = "fork") -> float:
+    """Runs the script to its end: its seconds. Raises RuntimeError where it failed."""
+    begun, process = time.perf_counter(), start(script, flags, log, method)
+    process.join()
     if process.exitcode:
         raise RuntimeError(f"exit code {process.exitcode}\n{log.read_text()[-2000:]}")
-    return process.exitcode == 0
+    return time.perf_counter() - begun
+
+
+def saving(out: Path) -> bool:
+    """Whether a save is under way there, or a kill has left one."""
+    return any(path for pattern in (".*.new", ".*.old", "*/.*.new", "*/.*.old") for path in out.glob(pattern))
+
+
+def stop(process: multiprocessing.Process, number: int, moment: Iterator, log: Path) -> bool:
+    """Sends the signal once `moment` is through, which gives seconds to wait: whether it ended the process,
+    and not the script's end. Raises RuntimeError where the process failed or its exit code is wrong."""
+    for seconds in moment:
+        process.join(seconds)
+        if process.exitcode is not None:
+            break
+    else:
+        os.kill(process.pid, number)
+        process.join()
+    if process.exitcode not in (0, 130 if number == signal.SIGINT else -number):
+        raise RuntimeError(f"exit code {process.exitcode}\n{log.read_text()[-2000:]}")
+    return process.exitcode != 0
+
+
+def random_moment(out: Path, length_s: float, in_a_save: bool, rng: np.random.Generator) -> Iterator[float]:
+    """Waits of at most a third of a run's length, and then for a random part of the next save, if asked."""
+    yield rng.uniform(0, length_s / 3)
+    while in_a_save and not saving(out):
+        yield 0.005
+    yield rng.uniform(0, 0.1) * in_a_save
 
 
 def differences(whole: Path, parts: Path) -> list[str]:
@@ -78,67 +131,79 @@ def differences(whole: Path, parts: Path) -> list[str]:
     return found + [name for name in files if (whole / name).read_bytes() != (parts / name).read_bytes()]
 
 
-def soak(name: str, flags: list, base: Path, kills: int, rng: np.random.Generator) -> dict:
-    """Kills one job so often, over as many runs as that takes; compares each with the uninterrupted one."""
+def soak(name: str, flags: list, base: Path, number: int, stops: int, rng: np.random.Generator) -> dict:
+    """Stops one job so often, over as many runs as that takes; compares each with the uninterrupted one."""
     script, own = JOBS[name]
-    whole, log, begun = base / f"{name}-whole", base / f"{name}.log", time.perf_counter()
-    finish(start(script, [*flags, *own, "--out", whole], log), log)
-    row = {"job": name, "length_s": time.perf_counter() - begun, "kills": 0, "in_a_save": 0, "runs": 0,
-           "differences": []}
-    while row["kills"] < kills:
-        out = base / f"{name}-parts"
-        while True:
-            process = start(script, [*flags, *own, "--out", out], log)
-            wait = rng.uniform(0, row["length_s"]) if row["kills"] < kills else None
-            if finish(process, log, wait):
-                break
-            process.kill()
-            process.join()
-            row["kills"] += 1
-            row["in_a_save"] += any(out.rglob(".*.new")) or any(out.rglob(".*.old"))
+    whole, out, log = base / f"{name}-whole", base / f"{name}-parts", base / f"{name}.log"
+    # spawned: Python hashes texts otherwise in it than in the forked ones, so that an order by hash shows
+    length_s = finish(script, [*flags, *own, "--out", whole], log, "spawn")
+    row = {"job": name, "signal": signal.Signals(number).name, "length_s": length_s, "stops": 0,
+           "in_a_save": 0, "runs": 0, "differences": []}
+    while row["stops"] < stops:
+        moment = random_moment(out, length_s, row["stops"] % 2 == 1, rng)
+        if stop(start(script, [*flags, *own, "--out", out], log), number, moment, log):
+            row["stops"] += 1
+            row["in_a_save"] += saving(out)
+            if row["stops"] < stops:
+                continue
+        finish(script, [*flags, *own, "--out", out], log)      # where it is finished: does it all fit?
         row["differences"] += differences(whole, out)
         row["runs"] += 1
         shutil.rmtree(out)
         print(row, flush=True)
+    shutil.rmtree(whole)
     return row
 
 
 def memory(flags: list, base: Path, iterations: int) -> list[dict]:
-    """Resident memory of GRPO in the dream, after iteration 10 and later ones."""
+    """Resident memory of GRPO in the dream, with episodes of at most 4 steps: its mean in each tenth of the
+    iterations, and what fills up."""
     path, log, real = base / "memory.jsonl", base / "memory.log", train_policy.log_iteration
 
     def measured(job, state, values, episodes) -> None:
         real(job, state, values, episodes)
-        run.write_jsonl(path, [{"iteration": state.step, "resident_mb": round(memory_mb(), 1)}], append=True)
-    train_policy.log_iteration = measured
-    own = ["--iterations", iterations, "--no-enrich", "--save-every", 50, "--eval-every", 50]
-    finish(start("train_policy", [*flags, *own, "--out", base / "memory"], log), log)
-    train_policy.log_iteration = real
+        row = {"iteration": state.step, "resident_mb": round(memory_mb(), 1),
+               "replay": values["replay"], "generated": values["generated"]}
+        run.write_jsonl(path, [row], append=True)
+    with patch.object(train_policy, "log_iteration", measured), patch.object(Environment, "max_steps", 4):
+        finish("train_policy", [*flags, "--iterations", iterations, "--rollouts", 2, "--save-every", 10,
+                                "--eval-every", 20, "--out", base / "memory"], log)
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    shown = {10, *range(iterations // 10, iterations + 1, max(1, iterations // 10))}
-    return [row for row in rows if row["iteration"] in shown]
+    tenths = np.array_split(np.arange(len(rows)), min(10, len(rows)))
+    resident = np.array([row["resident_mb"] for row in rows])
+    return [rows[part[-1]] | {"resident_mb": round(float(resident[part].mean()), 1)} for part in tenths]
+
+
+def make_base(base: Path) -> dict[str, list]:
+    """Data, and an experience model to dream with. Returns the flags of both scripts."""
+    run.write_json(base / "preset.json", NUMBERS)
+    common = ["--env", EXAMPLE, "--config", base / "preset.json"]
+    supervised = [*common, "--data", base / "data", "--no-report-variants"]
+    finish("collect", [*common, "--out", base / "data"], base / "log")
+    finish("train_expmodel", [*supervised, "--steps", EXPMODEL_STEPS, "--max-steps", EXPMODEL_STEPS,
+                              "--out", base / "expmodel"], base / "log")
+    return {"train_expmodel": supervised,
+            "train_policy": [*common, "--data", base / "data", "--expmodel", base / "expmodel"]}
 
 
 def main() -> None:
     args = tyro.cli(Args)
-    rng = np.random.default_rng(args.seed)
+    rng, rows = np.random.default_rng(args.seed), []
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder)
-        run.write_json(base / "preset.json", NUMBERS | {"train_policy.eval_every": 3})
-        common = ["--env", EXAMPLE, "--config", base / "preset.json"]
-        flags = [*common, "--data", base / "data"]
-        for script, own in (("collect", [*common, "--out", base / "data"]),
-                            ("train_expmodel", [*flags, "--out", base / "expmodel", "--no-report-variants"])):
-            finish(start(script, own, base / "log"), base / "log")
-        policy = [*flags, "--expmodel", base / "expmodel"]
-        flags_of = {"train_expmodel": [*flags, "--no-report-variants"], "train_policy": policy}
-        names = list(JOBS) if args.kills else []
-        rows = [soak(name, flags_of[JOBS[name][0]], base, -(-args.kills // len(JOBS)), rng) for name in names]
+        flags = make_base(base)
+        for number, stops in ((signal.SIGINT, args.interrupts), (signal.SIGKILL, args.kills)):
+            if number == signal.SIGKILL:
+                settings = base / "expmodel/model/replay/meta.json"
+                meta = run.read_json(settings)
+                run.write_json(settings, meta | {"settings": meta["settings"] | REPLAY})
+            for name, (script, _) in JOBS.items() if stops else ():
+                rows.append(soak(name, flags[script], base, number, -(-stops // len(JOBS)), rng))
         if rows:
             print(run.summary_table([row | {"differences": len(row["differences"])} for row in rows]))
         print(*(f"{row['job']}: {text}" for row in rows for text in row["differences"]), sep="\n")
         if args.iterations:
-            print(run.summary_table(memory(policy, base, args.iterations)))
+            print(run.summary_table(memory(flags["train_policy"], base, args.iterations)))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ several system turns.
 """
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -27,9 +28,9 @@ PLAIN = ("{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}{{
 USER, ANSWER, NEXT = "USERTEXTONE", "ANSWERTEXTONE", "USERTEXTTWO"
 
 
-@lru_cache(maxsize=65536)
-def _encode(tokenizer: PreTrainedTokenizerBase, text: str, untrusted: bool) -> tuple[int, ...]:
-    return tuple(tokenizer(text, add_special_tokens=False, split_special_tokens=untrusted)["input_ids"])
+@lru_cache(maxsize=8192)     # most repeats are near: the episodes of a group. An array needs 4 bytes an id
+def _encode(tokenizer: PreTrainedTokenizerBase, text: str, untrusted: bool) -> array:
+    return array("I", tokenizer(text, add_special_tokens=False, split_special_tokens=untrusted)["input_ids"])
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:

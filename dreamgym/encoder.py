@@ -50,7 +50,7 @@ class WordEncoder(Encoder):
         """Sets the weight of each word from the texts it occurs in: log(1 + N / count)."""
         bags = [set(WORD.findall(text.lower())) for text in set(texts)]
         counts = Counter(word for bag in bags for word in bag)
-        self.idf = {word: float(np.log1p(len(bags) / count)) for word, count in counts.items()}
+        self.idf = {word: float(np.log1p(len(bags) / count)) for word, count in sorted(counts.items())}
         self.clear_caches()
         return self
 

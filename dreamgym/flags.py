@@ -80,10 +80,13 @@ def _read_preset(path: str, script: str, args_class: type):
 
 
 def main(script: Callable[[], None]) -> None:
-    """Runs a script's main. What it refuses (a ValueError), or the machine (an OSError: no room, no such
-    file) ends it with one line and exit code 1."""
+    """Runs a script's main. What it refuses (a ValueError) or cannot read or write (an OSError) ends it with
+    one line and exit code 1, Ctrl-C with one line and 130."""
     try:
         script()
+    except KeyboardInterrupt:
+        print(f"{Path(sys.argv[0]).name}: interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
     except (ValueError, OSError) as error:
         if os.environ.get("DREAMGYM_DEBUG"):
             raise

@@ -330,27 +330,27 @@ def progress(total: int, label: str) -> tqdm:
 def save_checkpoint(folder: str | Path, name: str, writer: Callable[[Path], None], meta: dict,
                     dist: Dist) -> Path:
     """Writes the checkpoint folder/name; a kill at any point leaves one whole checkpoint, the old or the new.
-    Every rank runs writer(path) on the same empty folder. Raises ValueError where that fails (full disk)."""
+    Every rank runs writer(path) on the same empty folder. Raises ValueError where something cannot be
+    written."""
     whole, new, old = _repaired(folder, name, dist)
-    new.mkdir(parents=True, exist_ok=True)
     try:
+        new.mkdir(parents=True, exist_ok=True)
         writer(new)
-    except (OSError, RuntimeError, SafetensorError) as error:     # each library has its own for a full disk
+        dist.barrier()
+        if dist.is_main:
+            for path in new.rglob("*"):
+                _sync(path)
+            write_json(new / "meta.json", {"schema": SCHEMA, **meta})  # says that all the rest is there
+            _sync(new)
+            if whole.exists():
+                os.rename(whole, old)
+            os.rename(new, whole)
+            _sync(whole.parent)
+    except (OSError, RuntimeError, SafetensorError) as error:    # each library has its own for a full disk
+        free_mb, what = shutil.disk_usage(folder).free / 1e6, str(error).split("\n")[0]
         shutil.rmtree(new, ignore_errors=True)
-        free = shutil.disk_usage(folder).free
-        raise ValueError(f"{whole}: could not be saved, {free / 1e9:.3f} GB are free there; what was saved "
-                         "before is unharmed, the same command continues from it "
-                         f"({type(error).__name__}: {' '.join(str(error).split())[:200]})") from error
-    dist.barrier()
-    if dist.is_main:
-        for path in new.rglob("*"):
-            _sync(path)
-        write_json(new / "meta.json", {"schema": SCHEMA, **meta})  # says that all the rest is there
-        _sync(new)
-        if whole.exists():
-            os.rename(whole, old)
-        os.rename(new, whole)
-        _sync(whole.parent)
+        raise ValueError(f"could not save {whole}: {what} ({free_mb:.0f} MB free there); make room, then the "
+                         "same command continues from the checkpoint before") from error
     return latest_checkpoint(folder, name, dist)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from functools import cache
+from functools import lru_cache
 
 import numpy as np
 from msgspec.structs import replace
@@ -52,7 +52,7 @@ def known_words(texts: Collection[str]) -> set[str]:
     return {word for text in set(texts) for word in words(text)}
 
 
-@cache
+@lru_cache(maxsize=1 << 16)
 def _key(text: str) -> str:
     """Texts that differ in case, blanks or punctuation only are copies."""
     return " ".join(words(text))

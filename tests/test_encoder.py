@@ -44,12 +44,12 @@ def test_a_long_page_does_not_drown_the_action():
 
 
 def test_caches_and_files_change_nothing(monkeypatch):
-    """Stops a resumed run from searching by another phi, and weights of words before `fit` that stay in the
-    cache."""
+    """Stops a resumed run from searching by another phi, weights of words before `fit` that stay in the cache,
+    and files that are otherwise in each process (an order by hash)."""
     encoder = WordEncoder()
     before = encoder(STATES, ACTIONS)
     fitted = encoder.fit(STATES + ACTIONS)(STATES, ACTIONS)
-    assert not np.allclose(before, fitted)
+    assert not np.allclose(before, fitted) and list(encoder.idf) == sorted(encoder.idf)
     monkeypatch.setattr("dreamgym.encoder.CACHED_TEXTS", 2)
     again = load_encoder("words", encoder.idf)
     for _ in range(2):

@@ -138,16 +138,22 @@ def test_help_has_one_line_per_flag(parse, capfd):
         assert sum(flag in line and words in line for line in lines) == 1, lines
 
 
-@pytest.mark.parametrize("error", [ValueError("found 1, expected 2"), OSError(28, "found 1, expected 2")])
-def test_main_ends_with_one_line(monkeypatch, capfd, error):
-    """Stops a traceback for what a script or the machine refuses, and a lost traceback where one is asked
-    for."""
+@pytest.mark.parametrize("error, code, line", [
+    (KeyboardInterrupt(), 130, "interrupted\n"),
+    (OSError(28, "No space left"), 1, "No space left (DREAMGYM_DEBUG"),
+    (ValueError("found 1, expected 2"), 1, "found 1, expected 2 (DREAMGYM_DEBUG=1 shows where)")])
+def test_main_ends_with_one_line(error, code, line, monkeypatch, capfd):
+    """Stops a traceback for what a script refuses, a full disk and Ctrl-C, and a lost traceback where one is
+    asked for."""
     def script():
         raise error
     with pytest.raises(SystemExit) as stopped:
         run.main(script)
-    assert stopped.value.code == 1
-    assert "found 1, expected 2 (DREAMGYM_DEBUG=1 shows where)" in capfd.readouterr().err
+    assert stopped.value.code == code
+    said = capfd.readouterr().err
+    assert line in said and len(said.splitlines()) == 1
+    if code == 130:
+        return
     monkeypatch.setenv("DREAMGYM_DEBUG", "1")
     with pytest.raises(type(error)):
         run.main(script)

@@ -425,6 +425,23 @@ def test_the_newest_whole_checkpoint_wins(tmp_path, newer_is_whole):
     assert whole_step(tmp_path) == (2 if newer_is_whole else 1)
 
 
+@pytest.mark.parametrize("write", [lambda path: torch.save(torch.zeros(9999), path / "b"),
+                                   lambda path: save_file({"x": torch.zeros(9999)}, path / "b"),
+                                   lambda path: np.save(path / "b.npy", np.zeros(9999))])
+def test_a_save_that_does_not_fit(tmp_path, write):
+    """Stops a full disk (here: a limit of 20 kB a file) from ending in a library's own error, in a lost
+    checkpoint, or in half a one that takes the room."""
+    save(tmp_path, 1)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    try:
+        with pytest.raises(ValueError, match="could not save .*policy: .* MB free there"):
+            run.save_checkpoint(tmp_path, "policy", write, {}, ALONE)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [path.name for path in tmp_path.iterdir()] == ["policy"] and whole_step(tmp_path) == 1
+
+
 def test_save_refuses_a_folder_that_is_no_checkpoint(tmp_path):
     """Stops a save that deletes somebody's files."""
     (tmp_path / "policy").mkdir()
