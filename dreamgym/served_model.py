@@ -28,7 +28,7 @@ def is_url(name: str) -> bool:
 class ServedExperienceModel(ExperienceModel):
     """The experience model without weights in this process. Raises ValueError where the server does not
     answer, at once and during a run; the run's last checkpoint continues."""
-    model = None
+    model = sampler = None
 
     def __init__(self, endpoint: Endpoint, env: Environment, settings: ExperienceSettings, memory: tuple):
         self._set_up(env, settings, memory, slots=REQUESTS)
@@ -68,17 +68,18 @@ class ServedExperienceModel(ExperienceModel):
 
 
 def open_experience_model(args, folder: Path | None, env: Environment, episodes: list[Episode], device="cpu",
-                          resume: Path | None = None, seed: int = 0) -> ExperienceModel:
+                          resume: Path | None = None, **options) -> ExperienceModel:
     """What `args` names: the weights in `folder`, or the server at the URL --expmodel. The server's model was
     exported from `folder`, which has its settings and replay buffer; without a folder it is untrained, has
-    default settings, and `episodes` in its buffer. A checkpoint `resume` has a buffer of its own."""
+    default settings, and `episodes` in its buffer. A checkpoint `resume` has a buffer of its own.
+    `options` are those of load_experience_model."""
     replay = resume / "replay" if resume else None
     if not is_url(args.expmodel):
-        return load_experience_model(folder, env, device, replay, seed=seed)
+        return load_experience_model(folder, env, device, replay, **options)
     if folder:
         settings, memory = load_settings(folder, replay, device)
     else:
-        settings, memory = ExperienceSettings(), new_memory("words", episodes, seed)
+        settings, memory = ExperienceSettings(), new_memory("words", episodes, options.get("seed", 0))
         memory = (ReplayBuffer.load(replay), memory[1]) if replay else memory
     endpoint = Endpoint(args.expmodel, args.expmodel_name, args.expmodel_key_env)
     return ServedExperienceModel(endpoint, env, settings, memory)
