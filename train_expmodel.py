@@ -24,6 +24,7 @@ from dreamgym.envs.base import out_folder
 from dreamgym.episode import Episode, read_episodes, read_tasks, rename_step
 from dreamgym.evaluation import experience_report, failed_probes, replayed_inconsistencies
 from dreamgym.experience_model import ExperienceModel, ExperienceSettings, new_memory, save_settings
+from dreamgym.memory import budget, check_memory, measure
 from dreamgym.model import (TrainSample, checkpoint_layers, export_model, load_model, parameter_count,
                             precision, save_model, shard, unsharded)
 from dreamgym.offline import environment_of
@@ -369,6 +370,9 @@ def main() -> None:
             print(f"{out}: finished and fits these flags, kept (--fresh starts over)")
             export(args, out)
         return dist.close()
+    if not tiny.is_scratch(args.model):
+        check_memory(budget(args, measure(args.model), args.context, dist.world_size, dist.device.type), dist,
+                     print)
     training = make_training(args, env, data, meta, resume, dist)
     log = run.Log(out, dist, resume_step=training.step if resume else -1)
     introduce(args, training, log, dist)

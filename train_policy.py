@@ -34,8 +34,9 @@ from dreamgym.episode import (Episode, StopReason, Task, from_json, read_episode
                               successes, to_json)
 from dreamgym.evaluation import failed_probes, gap_alarm, policy_report
 from dreamgym.experience_model import ExperienceModel, fill_buffer
-from dreamgym.model import (TrainSample, checkpoint_layers, load_frozen, load_model, save_model,
-                            trainable_parameters, unsharded)
+from dreamgym.memory import budget, check_memory, measure
+from dreamgym.model import (TrainSample, base_of, checkpoint_layers, load_frozen, load_model,
+                            save_model, trainable_parameters, unsharded)
 from dreamgym.offline import environment_of
 from dreamgym.rollout import Policy, PolicySettings, imitation_segments, rollout
 from dreamgym.served_model import is_url, open_experience_model
@@ -183,6 +184,22 @@ def launch(script: str, flags: list, dist=None) -> None:
         signal.signal(number, handler)
     if code:
         raise SystemExit(code if code > 0 else 128 - code)
+
+
+def check_fit(args: Args, expmodel: Path | None, dist, log) -> None:
+    """The budget of a language model, before it is loaded. Raises ValueError where a GPU is too small."""
+    if tiny.is_scratch(args.model):
+        return
+    dream, episodes = None, max(args.tasks * args.rollouts, args.eval_tasks, args.test_tasks)
+    if expmodel and not is_url(args.expmodel):
+        folder = expmodel / "model"
+        base, rank = base_of(str(folder))
+        shares_base = bool(args.lora_rank and rank) and base == base_of(args.model)[0]
+        context = run.read_json(folder / "experience.json")["settings"]["context"]
+        dream = measure(str(folder)), context, shares_base
+    ranks, device = dist.world_size, dist.device.type
+    check_memory(budget(args, measure(args.model), args.policy_context, ranks, device, dream,
+                        -(-episodes // ranks)), dist, log.say)
 
 
 def starting_policy(args: Args, env: Environment, folders: tuple[Path, Path | None],
@@ -630,6 +647,7 @@ def main() -> None:
     probes = run.read_json(expmodel / "report.json")["full"] if expmodel else {}
     if failed := failed_probes(probes):
         log.say(f"probes of the experience model that did not pass: {'; '.join(failed)}")
+    check_fit(args, expmodel, dist, log)
     policy, reference = starting_policy(args, env, (out, expmodel), offline, resume, dist, log)
     model = open_experience_model(args, expmodel, env, offline, dist.device, resume, beside=policy.model,
                                   dtype=args.dtype, slots=args.slots,

@@ -141,13 +141,15 @@ def parameter_count(model: torch.nn.Module) -> int:
 
 
 def compute_dtype(model: torch.nn.Module) -> torch.dtype:
-    return getattr(_causal_lm(model), "compute_dtype", torch.float32)
+    causal_lm = _causal_lm(model)
+    return getattr(causal_lm, "compute_dtype", causal_lm.dtype)
 
 
 def autocast(model: torch.nn.Module):
     """The context in which the model computes."""
-    dtype = compute_dtype(model)
-    return nullcontext() if dtype == torch.float32 else torch.autocast(_causal_lm(model).device.type, dtype)
+    device = _causal_lm(model).device.type
+    half = compute_dtype(model) == torch.bfloat16
+    return torch.autocast(device, torch.bfloat16) if half else nullcontext()
 
 
 def _load_base(base: str, dtype: str, quantize: str, device: str, trained: bool) -> PreTrainedModel:

@@ -344,7 +344,7 @@ def test_gradient_checkpointing(folder, dtype, form):
         sampler.sample([[3, 1, 4]], ["a"], 8, 1.0)
         assert sampler.layers[0].is_initialized
     torch.testing.assert_close(found[0][:2], found[1][:2], atol=0, rtol=0)
-    assert found[1][2] < found[0][2] / 2
+    assert found[1][2] < 0.6 * found[0][2]
 
 
 def storages(model):
