@@ -20,6 +20,8 @@ from dreamgym.model import (TrainSample, checkpoint_layers, load_model, save_mod
 from dreamgym.sampler import Sampler
 from dreamgym.tiny import build_tokenizer
 
+EXAMPLE = str(ROOT / "examples" / "files.py")
+
 torch.set_num_threads(1)
 # the published config.json of each
 PUBLISHED = {
@@ -106,14 +108,31 @@ def test_the_budget_is_what_tensors_take(tmp_path, dtype, quantize, lora_rank):
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
             logp_N = token_logprobs(model, samples, with_entropy=False)[0]
         found = nbytes(x for pointer, x in kept.items() if pointer not in own)
-        print("activations", dtype, quantize, lora_rank, checkpointing, found,
-              activations(size, 128, checkpointing, 4 if dtype == "float32" else 2))
+        # with checkpointing the estimate has one layer's recomputed activations, too
+        said_kept = activations(size, 128, checkpointing, 4 if dtype == "float32" else 2)
+        assert (0.3 if checkpointing else 0.7) < found / (said_kept + said["update"]["gathered"]) < 1.1
         logp_N.sum().backward()
     optimizer.step()
     grads = [p.grad for p in model.parameters() if p.grad is not None]
     assert said["update"]["gradients"] == pytest.approx(nbytes(grads), rel=0.2)
     moments = [x for state in optimizer.state.values() for x in state.values() if x.numel() > 1]
     assert said["update"]["optimizer"] == pytest.approx(nbytes(moments), rel=0.2)
+
+
+@pytest.mark.parametrize("preset", ["gpu24_qlora", "gpu80", "gpu8x80", "nodes2x8"])
+def test_presets_start(trained, script, tmp_path, capsys, preset):
+    """Stops a preset that no script can start with: one step of both, the model swapped for a tiny one."""
+    folder, _ = tiny(tmp_path / "m", max_position_embeddings=8192)
+    flags = ["--env", EXAMPLE, "--data", trained.data, "--config", ROOT / f"configs/{preset}.json", "--model",
+             folder, "--slots", 4]
+    with pytest.raises(ValueError, match="every answer of this experience model is malformed after 1 steps"):
+        script("train_expmodel", *flags, "--out", tmp_path / "e", "--steps", 1, "--max-steps", 1, "--rows", 2,
+               "--max-next-tok", 40, "--max-reward-tok", 40, "--max-resamples", 0)
+    script("train_policy", *flags, "--expmodel", trained.expmodel, "--out", tmp_path / "p", "--iterations", 1,
+           "--tasks", 1, "--rollouts", 2, "--max-action-tok", 8, "--imitation-episodes", 2, "--imitation-epochs",
+           1, "--eval-tasks", 1, "--test-tasks", 1, "--max-malformed", 1)
+    assert (tmp_path / "p/result.json").is_file()
+    assert capsys.readouterr().out.count("memory of a rank by arithmetic") == 2
 
 
 def read_a_shard(rank, port, folder):
@@ -129,8 +148,7 @@ def read_a_shard(rank, port, folder):
 
 def test_a_rank_never_holds_a_whole_model(tmp_path):
     """Stops two ranks that each read all of a model before they share it out."""
-    folder, _ = tiny(tmp_path / "m", vocab_size=40_000, hidden_size=512, intermediate_size=2048,
-                     num_hidden_layers=6)
+    folder, _ = tiny(tmp_path / "m", hidden_size=512, intermediate_size=2048, num_hidden_layers=16)
     model = AutoModelForCausalLM.from_pretrained(folder)
     whole = sum(p.numel() for p in model.parameters()) * 4
     os.remove(f"{folder}/model.safetensors")
@@ -142,5 +160,4 @@ def test_a_rank_never_holds_a_whole_model(tmp_path):
     for rank in range(2):
         found = torch.load(f"{folder}/{rank}.pt", weights_only=True)
         assert torch.equal(found["embedding"], model.get_input_embeddings().weight)
-        print("peak", found["grown"] / whole)
-        assert found["grown"] < 0.85 * whole
+        assert found["grown"] < 0.9 * whole
