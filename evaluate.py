@@ -101,7 +101,7 @@ def load_policy(args: Args, folder: Path, env: Environment, device) -> Policy:
     """A policy with the prompts it was trained on; a hub name gets the default ones."""
     meta = run.load_meta(folder) if (folder / "meta.json").exists() else {}
     trained = meta.get("settings") or meta.get("imitation") or {"quantize": "none"}
-    model, tokenizer = load_model(str(folder), quantize=trained["quantize"], device=str(device))
+    model, tokenizer = load_model(str(folder), quantize=trained["quantize"], device=str(device), frozen=True)
     return Policy(model, tokenizer, env, PolicySettings(**meta.get("policy", {})), seed=args.seed)
 
 

@@ -12,7 +12,6 @@ question by phi.
 """
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -24,7 +23,7 @@ from dreamgym.encoder import WordEncoder, load_encoder
 from dreamgym.envs.base import Environment, Session, StepResult
 from dreamgym.episode import Episode, Step, StopReason, Task
 from dreamgym.chat import answer_ids, answer_text, chat_format, prompt_ids
-from dreamgym.model import TrainSample, load_model
+from dreamgym.model import TrainSample, adapter, load_frozen
 from dreamgym.prompts import (Demo, Question, experience_system, history_turns, next_answer, next_prompt,
                               parse_next, parse_reward,
                               parse_task, reward_answer, reward_prompt, variation_prompt, variation_system)
@@ -101,7 +100,6 @@ class ExperienceModel:
         systems = experience_system(env.prompts, settings.page_format), variation_system(env.prompts)
         self.systems = systems if settings.system_prompts else ("", "")
         self.counts = {"steps": 0, "resampled": 0, "malformed": 0}
-        self.calls = itertools.count()
 
     def clear_caches(self) -> None:
         """What follows depends on weights, buffer and random generator only, hence is the same after a
@@ -124,8 +122,8 @@ class ExperienceModel:
         """(the text of the answer, whether it ended) of each prompt. `start` is what the answers are made to
         begin with."""
         forced = answer_ids(self.tokenizer, self.chat, start)[:-1] if start else []
-        keys = [next(self.calls) for _ in prompts]
-        samples = self.sampler.sample([prompt + forced for prompt in prompts], keys, limit, temperature)
+        with adapter(self.model, "experience"):
+            samples = self.sampler.sample([prompt + forced for prompt in prompts], None, limit, temperature)
         # decoded together: the blank after "reward:" belongs to a token
         return [(answer_text(self.tokenizer, self.chat, forced + sample.ids), sample.stop == "end")
                 for sample in samples]
@@ -331,9 +329,11 @@ def load_settings(folder: Path | str, replay: Path | None = None, device="cpu") 
 
 
 def load_experience_model(folder: Path | str, env: Environment, device="cpu", replay: Path | None = None,
-                          **options) -> ExperienceModel:
-    """The experience model in `folder`, as load_settings reads it; `options` are those of ExperienceModel."""
+                          beside=None, dtype: str = "auto", **options) -> ExperienceModel:
+    """The experience model in `folder`, as load_settings reads it; `options` are those of ExperienceModel.
+    `beside`: a policy that it shares its base with, if it can (model.load_frozen)."""
     settings, memory = load_settings(folder, replay, device)
     quantize = run.load_meta(Path(folder) / "model").get("settings", {}).get("quantize", "none")
-    model, tokenizer = load_model(str(Path(folder) / "model"), quantize=quantize, device=str(device))
-    return ExperienceModel(model.eval(), tokenizer, env, settings, memory, **options)
+    model, tokenizer = load_frozen(str(Path(folder) / "model"), "experience", beside, dtype, quantize,
+                                   str(device))
+    return ExperienceModel(model, tokenizer, env, settings, memory, **options)

@@ -169,8 +169,7 @@ def reference_rows(policy, reference, batch: Batch, args, dist) -> list[torch.Te
     ref: list[torch.Tensor] = [torch.zeros(0)] * len(batch.samples)
     for indices in even_micro_batches(batch.samples, args.micro_batch_tok, dist):
         part = [batch.samples[i] for i in indices]
-        for i, logp_N in zip(indices, reference_logprobs(policy.model, reference,
-                                                         part).split([sum(s.mask) for s in part])):
+        for i, logp_N in zip(indices, reference_logprobs(reference, part).split([sum(s.mask) for s in part])):
             ref[i] = logp_N.cpu()
     return ref
 

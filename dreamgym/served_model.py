@@ -36,7 +36,7 @@ def trained_folder(args) -> str:
 class ServedExperienceModel(ExperienceModel):
     """The experience model without weights in this process. Raises ValueError where the server does not
     answer, at once and during a run; the run's last checkpoint continues."""
-    model = None
+    model = sampler = None
 
     def __init__(self, endpoint: Endpoint, env: Environment, settings: ExperienceSettings, memory: tuple):
         self._set_up(env, settings, memory, slots=REQUESTS)
@@ -80,7 +80,7 @@ def open_experience_model(args, folder: Path | None, env: Environment, offline: 
     """What `args` names: the weights in `folder`, or the server at the URL --expmodel. The server's model was
     exported from `folder`, which has its settings and replay buffer. Without a folder it is untrained, has
     default settings, and the episodes of the file `offline` in its buffer. A checkpoint `resume` has a buffer
-    of its own. `options` are those of ExperienceModel."""
+    of its own. `options` are those of load_experience_model."""
     replay = resume / "replay" if resume else None
     if not is_url(args.expmodel):
         return load_experience_model(folder, env, device, replay, **options)

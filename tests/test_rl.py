@@ -13,7 +13,7 @@ import torch.multiprocessing as mp
 
 from dreamgym import rl, run, tiny
 from dreamgym.episode import Episode, Step, StopReason, Task, TokenSegment
-from dreamgym.model import TrainSample, make_reference, shard, token_logprobs
+from dreamgym.model import TrainSample, shard, token_logprobs
 
 ALONE = run.Dist()
 
@@ -176,7 +176,7 @@ def test_no_episodes_at_all(model, with_head):
 def run_state(model, head=None, optimizer=torch.optim.SGD, lr=1.0):
     policy, head = SimpleNamespace(model=deepcopy(model)), deepcopy(head)
     parameters = [*policy.model.parameters(), *(head.parameters() if head is not None else [])]
-    return SimpleNamespace(policy=policy, reference=make_reference(model), value_head=head, step=0,
+    return SimpleNamespace(policy=policy, reference=deepcopy(model).requires_grad_(False), value_head=head, step=0,
                            optimizer=optimizer(parameters, lr=lr), parameters=parameters)
 
 

@@ -139,8 +139,7 @@ def train_some(resume, save, dist):
     """Two steps on a sharded model, from the start or from the checkpoint `resume`; the rows depend on the
     step alone. Saves to `save`; returns this rank's saved number, None where it is new."""
     torch.manual_seed(0)
-    model = load_model(str(resume))[0] if resume else timing.tiny_llama(vocab=50, hidden=32, layers=2)
-    model = shard(model, replicated_below=0)
+    model = load_model(str(resume))[0] if resume else shard(timing.tiny_llama(vocab=50, hidden=32, layers=2))
     optimizers, start, number = tiny.make_optimizers(model, 1e-2), 0, 10 + dist.rank
     if resume:
         shared, own = run.load_state(resume, dist)
@@ -162,8 +161,9 @@ def train_some(resume, save, dist):
 TRAIN_SOME = """
 import sys
 from pathlib import Path
-from dreamgym import run
+from dreamgym import model, run
 from tests.test_run import train_some
+model.REPLICATED_BELOW = 0
 dist, out = run.init_dist(0), Path(sys.argv[1])
 for resume, name in ((None, "two"), (out / "two", "two-two"), (out / "one", "one-two")):
     numbers = dist.gather([train_some(resume, out / name, dist)])
