@@ -31,6 +31,7 @@ from dreamgym.replay import ReplayBuffer, Transition
 from dreamgym.sampler import Sampler
 
 RESAMPLE_TEMPERATURE = 1.0
+KEPT_ANSWERS = 50_000        # greedy answers remembered until `clear_caches`, some 100 MB
 
 
 @dataclass
@@ -100,12 +101,15 @@ class ExperienceModel:
         systems = experience_system(env.prompts, settings.page_format), variation_system(env.prompts)
         self.systems = systems if settings.system_prompts else ("", "")
         self.counts = {"steps": 0, "resampled": 0, "malformed": 0}
+        self.answers: dict[str, tuple[str, bool]] = {}       # greedy ones, by prompt
 
     def clear_caches(self) -> None:
         """What follows depends on weights, buffer and random generator only, hence is the same after a
         resume."""
-        self.sampler.clear_caches()
+        if self.sampler:
+            self.sampler.clear_caches()
         self.encoder.clear_caches()
+        self.answers.clear()
 
     # ---- where weights and texts meet: the class below does these four otherwise --------------------------
 
@@ -203,11 +207,22 @@ class ExperienceModel:
             if not unread:
                 break
             self.counts["resampled"] += len(unread) * (attempt > 0)
-            temperature = RESAMPLE_TEMPERATURE if attempt else 0.0
-            for i, (text, ended) in zip(unread, self._write([prompts[i] for i in unread], start, limit,
-                                                            temperature)):
+            again = [prompts[i] for i in unread]
+            written = (self._write(again, start, limit, RESAMPLE_TEMPERATURE) if attempt
+                       else self._write_greedily(prompts, start, limit))
+            for i, (text, ended) in zip(unread, written):
                 answers[i] = parsers[i](text) if ended else None, text
         return answers
+
+    def _write_greedily(self, prompts: list, start: str, limit: int) -> list[tuple[str, bool]]:
+        """As `_write`. Each prompt is answered once: the rollouts of a group ask many questions alike."""
+        keys = [str(prompt) for prompt in prompts]
+        new = {key: prompt for key, prompt in zip(keys, prompts) if key not in self.answers}
+        self.answers.update(zip(new, self._write(list(new.values()), start, limit, 0.0) if new else []))
+        written = [self.answers[key] for key in keys]
+        if len(self.answers) > KEPT_ANSWERS:
+            self.answers.clear()
+        return written
 
     def predict(self, questions: list[Question]) -> list[Prediction]:
         """Both answers for a batch of steps."""

@@ -65,9 +65,6 @@ class ServedExperienceModel(ExperienceModel):
         finally:
             pool.shutdown(cancel_futures=True)
 
-    def clear_caches(self) -> None:
-        self.encoder.clear_caches()
-
     def get_state(self) -> dict:
         return {"counts": dict(self.counts)}
 
