@@ -183,6 +183,8 @@ def micro_batch_loss(policy, value_head, batch: Batch, ref, rows: list[int], div
                                    for i in rows]).to(device) if rows else torch.empty(0, device=device)
     samples = [batch.samples[i] for i in rows]
     logp_N, entropy_N, hidden_NH = token_logprobs(policy.model, samples, with_hidden=value_head is not None)
+    if not args.entropy_coef:
+        entropy_N = entropy_N.detach()           # its gradient would cost more than that of the log-probs
     old_N = flat(batch.old)
     loss_N, seen = losses.policy_loss(logp_N, old_N, flat(batch.advantage), args.clip_low, args.clip_high,
                                       DUAL_CLIP)
