@@ -244,9 +244,7 @@ def save(args: Args, report: dict, episodes: list[Episode], more: dict) -> None:
 
 def main() -> None:
     args = run.parse(Args)
-    dist = run.init_dist(args.seed)
-    if dist.world_size > 1:
-        raise ValueError(f"found {dist.world_size} ranks: start evaluate.py without torchrun")
+    dist = run.one_process(args.seed)
     if args.policy.isidentifier() and not Path(args.policy).exists():
         save(args, *play_player(args), {})
     else:
