@@ -20,9 +20,9 @@ from dreamgym.model import CHUNK, REPLICATED_BELOW, base_of, meta_model, precisi
 NF4 = 0.5 + (1 + 4 / 256) / 64   # bytes a weight: 4 bits, 8 for each 64 weights, 32 for each 256 of these
 OTHER = 2e9                      # on a GPU: the CUDA context, cuBLAS, the collectives' buffers (a guess)
 ADVICE = {
-    "weights": "--lora-rank, --quantize nf4 (one process) or more ranks",
+    "weights": "--lora-rank, --quantize nf4 (not sharded) or more ranks",
     "gradients": "--lora-rank or more ranks",
-    "optimizer": "--lora-rank or more ranks", "gathered": "--quantize nf4 --lora-rank (one process)",
+    "optimizer": "--lora-rank or more ranks", "gathered": "--quantize nf4 --lora-rank (not sharded)",
     "reference": "--lora-rank, or --kl-coef 0", "experience model": "--expmodel URL, or --lora-rank for both",
     "KV cache": "fewer --slots", "activations": "--gradient-checkpointing or fewer --micro-batch-tok",
     "logits": "a model with a smaller vocabulary", "other": "a GPU with more memory"}

@@ -65,6 +65,16 @@ def test_presets_fit_their_machines(preset, changes, ranks, limit):
         assert "rollout" in table(phases)
 
 
+def test_what_cannot_fit_is_refused_before_anything_is_made(script, tmp_path, monkeypatch):
+    """Stops an hour of collecting and training before the policy turns out to be too large."""
+    kind, values, _ = PUBLISHED["meta-llama/Llama-3.1-8B-Instruct"]
+    CONFIG_MAPPING[kind](**values).save_pretrained(tmp_path / "m")
+    monkeypatch.setattr("dreamgym.memory.os.sysconf", lambda name: 2**17)      # 2**17 pages of 2**17 bytes
+    with pytest.raises(ValueError, match="each rank, which has .* KV cache .* fewer --slots"):
+        script("train_policy", "--env", EXAMPLE, "--model", tmp_path / "m", "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def tiny(folder, texts=("red blue",), **changes):
     tokenizer = build_tokenizer(texts)
     torch.manual_seed(0)
@@ -189,7 +199,7 @@ def test_the_budget_is_the_measured_peak(tmp_path, monkeypatch):
     small, _ = tiny(tmp_path / "small")
     folder, config = tiny(tmp_path / "m", hidden_size=384, intermediate_size=1024, num_hidden_layers=8,
                           vocab_size=20_000)
-    args = SimpleNamespace(dtype="float32", quantize="none", lora_rank=0, slots=16, micro_batch_tok=1024,
+    args = SimpleNamespace(dtype="float32", quantize="none", lora_rank=0, slots=64, micro_batch_tok=1024,
                            gradient_checkpointing=False)
     mp.spawn(measure_peaks, args=(small, folder, args, tmp_path / "peaks.pt"))
     for form, found in zip(PEAKS, torch.load(tmp_path / "peaks.pt", weights_only=True), strict=True):

@@ -383,8 +383,9 @@ def test_one_base_for_policy_reference_and_experience_model(folder, tmp_path, qu
 
 # ---- two ranks ---------------------------------------------------------------------------------------------
 
-# LoRA rank, the size below which a model is replicated, precision
-FORMS = ((0, 0, "float32"), (4, 0, "float32"), (4, 0, "bfloat16"), (0, 10**9, "float32"))
+# LoRA rank, the size below which a model is replicated, precision, quantization
+FORMS = ((0, 0, "float32", "none"), (4, 0, "float32", "none"), (4, 0, "bfloat16", "none"),
+         (0, 10**9, "float32", "none"), (4, 10**9, "float32", "nf4"))
 
 
 def two_ranks(rank, port, folder):
@@ -394,12 +395,12 @@ def two_ranks(rank, port, folder):
     dist, samples = Dist(rank=rank, world_size=2), sharing()
     assert len(even_micro_batches(samples[: 1 + 8 * rank], 30, dist)) == len(micro_batches(samples[:9], 30))
     mine = slice(rank * 3, 3 + rank * 99)  # unequal shares: the ranks have other numbers of micro-batches
-    for lora_rank, below, dtype in FORMS:
-        dreamgym.model.REPLICATED_BELOW, out = below, f"{folder}-{lora_rank}-{below}-{dtype}"
-        model, tokenizer = load_model(folder, dtype, lora_rank=lora_rank)
+    for number, (lora_rank, below, *form) in enumerate(FORMS):
+        dreamgym.model.REPLICATED_BELOW, out = below, f"{folder}-{number}"
+        model, tokenizer = load_model(folder, *form, lora_rank)
         assert any(isinstance(p, DTensor) for p in model.parameters()) == (not below)
         save_model(model, tokenizer, f"{out}-start")
-        reference, _ = load_frozen(f"{out}-start", "reference", model)
+        reference, _ = load_frozen(f"{out}-start", "reference", model, *form)
         initial_N = reference_logprobs(reference, samples)
         sgd = torch.optim.SGD(trainable_parameters(model), lr=0.5)
         values = sft_step(model, samples[mine], [sgd], 60, dist)
@@ -422,12 +423,12 @@ def test_two_ranks_equal_one_process(folder, monkeypatch):
         port = s.getsockname()[1]
     mp.spawn(two_ranks, args=(port, folder), nprocs=2)
     samples = sharing()
-    for lora_rank, below, dtype in FORMS:
-        out = f"{folder}-{lora_rank}-{below}-{dtype}"
-        model, _ = load_model(folder, dtype, lora_rank=lora_rank)
+    for number, (lora_rank, _, *form) in enumerate(FORMS):
+        out = f"{folder}-{number}"
+        model, _ = load_model(folder, *form, lora_rank)
         sgd = torch.optim.SGD(trainable_parameters(model), lr=0.5)
         with monkeypatch.context() as patch:
-            if dtype == "bfloat16":
+            if "bfloat16" in form:
                 theirs = [[start + i for i in rows] for start, part in ((0, samples[:3]), (3, samples[3:]))
                           for rows in micro_batches(part, 60)]
                 patch.setattr("dreamgym.sft.even_micro_batches", lambda *_, theirs=theirs: theirs)
@@ -435,7 +436,7 @@ def test_two_ranks_equal_one_process(folder, monkeypatch):
         theirs = torch.load(f"{out}/values.pt", weights_only=True)
         torch.testing.assert_close(theirs.pop("logp_N"), logprobs(model), atol=1e-4, rtol=1e-4)
         assert theirs == pytest.approx(values, rel=1e-4)
-        loaded, _ = load_model(out, dtype)
+        loaded, _ = load_model(out, *form)
         theirs = dict(loaded.named_parameters())
         assert theirs.keys() == dict(model.named_parameters()).keys()
         for name, ours in model.named_parameters():
