@@ -373,8 +373,7 @@ def main() -> None:
             export(args, out)
         return dist.close()
     if not tiny.is_scratch(args.model):
-        check_memory(budget(args, measure(args.model), args.context, dist.world_size, dist.device.type), dist,
-                     print)
+        check_memory(budget(args, measure(args.model), args.context, dist.world_size, dist.device.type), dist)
     training = make_training(args, env, data, meta, resume, dist)
     log = run.Log(out, dist, resume_step=training.step if resume else -1)
     introduce(args, training, log, dist)

@@ -40,7 +40,7 @@ from dreamgym.model import (TrainSample, base_of, checkpoint_layers, load_frozen
                             unsharded)
 from dreamgym.offline import environment_of
 from dreamgym.rollout import Policy, PolicySettings, imitation_segments, rollout
-from dreamgym.served_model import check_server, open_experience_model
+from dreamgym.served_model import check_server, open_experience_model, reach_server
 from dreamgym.sft import sft_step
 from dreamgym.task_generation import known_words, problem, write_tasks
 from dreamgym.teacher import is_url
@@ -130,8 +130,7 @@ def check(args: Args) -> None:
         raise ValueError("--init expmodel: found a server's URL, which gives no weights; expected --init "
                          "model with --model NAME, or --expmodel-folder")
     least = {"tasks": 1, "rollouts": 1, "updates": 1, "slots": 1, "micro_batch_tok": 1,
-             "eval_every": 1, "eval_tasks": 1, "test_tasks": 1,
-             "save_every": 1,
+             "eval_every": 1, "eval_tasks": 1, "test_tasks": 1, "save_every": 1,
              "generate_every": 1, "imitation_episodes": 0, "iterations": 0, "real_transitions": 0}
     if wrong := [f"--{name.replace('_', '-')} {getattr(args, name)}"
                  for name, low in least.items() if getattr(args, name) < low]:
@@ -149,6 +148,7 @@ def prepare(args: Args, out: Path, dist) -> tuple[Path, Path | None]:
     expmodel = Path(args.expmodel or out / ("expmodel-naive" if args.naive_reward else "expmodel"))
     if is_url(args.expmodel):
         expmodel = Path(args.expmodel_folder) if args.expmodel_folder else None
+    check_fit(args, expmodel, dist)
     common = ["--env", args.env, "--seed", args.seed, *(["--config", args.config] if args.config else []),
               *(["--fresh"] if args.fresh else [])]
     if is_file or not args.data:
@@ -158,7 +158,7 @@ def prepare(args: Args, out: Path, dist) -> tuple[Path, Path | None]:
         dist.barrier()
     if not args.expmodel:
         own = ["--model", args.model, "--quantize", args.quantize, "--lora-rank", args.lora_rank,
-               "--dtype", args.dtype, "--slots", args.slots,
+               "--dtype", args.dtype, "--slots", args.slots, "--micro-batch-tok", args.micro_batch_tok,
                *(["--gradient-checkpointing"] if args.gradient_checkpointing else []),
                "--no-report-variants", "--threads", args.threads]
         naive = ["--counterfactual-share", 0] if args.naive_reward else []
@@ -187,20 +187,22 @@ def launch(script: str, flags: list, dist=None) -> None:
         raise SystemExit(code if code > 0 else 128 - code)
 
 
-def check_fit(args: Args, expmodel: Path | None, dist, log) -> None:
-    """The budget of a language model, before it is loaded. Raises ValueError where a GPU is too small."""
+def check_fit(args: Args, expmodel: Path | None, dist) -> None:
+    """The budget of a language model, before anything is made. An experience model that is yet to be trained
+    counts as another --model. Raises ValueError where the memory of a rank is too small."""
     if tiny.is_scratch(args.model):
         return
-    dream, episodes = None, max(args.tasks * args.rollouts, args.eval_tasks, args.test_tasks)
-    if expmodel and not is_url(args.expmodel):
-        folder = expmodel / "model"
-        base, rank = base_of(str(folder))
-        shares_base = bool(args.lora_rank and rank) and base == base_of(args.model)[0]
-        context = run.read_json(folder / "experience.json")["settings"]["context"]
-        dream = measure(str(folder)), context, shares_base
-    ranks, device = dist.world_size, dist.device.type
-    check_memory(budget(args, measure(args.model), args.policy_context, ranks, device, dream,
-                        -(-episodes // ranks)), dist, log.say)
+    size, dream = measure(args.model), None
+    if not is_url(args.expmodel):
+        dream, folder = (size, args.policy_context, bool(args.lora_rank)), expmodel / "model"
+        if (folder / "experience.json").is_file():
+            base, rank = base_of(str(folder))
+            context = run.read_json(folder / "experience.json")["settings"]["context"]
+            shares_base = bool(args.lora_rank and rank) and base == base_of(args.model)[0]
+            dream = measure(str(folder)), context, shares_base
+    episodes = max(args.tasks * args.rollouts, args.eval_tasks, args.test_tasks)
+    check_memory(budget(args, size, args.policy_context, dist.world_size, dist.device.type, dream,
+                        -(-episodes // dist.world_size)), dist)
 
 
 def starting_policy(args: Args, env: Environment, folders: tuple[Path, Path | None],
@@ -652,6 +654,8 @@ def start_log(out: Path, resume: Path | None, dist) -> run.Log:
 def main() -> None:
     args = run.parse(Args)
     check(args)
+    if is_url(args.expmodel):
+        reach_server(args)                       # before anything that takes time
     dist = run.init_dist(args.seed, args.threads)
     out = Path(args.out or out_folder(args.env))
     if args.fresh and dist.is_main:              # what an earlier run left must not be taken for this one's
@@ -677,7 +681,6 @@ def main() -> None:
     probes = run.read_json(expmodel / "report.json")["full"] if expmodel else {}
     if failed := failed_probes(probes):
         log.say(f"probes of the experience model that did not pass: {'; '.join(failed)}")
-    check_fit(args, expmodel, dist, log)
     policy, reference = starting_policy(args, env, (out, expmodel), offline, resume, dist, log)
     model = open_experience_model(args, expmodel, env, data / "train.jsonl", dist.device, resume,
                                   beside=policy.model, dtype=args.dtype, slots=args.slots,
@@ -688,8 +691,9 @@ def main() -> None:
     words = known_words([t.text for t in splits["train"]] + [s.state for e in offline for s in e.steps])
     job = Job(args, env, splits, words, probes, out, log, dist)
     results = train(job, state)
-    if dist.is_main:
-        finish(job, state, results)
+    with unsharded(model.model):                 # all ranks gather what rank 0 asks for the page
+        if dist.is_main:
+            finish(job, state, results)
     env.close()
     log.close()
     dist.close()

@@ -9,6 +9,7 @@ so is the sum: fragmentation and the temporaries of kernels are not in it.
 """
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 import torch
@@ -19,9 +20,9 @@ from dreamgym.model import CHUNK, REPLICATED_BELOW, base_of, meta_model, precisi
 NF4 = 0.5 + (1 + 4 / 256) / 64   # bytes a weight: 4 bits, 8 for each 64 weights, 32 for each 256 of these
 OTHER = 2e9                      # on a GPU: the CUDA context, cuBLAS, the collectives' buffers (a guess)
 ADVICE = {
-    "weights": "--lora-rank, --quantize nf4 (one process) or more ranks",
+    "weights": "--lora-rank, --quantize nf4 (not sharded) or more ranks",
     "gradients": "--lora-rank or more ranks",
-    "optimizer": "--lora-rank or more ranks", "gathered": "--quantize nf4 --lora-rank (one process)",
+    "optimizer": "--lora-rank or more ranks", "gathered": "--quantize nf4 --lora-rank (not sharded)",
     "reference": "--lora-rank, or --kl-coef 0", "experience model": "--expmodel URL, or --lora-rank for both",
     "KV cache": "fewer --slots", "activations": "--gradient-checkpointing or fewer --micro-batch-tok",
     "logits": "a model with a smaller vocabulary", "other": "a GPU with more memory"}
@@ -61,10 +62,12 @@ def frozen_weights(size: Size, quantize: str, b: int) -> float:
     return size.linear * linear + (size.total - size.linear) * b
 
 
-def activations(size: Size, tokens: int, checkpointing: bool, b: int) -> float:
-    """What a forward keeps for its backward. A layer keeps its norms' inputs in float32 under autocast, and
-    inputs and outputs of its linear maps and of attention (counted by saved_tensors_hooks on a Llama)."""
-    layer = tokens * (b * (9 * size.hidden + 5 * size.intermediate) + 4 * 4 * size.hidden)
+def activations(size: Size, tokens: int, checkpointing: bool, b: int, frozen: bool = False) -> float:
+    """What a forward keeps for its backward, counted by saved_tensors_hooks on a Llama. In each layer: 34
+    bytes a hidden number (22 where weights are `frozen`, under LoRA) of norms, attention and inputs of linear
+    maps; in the computing precision four times the intermediate size, keys and values."""
+    hidden = 22 if frozen else 34
+    layer = tokens * (hidden * size.hidden + b * (4 * size.intermediate + size.kv / size.layers))
     kept = tokens * 4 * size.hidden              # a layer's input
     return layer + size.layers * kept if checkpointing else size.layers * layer
 
@@ -76,7 +79,7 @@ def budget(args, size: Size, context: int, ranks: int, device: str = "cuda",
     rank plays at once, if that is less than --slots."""
     dtype = precision(args.dtype, size.total, device)
     b = torch.empty(0, dtype=dtype).element_size()
-    shards = ranks if size.total >= REPLICATED_BELOW else 1
+    shards = ranks if size.total >= REPLICATED_BELOW and args.quantize == "none" else 1
     slots = min(args.slots, episodes or args.slots)
     lora = size.lora * args.lora_rank
     weights = frozen_weights(size, args.quantize, b) / shards + 4 * lora if lora else 4 * size.total / shards
@@ -99,7 +102,7 @@ def budget(args, size: Size, context: int, ranks: int, device: str = "cuda",
                                  "logits": slots * size.vocab * (b + 4 + 8 + 8)},
             "update": always | {"gradients": 4 * trained, "gathered": two_layers,
                                 "activations": activations(size, args.micro_batch_tok,
-                                                           args.gradient_checkpointing, b),
+                                                           args.gradient_checkpointing, b, bool(lora)),
                                 "logits": 4 * 4 * CHUNK * size.vocab}}
 
 
@@ -118,13 +121,17 @@ def refuse(phases: dict[str, dict[str, float]], available: float) -> None:
     if need > available:
         largest = sorted(parts, key=parts.get, reverse=True)[:3]
         advice = "; ".join(f"{part} {parts[part] / 1e9:.1f} GB: {ADVICE[part]}" for part in largest)
-        raise ValueError(f"{phase} needs {need / 1e9:.1f} GB on each GPU, which has {available / 1e9:.1f}. "
+        raise ValueError(f"{phase} needs {need / 1e9:.1f} GB on each rank, which has {available / 1e9:.1f}. "
                          f"Largest parts, and what makes them smaller: {advice}")
 
 
-def check_memory(phases: dict[str, dict[str, float]], dist, say) -> None:
-    """Says the budget before the first step; refuses what a GPU cannot hold."""
+def check_memory(phases: dict[str, dict[str, float]], dist) -> None:
+    """Prints the budget; refuses what a rank's GPU, or its share of a machine without one, cannot hold."""
     if dist.is_main:
-        say(table(phases))
+        print(table(phases), flush=True)
     if dist.device.type == "cuda":
-        refuse(phases, torch.cuda.get_device_properties(dist.device).total_memory)
+        available = torch.cuda.get_device_properties(dist.device).total_memory
+    else:
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", dist.world_size))
+        available = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / here
+    refuse(phases, available)

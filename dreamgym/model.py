@@ -55,7 +55,7 @@ def load_model(name_or_path: str, dtype: str = "auto", quantize: str = "none", l
                ) -> tuple[PreTrainedModel | PeftModel, PreTrainedTokenizerBase]:
     """Any Hugging Face causal LM with its tokenizer, from a folder (also one of `save_model`) or the hub.
 
-    `dtype` is the precision of computing, see `set_precision`. Weights are float32 where they are trained in
+    `dtype` is the precision of computing, see `precision`. Weights are float32 where they are trained in
     full, else they are in that precision. `lora_rank` > 0 freezes the model and adds adapters (alpha = 2
     rank), drawn from `seed`, to all linear layers; a folder with adapters continues those. With several ranks
     each one reads its own shard.
@@ -192,9 +192,9 @@ def _read_shards(model: PreTrainedModel, base: str, compute: torch.dtype, device
     for name, buffer in model.named_buffers():
         buffer.copy_(buffers[name])
     is_folder, world_size = Path(base).is_dir(), torch.distributed.get_world_size()
-    folder = Path(base if is_folder else snapshot_download(base, allow_patterns="*.safetensors"))
+    folder = Path(base if is_folder else snapshot_download(base, allow_patterns="model*.safetensors"))
     missing = dict(model.named_parameters())
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in sorted(folder.glob("model*.safetensors")):
         with safe_open(path, "pt") as file:      # a file at a time: what is mapped counts as memory
             for name in missing.keys() & set(file.keys()):
                 weight = missing.pop(name)
@@ -203,7 +203,7 @@ def _read_shards(model: PreTrainedModel, base: str, compute: torch.dtype, device
                 if len(local):
                     local.copy_(file.get_slice(name)[start:start + len(local)])
     if missing:
-        raise ValueError(f"{base}: found no {min(missing)!r} in its *.safetensors files ({len(missing)} "
+        raise ValueError(f"{base}: found no {min(missing)!r} in its model*.safetensors files ({len(missing)} "
                          "weights are missing); expected the model's own names. Save it anew with "
                          "save_pretrained, or run one process")
     return model
@@ -287,7 +287,7 @@ def shard(model: torch.nn.Module) -> torch.nn.Module:
 
 def _is_sharded(model: torch.nn.Module) -> bool:
     """Models of fewer than REPLICATED_BELOW parameters stay whole on every rank: `average_gradients` is then
-    all that ranks exchange. So do adapters."""
+    all that ranks exchange. So do adapters and 4-bit models."""
     alone = not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1
     return not alone and parameter_count(model) >= REPLICATED_BELOW
 

@@ -19,7 +19,6 @@ MAX_STATE_CHARS = 20_000
 MAX_ACTION_CHARS = 400
 TAGS = re.compile(r"^(think|next|reward|task|state|action|(similar|earlier|before) \d+|vary)[^\S\n]*:",
                   re.MULTILINE | re.IGNORECASE)
-POLICY_FORMATS = ("action", "lines", "tags")
 
 GENERAL_POLICY = ("You act in an environment. Each turn shows its state. "
                   "Reach the goal of the task in as few actions as possible.")
@@ -56,9 +55,9 @@ def escape(state: str) -> str:
 # ---- policy ------------------------------------------------------------------------------------------------
 
 POLICY_FORMS = {
-    "action": "Answer with exactly one action and nothing else.",
-    "lines": "First write the words of the element that your action is about, then, in a new line, exactly "
-             "one action.",
+    "action": "Answer with exactly one line: action: ACTION",
+    "lines": "First write the words of the element that your action is about, then exactly one line: "
+             "action: ACTION",
     "tags": "First think inside <think> </think>, then give exactly one action inside <action> </action>.",
 }
 
@@ -79,12 +78,13 @@ def policy_turn(task_text: str, state: str, turns: Sequence[tuple[str, str]] = (
 
 def policy_answer(action: str, grounded: str, policy_format: str) -> str:
     """What a policy is taught to write for a recorded action; its thought is the element that the action
-    names."""
+    names. Without tags an answer has the form that actions have in the questions to the experience model, from
+    which a small policy starts (docs/lab-notes.md)."""
     thought = grounded.removeprefix(action).strip()
     if policy_format == "action" or (policy_format == "lines" and not thought):
-        return action
+        return f"action: {action}"
     if policy_format == "lines":
-        return f"{thought}\n{action}"
+        return f"{thought}\naction: {action}"
     return f"<think>{thought}</think><action>{action}</action>"
 
 

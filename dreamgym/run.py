@@ -101,6 +101,13 @@ def init_dist(seed: int, threads: int = 1) -> Dist:
     return Dist(rank, world_size, device)
 
 
+def one_process(seed: int, threads: int = 1) -> Dist:
+    """`init_dist` for a script that does not share its work. Raises ValueError under torchrun."""
+    if (ranks := os.environ.get("WORLD_SIZE", "1")) != "1":
+        raise ValueError(f"found {ranks} ranks: start this script without torchrun")
+    return init_dist(seed, threads)
+
+
 def check_shared(folder: str | Path, dist: Dist) -> None:
     """Raises ValueError where a rank does not see what rank 0, which alone writes files, has written into
     `folder`."""

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, CONFIG_MAPPING
 
 import dreamgym.model
 from dreamgym.model import (
-    TrainSample, adapter, checkpoint_layers, clip_grad_norm, even_micro_batches, load_frozen, load_model, micro_batches,
-    prefix_packs, reference_logprobs, save_model, token_logprobs, trainable_parameters, unsharded)
+    TrainSample, adapter, checkpoint_layers, clip_grad_norm, even_micro_batches, load_frozen, load_model,
+    micro_batches, prefix_packs, reference_logprobs, save_model, token_logprobs, trainable_parameters, unsharded)
 from dreamgym.run import Dist
 from dreamgym.sampler import Sampler
 from dreamgym.sft import sft_step
@@ -383,7 +383,9 @@ def test_one_base_for_policy_reference_and_experience_model(folder, tmp_path, qu
 
 # ---- two ranks ---------------------------------------------------------------------------------------------
 
-FORMS = ((0, 0), (4, 0), (0, 10**9))   # LoRA rank, and the size below which a model is replicated
+# LoRA rank, the size below which a model is replicated, precision, quantization
+FORMS = ((0, 0, "float32", "none"), (4, 0, "float32", "none"), (4, 0, "bfloat16", "none"),
+         (0, 10**9, "float32", "none"), (4, 10**9, "float32", "nf4"))
 
 
 def two_ranks(rank, port, folder):
@@ -393,12 +395,12 @@ def two_ranks(rank, port, folder):
     dist, samples = Dist(rank=rank, world_size=2), sharing()
     assert len(even_micro_batches(samples[: 1 + 8 * rank], 30, dist)) == len(micro_batches(samples[:9], 30))
     mine = slice(rank * 3, 3 + rank * 99)  # unequal shares: the ranks have other numbers of micro-batches
-    for lora_rank, below in FORMS:
-        dreamgym.model.REPLICATED_BELOW = below
-        model, tokenizer = load_model(folder, lora_rank=lora_rank)
+    for number, (lora_rank, below, *form) in enumerate(FORMS):
+        dreamgym.model.REPLICATED_BELOW, out = below, f"{folder}-{number}"
+        model, tokenizer = load_model(folder, *form, lora_rank)
         assert any(isinstance(p, DTensor) for p in model.parameters()) == (not below)
-        save_model(model, tokenizer, f"{folder}-start-{lora_rank}-{below}")
-        reference, _ = load_frozen(f"{folder}-start-{lora_rank}-{below}", "reference", model)
+        save_model(model, tokenizer, f"{out}-start")
+        reference, _ = load_frozen(f"{out}-start", "reference", model, *form)
         initial_N = reference_logprobs(reference, samples)
         sgd = torch.optim.SGD(trainable_parameters(model), lr=0.5)
         values = sft_step(model, samples[mine], [sgd], 60, dist)
@@ -407,28 +409,34 @@ def two_ranks(rank, port, folder):
             for _ in range(rank + 1):  # unequal numbers of forwards must not hang
                 inside_N = token_logprobs(model, samples)[0]
         torch.testing.assert_close(inside_N, logprobs(model))
-        save_model(model, tokenizer, f"{folder}-{lora_rank}-{below}")
+        save_model(model, tokenizer, out)
         if rank == 0:
-            torch.save(values | {"logp_N": inside_N}, f"{folder}-{lora_rank}-{below}/values.pt")
+            torch.save(values | {"logp_N": inside_N}, f"{out}/values.pt")
     torch.distributed.destroy_process_group()
 
 
-def test_two_ranks_equal_one_process(folder):
+def test_two_ranks_equal_one_process(folder, monkeypatch):
     """Stops wrong gradient averaging, a stale unsharded copy, ranks that wait for each other, and checkpoints
-    that hold one rank's shard."""
+    that hold one rank's shard. A gradient in bfloat16 is rounded once a micro-batch: those must be the same."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     mp.spawn(two_ranks, args=(port, folder), nprocs=2)
     samples = sharing()
-    for lora_rank, below in FORMS:
-        model, _ = load_model(folder, lora_rank=lora_rank)
+    for number, (lora_rank, _, *form) in enumerate(FORMS):
+        out = f"{folder}-{number}"
+        model, _ = load_model(folder, *form, lora_rank)
         sgd = torch.optim.SGD(trainable_parameters(model), lr=0.5)
-        values = sft_step(model, samples, [sgd], 10_000, Dist())
-        theirs = torch.load(f"{folder}-{lora_rank}-{below}/values.pt", weights_only=True)
+        with monkeypatch.context() as patch:
+            if "bfloat16" in form:
+                theirs = [[start + i for i in rows] for start, part in ((0, samples[:3]), (3, samples[3:]))
+                          for rows in micro_batches(part, 60)]
+                patch.setattr("dreamgym.sft.even_micro_batches", lambda *_, theirs=theirs: theirs)
+            values = sft_step(model, samples, [sgd], 10_000, Dist())
+        theirs = torch.load(f"{out}/values.pt", weights_only=True)
         torch.testing.assert_close(theirs.pop("logp_N"), logprobs(model), atol=1e-4, rtol=1e-4)
         assert theirs == pytest.approx(values, rel=1e-4)
-        loaded, _ = load_model(f"{folder}-{lora_rank}-{below}")
+        loaded, _ = load_model(out, *form)
         theirs = dict(loaded.named_parameters())
         assert theirs.keys() == dict(model.named_parameters()).keys()
         for name, ours in model.named_parameters():

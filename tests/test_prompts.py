@@ -8,7 +8,7 @@ from dreamgym.episode import Step
 from dreamgym.prompts import (
     MAX_ACTION_CHARS,
     MAX_STATE_CHARS,
-    POLICY_FORMATS,
+    POLICY_FORMS,
     TAGS,
     Demo,
     Prompts,
@@ -200,7 +200,7 @@ def test_actions_are_found(text, action):
     assert parse_action(text) == action
 
 
-@pytest.mark.parametrize("policy_format", POLICY_FORMATS)
+@pytest.mark.parametrize("policy_format", POLICY_FORMS)
 def test_what_a_policy_is_taught_parses_back(policy_format):
     """Imitation of a form whose action is then not found."""
     for action, grounded in (("click[2]", "click[2] royal vest"), ("search[a b]", "search[a b]")):
@@ -254,7 +254,7 @@ def test_system_prompts_say_what_is_parsed():
     """A form that the parser refuses, asked for by the system prompt; an environment's own words that get
     lost."""
     prompts = Prompts(policy="P", experience="E")
-    assert all(policy_system(prompts, form).startswith("P\n") for form in POLICY_FORMATS)
+    assert all(policy_system(prompts, form).startswith("P\n") for form in POLICY_FORMS)
     assert "<action>" in policy_system(prompts, "tags") and experience_system(prompts,
                                                                               "full").startswith("E\n")
     assert "= state" in experience_system(prompts, "diff") and "= state" not in experience_system(prompts,

@@ -295,16 +295,16 @@ def test_the_prompt_says_what_the_settings_say(tiny_model, system):
     assert "[1]" not in episode.steps[1].state
 
 
-@pytest.mark.parametrize("context", [512, 130])
+@pytest.mark.parametrize("context", [512, 140])
 @pytest.mark.parametrize("policy_format", ["action", "lines", "tags"])
 def test_imitation_reads_what_a_rollout_reads(tiny_model, context, policy_format):
     """Stops imitation from training another prompt than the one the policy acts on, cut contexts and refused
     actions included."""
-    settings = {"context": context, "policy_format": policy_format, "max_action_tok": 40}
+    settings = {"context": context, "policy_format": policy_format, "max_action_tok": 48}
     actions = {f"play-{i}": [WORDS[(i + t) % 3] for t in range(n)] for i, n in enumerate(STEPS)}
     grounded = play(tiny_model, STEPS, **settings)[0].env.ground("page", "")
     forms = {
-        "action": "{}", "lines": f"{grounded.strip()}\n{{}}",
+        "action": "action: {}", "lines": f"{grounded.strip()}\naction: {{}}",
         "tags": f"<think>{grounded.strip()}</think><action>{{}}</action>",
     }
     script = {k: [forms[policy_format].format(a) for a in v] for k, v in actions.items()}
@@ -328,7 +328,7 @@ def test_imitation_of_a_foreign_log(tiny_model):
     step = Step(state="page 0 of 1", action="click[<end>]", next_state="page 1 of 1", done=True)
     (segment,) = imitation_segments(policy, Episode(id="log", task=tasks(1)[0], steps=[step]))
     assert segment.ids.count(policy.chat.end_ids[0]) == 1 and segment.mask[-1] == 1
-    assert policy.tokenizer.decode([i for i, m in zip(segment.ids, segment.mask) if m][:-1]) == "click[<end>]"
+    assert policy.tokenizer.decode([i for i, m in zip(segment.ids, segment.mask) if m][:-1]) == "action: click[<end>]"
     assert (
         imitation_segments(
             policy,

@@ -102,11 +102,15 @@ def test_an_untrained_model_is_a_world(server, workspace):
 
 @pytest.mark.parametrize("answer", [(500, {"error": "busy"}), (404, {"error": "no such model"}),
                                     (200, b"<html>gateway</html>"), (200, {"choices": []}), (401, b"")])
-def test_a_server_that_fails(server, workspace, answer):
+def test_a_server_that_fails(server, workspace, script, tmp_path, answer):
     """Hours of imitation before the first question shows that nobody answers; a traceback."""
     server.reply = lambda *_: answer
     with pytest.raises(ValueError, match=f"^--expmodel {server.url}: "):
         open_experience_model(server.args, None, make_env(EXAMPLE), workspace.data / "train.jsonl")
+    with pytest.raises(ValueError, match=f"^--expmodel {server.url}: "):
+        script("train_policy", "--env", EXAMPLE, "--out", tmp_path / "out", "--expmodel", server.url,
+               "--expmodel-name", "m", "--model", "scratch:16x1", "--init", "expmodel", "--expmodel-folder", "x")
+    assert not (tmp_path / "out").exists()
 
 
 def test_rl_in_a_served_model(server, trained, script, tmp_path):
