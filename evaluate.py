@@ -49,12 +49,14 @@ class Args:
     judge: str = ""                    # URL of an endpoint: scores dreamt steps, judges where env asks
     judge_model: str = ""              # the model's name there
     judge_key_env: str = "OPENAI_API_KEY"      # environment variable that holds the key
+    slots: int = 128                   # rows decoded at once (memory of the KV cache)
     gamma: float = 0.95                # discount in the bound of Theorem 1
     seed: int = 0                      # sampling
 
     def __post_init__(self):
-        if self.repeats < 1 or self.tasks < 1 or not self.temperatures or not 0 <= self.gamma < 1:
-            raise ValueError("--repeats, --tasks, --temperatures: expected at least one; --gamma: below 1")
+        if min(self.repeats, self.tasks, self.slots, len(self.temperatures)) < 1 or not 0 <= self.gamma < 1:
+            raise ValueError("--repeats, --tasks, --slots, --temperatures: expected at least one; --gamma: "
+                             "below 1")
         check_server(self)
         if bool(self.judge) != bool(self.judge_model):
             raise ValueError("--judge URL and --judge-model NAME: expected both or none")
@@ -101,8 +103,8 @@ def load_policy(args: Args, folder: Path, env: Environment, device) -> Policy:
     """A policy with the prompts it was trained on; a hub name gets the default ones."""
     meta = run.load_meta(folder) if (folder / "meta.json").exists() else {}
     trained = meta.get("settings") or meta.get("imitation") or {"quantize": "none"}
-    model, tokenizer = load_model(str(folder), quantize=trained["quantize"], device=str(device))
-    return Policy(model, tokenizer, env, PolicySettings(**meta.get("policy", {})), seed=args.seed)
+    model, tokenizer = load_model(str(folder), quantize=trained["quantize"], device=str(device), frozen=True)
+    return Policy(model, tokenizer, env, PolicySettings(**meta.get("policy", {})), args.slots, args.seed)
 
 
 def play_player(args: Args) -> tuple[dict, list[Episode]]:
@@ -215,11 +217,10 @@ def evaluate_model(args: Args, dist) -> None:
         in_dream = args.world == "dream" or not folder
         if not in_dream and not env.is_real:
             raise ValueError(f"--world real: {env.name} is no world to play in; use --world dream")
-        model = None
+        policy, model = load_policy(args, folder, env, dist.device) if folder else None, None
         if in_dream or (args.html and (is_url(args.expmodel) or (expmodel / "model").is_dir())):
             model = open_experience_model(args, expmodel, env, data / "train.jsonl", dist.device,
-                                          seed=args.seed)
-        policy = load_policy(args, folder, env, dist.device) if folder else None
+                                          beside=policy and policy.model, slots=args.slots, seed=args.seed)
         if policy:
             report, episodes = play_policy(args, policy, model if in_dream else env, tasks)
             found = {"never_won": show_never_won(args, episodes, tasks)}
@@ -244,9 +245,7 @@ def save(args: Args, report: dict, episodes: list[Episode], more: dict) -> None:
 
 def main() -> None:
     args = run.parse(Args)
-    dist = run.init_dist(args.seed)
-    if dist.world_size > 1:
-        raise ValueError(f"found {dist.world_size} ranks: start evaluate.py without torchrun")
+    dist = run.one_process(args.seed)
     if args.policy.isidentifier() and not Path(args.policy).exists():
         save(args, *play_player(args), {})
     else:

@@ -47,7 +47,7 @@ def valuable_tasks(path: str, count: int) -> list[Task]:
 def main() -> None:
     args = run.parse(Args)
     folder = Path(args.expmodel)
-    data, dist = Path(args.data or folder.parent / "data"), run.init_dist(args.seed)
+    data, dist = Path(args.data or folder.parent / "data"), run.one_process(args.seed)
     settings = run.load_meta(data)["settings"]
     env = env_of_data(settings["env"], settings)
     tasks = {split: read_tasks(data / f"tasks_{split}.jsonl") for split in ("train", "valid", "test")}

@@ -86,7 +86,7 @@ def main() -> None:
         from dreamgym import serving
     except ImportError as error:
         raise ValueError(f"{error}: pip install -r requirements-serve.txt") from None
-    token, dist = read_token(args.host), run.init_dist(args.seed, args.threads)
+    token, dist = read_token(args.host), run.one_process(args.seed, args.threads)
     with contextlib.closing(make_environment(args)) as env:
         tasks, world, sessions = read_tasks(env, args.split), env, min(args.max_sessions, env.slots)
         if args.expmodel:

@@ -25,8 +25,9 @@ from dreamgym.envs.base import out_folder
 from dreamgym.episode import Episode, read_episodes, read_tasks, rename_step
 from dreamgym.evaluation import experience_report, failed_probes, replayed_inconsistencies
 from dreamgym.experience_model import ExperienceModel, ExperienceSettings, new_memory, save_settings
-from dreamgym.model import (TrainSample, export_model, load_model, load_optimizer_states, optimizer_states,
-                            save_model, shard, unsharded)
+from dreamgym.memory import budget, check_memory, measure
+from dreamgym.model import (TrainSample, checkpoint_layers, export_model, load_model, load_optimizer_states,
+                            optimizer_states, parameter_count, precision, save_model, shard, unsharded)
 from dreamgym.offline import environment_of
 from dreamgym.prompts import (Demo, Question, next_answer, next_prompt, reward_answer, reward_prompt,
                               variation_prompt)
@@ -43,6 +44,9 @@ class Args:
     numbered_names: bool = False       # a from-scratch tokenizer: "drawer 3" is one token
     quantize: Literal["none", "nf4"] = "none"  # nf4: 4-bit weights, trained through --lora-rank
     lora_rank: int = 0                 # rank of LoRA on all linear layers (0: full fine-tuning)
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of computing (auto: bfloat16 on a GPU)
+    gradient_checkpointing: bool = False  # compute activations again in the backward: less memory, slower
+    slots: int = 128                   # rows decoded at once on a rank (memory of the KV cache)
     encoder: str = "words"             # phi: words (tf-idf, no model) | path or hub name of an encoder
     k: int = 1  # retrieved demonstrations (0: ablation without the replay buffer; ours)
     history: int = 2  # last steps shown, and as many earlier similar ones (0: ablation; ours)
@@ -82,8 +86,8 @@ class Args:
     config: str = ""                   # preset: a flat JSON file of flags and values
 
 
-FREE = ("data", "out", "fresh", "threads", "micro_batch_tok", "save_every", "config",
-        "report_variants", "export")   # may differ at resume
+FREE = ("data", "out", "fresh", "threads", "micro_batch_tok", "gradient_checkpointing", "slots", "save_every",
+        "config", "report_variants", "export")   # may differ at resume
 
 
 def check(args: Args) -> None:
@@ -93,10 +97,10 @@ def check(args: Args) -> None:
                          "--lora-rank, too")
     if tiny.is_scratch(args.model) and args.lora_rank:
         raise ValueError(f"--lora-rank {args.lora_rank}: a from-scratch model is trained in full")
-    if min(args.rows, args.save_every, args.micro_batch_tok, args.steps,
+    if min(args.rows, args.save_every, args.micro_batch_tok, args.steps, args.slots,
            args.probe_every) < 1 or min(args.k, args.history) < 0:
-        raise ValueError("--rows, --steps, --save-every, --probe-every, --micro-batch-tok are at least 1; "
-                         "--k, --history at least 0")
+        raise ValueError("--rows, --steps, --save-every, --probe-every, --micro-batch-tok, --slots are "
+                         "at least 1; --k, --history at least 0")
     if args.reward_share + args.counterfactual_share + args.variation_share > 1:
         raise ValueError("--reward-share, --counterfactual-share and --variation-share add up to more than 1")
 
@@ -205,12 +209,13 @@ def corpus(env, episodes: list[Episode], tasks: list) -> set[str]:
 def make_model(args: Args, env, episodes: list[Episode], tasks: list, resume: Path | None, device):
     """(model, tokenizer): of the checkpoint to resume, made from scratch, or loaded."""
     if resume:
-        return load_model(str(resume), quantize=args.quantize, device=str(device))
+        return load_model(str(resume), args.dtype, args.quantize, device=str(device))
     if tiny.is_scratch(args.model):
         tokenizer = tiny.build_tokenizer(corpus(env, episodes, tasks), args.numbered_names)
-        return tiny.create(args.model, tokenizer, args.seed).to(device), tokenizer
-    dtype = "auto" if args.lora_rank else "float32"
-    return load_model(args.model, dtype, args.quantize, args.lora_rank, device=str(device), seed=args.seed)
+        model = tiny.create(args.model, tokenizer, args.seed).to(device)
+        model.compute_dtype = precision(args.dtype, parameter_count(model), device)
+        return shard(model), tokenizer
+    return load_model(args.model, args.dtype, args.quantize, args.lora_rank, str(device), args.seed)
 
 
 def report_on(training: Training, episodes: list[Episode], dist, inconsistencies: bool = False,
@@ -301,7 +306,9 @@ def make_training(args: Args, env, data: Path, meta: dict, resume: Path | None, 
     settings = ExperienceSettings(**{f.name: getattr(args, f.name) for f in fields(ExperienceSettings)})
     offline = [e for e in episodes if e.source != "counterfactual"]
     memory = new_memory(args.encoder, offline, args.seed, dist.device)
-    experience = ExperienceModel(shard(model), tokenizer, env, settings, memory)
+    if args.gradient_checkpointing:
+        checkpoint_layers(model)
+    experience = ExperienceModel(model, tokenizer, env, settings, memory, slots=args.slots)
     optimizers = tiny.make_optimizers(experience.model, args.lr, args.muon_lr, args.weight_decay)
     training = Training(experience, optimizers, Rows(args, experience, episodes, tasks), meta)
     if resume:
@@ -368,6 +375,8 @@ def main() -> None:
             print(f"{out}: finished and fits these flags, kept (--fresh starts over)")
             export(args, out)
         return dist.close()
+    if not tiny.is_scratch(args.model):
+        check_memory(budget(args, measure(args.model), args.context, dist.world_size, dist.device.type), dist)
     training = make_training(args, env, data, meta, resume, dist)
     log = run.Log(out, dist, resume_step=training.step if resume else -1)
     introduce(args, training, log, dist)

@@ -34,11 +34,13 @@ from dreamgym.episode import (Episode, StopReason, Task, from_json, read_episode
                               successes, to_json)
 from dreamgym.evaluation import failed_probes, gap_alarm, policy_report
 from dreamgym.experience_model import ExperienceModel, fill_buffer
-from dreamgym.model import (TrainSample, load_model, load_optimizer_states, load_weights, make_reference,
-                            optimizer_states, save_model, shard, trainable_parameters, unsharded)
+from dreamgym.memory import budget, check_memory, measure
+from dreamgym.model import (TrainSample, base_of, checkpoint_layers, load_frozen, load_model,
+                            load_optimizer_states, optimizer_states, save_model, trainable_parameters,
+                            unsharded)
 from dreamgym.offline import environment_of
 from dreamgym.rollout import Policy, PolicySettings, imitation_segments, rollout
-from dreamgym.served_model import check_server, open_experience_model
+from dreamgym.served_model import check_server, open_experience_model, reach_server
 from dreamgym.sft import sft_step
 from dreamgym.task_generation import known_words, problem, write_tasks
 from dreamgym.teacher import is_url
@@ -58,6 +60,9 @@ class Args:
     model: str = "scratch:64x3"        # path or hub name of a causal LM, or scratch:HIDDENxLAYERS
     quantize: Literal["none", "nf4"] = "none"      # nf4: 4-bit weights, trained through --lora-rank
     lora_rank: int = 0                 # rank of LoRA on all linear layers (0: full fine-tuning)
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of computing (auto: bfloat16 on a GPU)
+    gradient_checkpointing: bool = False  # compute activations again in the backward: less memory, slower
+    slots: int = 128                   # rows decoded at once on a rank (memory of the KV cache)
     init: Literal["model", "expmodel"] = "model"  # weights before imitation: --model's or --expmodel's
     policy_format: Literal["tags", "action", "lines"] = "tags"  # <think>, <action> | action | element, action
     system_prompts: bool = True        # say in a system prompt what the agent is and which actions there are
@@ -106,7 +111,7 @@ class Args:
 
 
 FREE = ("out", "expmodel", "expmodel_folder", "expmodel_key_env", "data", "imitation", "fresh", "config",
-        "threads", "micro_batch_tok", "iterations", "real_transitions",
+        "threads", "micro_batch_tok", "gradient_checkpointing", "slots", "iterations", "real_transitions",
         "eval_every", "eval_tasks", "test_tasks", "save_every", "max_malformed")     # may differ at resume
 TEMPERATURES = (0.0, 0.4, 1.0)         # greedy; verl-agent's validation; training's
 
@@ -125,8 +130,8 @@ def check(args: Args) -> None:
     if is_url(args.expmodel) and args.init == "expmodel" and not args.expmodel_folder:
         raise ValueError("--init expmodel: found a server's URL, which gives no weights; expected --init "
                          "model with --model NAME, or --expmodel-folder")
-    least = {"tasks": 1, "rollouts": 1, "updates": 1, "eval_every": 1, "eval_tasks": 1, "test_tasks": 1,
-             "save_every": 1,
+    least = {"tasks": 1, "rollouts": 1, "updates": 1, "slots": 1, "micro_batch_tok": 1,
+             "eval_every": 1, "eval_tasks": 1, "test_tasks": 1, "save_every": 1,
              "generate_every": 1, "imitation_episodes": 0, "iterations": 0, "real_transitions": 0}
     if wrong := [f"--{name.replace('_', '-')} {getattr(args, name)}"
                  for name, low in least.items() if getattr(args, name) < low]:
@@ -144,6 +149,7 @@ def prepare(args: Args, out: Path, dist) -> tuple[Path, Path | None]:
     expmodel = Path(args.expmodel or out / ("expmodel-naive" if args.naive_reward else "expmodel"))
     if is_url(args.expmodel):
         expmodel = Path(args.expmodel_folder) if args.expmodel_folder else None
+    check_fit(args, expmodel, dist)
     common = ["--env", args.env, "--seed", args.seed, *(["--config", args.config] if args.config else []),
               *(["--fresh"] if args.fresh else [])]
     if is_file or not args.data:
@@ -153,6 +159,8 @@ def prepare(args: Args, out: Path, dist) -> tuple[Path, Path | None]:
         dist.barrier()
     if not args.expmodel:
         own = ["--model", args.model, "--quantize", args.quantize, "--lora-rank", args.lora_rank,
+               "--dtype", args.dtype, "--slots", args.slots, "--micro-batch-tok", args.micro_batch_tok,
+               *(["--gradient-checkpointing"] if args.gradient_checkpointing else []),
                "--no-report-variants", "--threads", args.threads]
         naive = ["--counterfactual-share", 0] if args.naive_reward else []
         launch("train_expmodel.py", [*common, "--data", data, "--out", expmodel, *own, *naive], dist)
@@ -180,14 +188,33 @@ def launch(script: str, flags: list, dist=None) -> None:
         raise SystemExit(code if code > 0 else 128 - code)
 
 
+def check_fit(args: Args, expmodel: Path | None, dist) -> None:
+    """The budget of a language model, before anything is made. An experience model that is yet to be trained
+    counts as another --model. Raises ValueError where the memory of a rank is too small."""
+    if tiny.is_scratch(args.model):
+        return
+    size, dream = measure(args.model), None
+    if not is_url(args.expmodel):
+        dream, folder = (size, args.policy_context, bool(args.lora_rank)), expmodel / "model"
+        if (folder / "experience.json").is_file():
+            base, rank = base_of(str(folder))
+            context = run.read_json(folder / "experience.json")["settings"]["context"]
+            shares_base = bool(args.lora_rank and rank) and base == base_of(args.model)[0]
+            dream = measure(str(folder)), context, shares_base
+    episodes = max(args.tasks * args.rollouts, args.eval_tasks, args.test_tasks)
+    check_memory(budget(args, size, args.policy_context, dist.world_size, dist.device.type, dream,
+                        -(-episodes // dist.world_size)), dist)
+
+
 def starting_policy(args: Args, env: Environment, folders: tuple[Path, Path | None],
-                    episodes: list[Episode], dist, log) -> Policy:
-    """The policy before RL: from --imitation or OUT/imitation, where it is made first if it is missing. Not
-    sharded yet."""
+                    episodes: list[Episode], resume: Path | None, dist,
+                    log) -> tuple[Policy, torch.nn.Module | None]:
+    """The policy with the weights of `resume`, or before RL, and the frozen one before RL for the KL term, if
+    there is one: from --imitation or OUT/imitation, where it is made first if it is missing."""
     out, expmodel = folders
     settings = PolicySettings(args.policy_context, args.max_action_tok, args.policy_format,
                               args.system_prompts)
-    seed = run.derive_seed(args.seed, "policy", dist.rank)
+    seed, device = run.derive_seed(args.seed, "policy", dist.rank), str(dist.device)
     folder = Path(args.imitation or out / "imitation")
     names = ["env", "model", "quantize", "lora_rank", "init", "rename_share", "policy_format",
              "system_prompts", "policy_context", "max_action_tok"]
@@ -203,13 +230,12 @@ def starting_policy(args: Args, env: Environment, folders: tuple[Path, Path | No
         run.check_meta(meta.get("imitation", {}), run_config, found)
     if not finished:
         if found or args.init == "expmodel":
-            model, tokenizer = load_model(str(found or expmodel / "model"), quantize=args.quantize,
-                                          device=str(dist.device))
+            model, tokenizer = load_model(str(found or expmodel / "model"), args.dtype, args.quantize,
+                                          device=device)
         else:
-            dtype = "auto" if args.lora_rank else "float32"
-            model, tokenizer = load_model(args.model, dtype, args.quantize, args.lora_rank,
-                                          device=str(dist.device), seed=args.seed)
-        policy = Policy(shard(model), tokenizer, env, settings, seed=seed)
+            model, tokenizer = load_model(args.model, args.dtype, args.quantize, args.lora_rank, device,
+                                          args.seed)
+        policy = Policy(trained(args, model), tokenizer, env, settings, seed=seed)
 
         def save(state: dict) -> Path:
             def write(path: Path) -> None:
@@ -219,8 +245,19 @@ def starting_policy(args: Args, env: Environment, folders: tuple[Path, Path | No
             return run.save_checkpoint(folder, "model", write, meta, dist)
         imitate(args, policy, episodes, found, save, dist, log)
         found = save({})
-    model, tokenizer = load_model(str(found), quantize=args.quantize, device=str(dist.device))
-    return Policy(model, tokenizer, env, settings, seed=seed)
+        del model, policy                        # before the next one takes memory
+    model, tokenizer = load_model(str(resume or found), args.dtype, args.quantize, device=device)
+    reference = None
+    if args.kl_coef and args.algo != "imitation":
+        reference, _ = load_frozen(str(found), "reference", model, args.dtype, args.quantize, device)
+    return Policy(trained(args, model), tokenizer, env, settings, args.slots, seed), reference
+
+
+def trained(args: Args, model: torch.nn.Module) -> torch.nn.Module:
+    """The model, with what --gradient-checkpointing asks."""
+    if args.gradient_checkpointing:
+        checkpoint_layers(model)
+    return model
 
 
 def imitate(args: Args, policy: Policy, episodes: list[Episode], resume: Path | None, save, dist,
@@ -279,7 +316,7 @@ def demonstration_rows(args: Args, policy: Policy, demos: list[Episode], epoch: 
 class Run:
     """All that a checkpoint holds. The replay buffer is the experience model's."""
     policy: Policy
-    reference: torch.nn.Module
+    reference: torch.nn.Module | None  # none without a KL term
     value_head: torch.nn.Module | None
     optimizer: torch.optim.Optimizer
     curriculum: Curriculum
@@ -330,13 +367,9 @@ class Run:
         return "real" if self.real_transitions < args.real_transitions else ""
 
 
-def make_run(args: Args, policy: Policy, experience_model: ExperienceModel, tasks: list[Task],
-             resume: Path | None, dist) -> Run:
+def make_run(args: Args, policy: Policy, reference: torch.nn.Module | None, experience_model: ExperienceModel,
+             tasks: list[Task], resume: Path | None, dist) -> Run:
     """The run at its start, or where the checkpoint `resume` left it."""
-    reference = make_reference(policy.model)
-    if resume:
-        load_weights(policy.model, resume)
-    policy.model, reference = shard(policy.model), shard(reference)
     head = torch.nn.Linear(policy.model.config.hidden_size, 1).to(dist.device) if args.algo == "ppo" else None
     groups = [{"params": trainable_parameters(policy.model), "lr": args.lr}]
     if head is not None:
@@ -401,10 +434,12 @@ def iterate(job: Job, state: Run, timer: run.Timer) -> tuple[dict, list[Episode]
 def play(job: Job, state: Run, world, tasks: list[Task], temperature: float, name: str,
          budget: int | None = None) -> list[Episode]:
     """This rank's episodes. Each says which iteration played it: a resumed run plays the later ones again."""
-    state.policy.sampler.clear_caches()
-    with unsharded(state.policy.model):
+    with unsharded(state.policy.model), unsharded(state.experience_model.model):
         episodes = rollout(state.policy, world, tasks, temperature, f"{name}-r{job.dist.rank}",
                            max_transitions=budget)
+    for model in (state.policy, state.experience_model):
+        if model.sampler:
+            model.sampler.clear_caches()         # their memory is the update's now
     for episode in episodes:
         episode.iteration = state.step
     return episodes
@@ -620,6 +655,8 @@ def start_log(out: Path, resume: Path | None, dist) -> run.Log:
 def main() -> None:
     args = run.parse(Args)
     check(args)
+    if is_url(args.expmodel):
+        reach_server(args)                       # before anything that takes time
     dist = run.init_dist(args.seed, args.threads)
     out = Path(args.out or out_folder(args.env))
     run.check_ranks(args, out, dist)
@@ -645,17 +682,19 @@ def main() -> None:
     probes = run.read_json(expmodel / "report.json")["full"] if expmodel else {}
     if failed := failed_probes(probes):
         log.say(f"probes of the experience model that did not pass: {'; '.join(failed)}")
+    policy, reference = starting_policy(args, env, (out, expmodel), offline, resume, dist, log)
     model = open_experience_model(args, expmodel, env, data / "train.jsonl", dist.device, resume,
+                                  beside=policy.model, dtype=args.dtype, slots=args.slots,
                                   seed=run.derive_seed(args.seed, "dream", dist.rank))
-    policy = starting_policy(args, env, (out, expmodel), offline, dist, log)
     if args.init == "expmodel" and model.model:
         tiny.check_tokenizer(policy.tokenizer, model.tokenizer)
-    state = make_run(args, policy, model, splits["train"], resume, dist)
+    state = make_run(args, policy, reference, model, splits["train"], resume, dist)
     words = known_words([t.text for t in splits["train"]] + [s.state for e in offline for s in e.steps])
     job = Job(args, env, splits, words, probes, out, log, dist)
     results = train(job, state)
-    if dist.is_main:
-        finish(job, state, results)
+    with unsharded(model.model):                 # all ranks gather what rank 0 asks for the page
+        if dist.is_main:
+            finish(job, state, results)
     env.close()
     log.close()
     dist.close()

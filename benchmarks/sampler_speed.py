@@ -1,18 +1,21 @@
-"""Speed of dreamgym.sampler.Sampler against `model.generate` called anew each turn, as a table of ratios.
+"""Speed of dreamgym.sampler.Sampler over the turns of rollouts, as a table of ratios: against
+`model.generate` called anew each turn, against `generate` with its cache kept, and against the bare kernels.
 
-    python -m benchmarks.sampler_speed          # tiny model, 16 tasks x 8 rollouts, 4 turns, one CPU thread
-    python -m benchmarks.sampler_speed --tasks 2 --hidden 256 --layers 6 --vocab 8192
+    python -m benchmarks.sampler_speed          # 0.28M parameters, 2 tasks x 8 rollouts, 6 turns, one thread
+    python -m benchmarks.sampler_speed --hidden 256 --layers 6 --vocab 8192          # 6.8M
 
 Random weights. Every variant generates the same number of tokens in every row and turn (forced lengths,
-temperature 1) on the same prompts and observations. Variants are interleaved within one process: quote the
-ratios.
+temperature 1) on the same prompts and observations. The bare kernels are the matrix products and the
+attention of the Sampler's own forwards, without Python between the layers, norms, caches or sampling.
+Variants are interleaved within one process: quote the ratios.
 """
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 import tyro
-from transformers import StoppingCriteria
+from torch.nn import functional as F
+from transformers import DynamicCache, StoppingCriteria
 
 from benchmarks.timing import cpu_s, tiny_llama
 from dreamgym.sampler import Sampler
@@ -20,13 +23,15 @@ from dreamgym.sampler import Sampler
 
 @dataclass
 class Args:
-    tasks: int = 16        # distinct prompts
+    tasks: int = 2         # distinct prompts
     rollouts: int = 8      # rows of each
-    turns: int = 4         # answers of a row
-    new: int = 80          # most tokens of an answer
+    turns: int = 6         # answers of a row
+    prompt: int = 400      # most tokens of a prompt; the least is half of it
+    observation: int = 200  # ... of an observation, the same
+    new: int = 60          # most tokens of an answer; the least is 5
     hidden: int = 64       # of the model ...
     layers: int = 3        # ...
-    vocab: int = 700       # ...
+    vocab: int = 2000      # ...
     reps: int = 3          # workloads; the median counts
     threads: int = 1       # of torch
     device: str = "cpu"    # or cuda
@@ -42,16 +47,50 @@ class ForcedLength(StoppingCriteria):
         return input_ids.shape[1] >= self.end_B
 
 
+def generate(model, ids, mask, length_B, cache=None):
+    """model.generate with the forced lengths; returns all ids, left pads included."""
+    stop = ForcedLength(ids.shape[1] + torch.from_numpy(length_B).to(model.device))
+    return model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=int(length_B.max()),
+                          past_key_values=cache, stopping_criteria=[stop], do_sample=True, temperature=1.0,
+                          top_k=0, top_p=1.0, eos_token_id=None, pad_token_id=0)
+
+
+def left_padded(texts: list[list[int]], device) -> tuple[torch.Tensor, torch.Tensor]:
+    """ids and mask [B, T]."""
+    longest = max(map(len, texts))
+    return (torch.tensor([[0] * (longest - len(t)) + t for t in texts], device=device),
+            torch.tensor([[0] * (longest - len(t)) + [1] * len(t) for t in texts], device=device))
+
+
 def generate_anew(model, prompts, length_B):
     """The obvious way: left-pad the whole contexts and call generate."""
-    longest, device = max(map(len, prompts)), model.device
-    ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts], device=device)
-    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=device)
-    stop = ForcedLength(longest + torch.from_numpy(length_B).to(device))
-    out = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=int(length_B.max()),
-                         stopping_criteria=[stop], do_sample=True, temperature=1.0, top_k=0, top_p=1.0,
-                         eos_token_id=None, pad_token_id=0)
-    return [row[:n] for row, n in zip(out[:, longest:].tolist(), length_B)]
+    ids, mask = left_padded(prompts, model.device)
+    out = generate(model, ids, mask, length_B)[:, ids.shape[1]:].tolist()
+    return [row[:n] for row, n in zip(out, length_B)]
+
+
+class GenerateKept:
+    """generate gets its own cache back each turn, with what is new: the mask has holes where rows ended
+    early."""
+
+    def __init__(self, model):
+        self.model = model
+        self.forget()
+
+    def forget(self):
+        self.cache, self.ids_BT, self.mask_BT, self.seen = DynamicCache(), None, None, None
+
+    def __call__(self, prompts, length_B):
+        new = [p[n:] for p, n in zip(prompts, self.seen or [0] * len(prompts))]
+        ids_BT, mask_BT = left_padded(new, self.model.device)
+        if self.seen:
+            ids_BT, mask_BT = torch.cat([self.ids_BT, ids_BT], 1), torch.cat([self.mask_BT, mask_BT], 1)
+        self.ids_BT, start = generate(self.model, ids_BT, mask_BT, length_B, self.cache), ids_BT.shape[1]
+        step_T = torch.arange(self.ids_BT.shape[1] - start)
+        real_BT = (step_T < torch.from_numpy(length_B)[:, None]).to(mask_BT)
+        self.mask_BT = torch.cat([mask_BT, real_BT], 1)
+        self.seen = [len(p) + n for p, n in zip(prompts, length_B)]
+        return [row[:n] for row, n in zip(self.ids_BT[:, start:].tolist(), length_B)]
 
 
 def sample_with(sampler, prompts, length_B):
@@ -68,6 +107,38 @@ def sample_with(sampler, prompts, length_B):
     out = sampler.sample(prompts, list(range(len(prompts))), int(length_B.max()), 1.0)
     del sampler._begin
     return [s.ids for s in out]
+
+
+def recorded(sampler) -> list[tuple[int, int, int, bool]]:
+    """What its forwards will compute: (rows, tokens of each, columns they attend to, are they causal)."""
+    forward, calls = sampler._forward, []
+
+    def forward_and_note(rows, cols_BT, kv, fresh=False, view=False):
+        calls.append((*cols_BT.shape, kv, fresh))
+        return forward(rows, cols_BT, kv, fresh, view)
+
+    sampler._forward = forward_and_note
+    return calls
+
+
+@torch.inference_mode()
+def bare_kernels(model, calls) -> None:
+    """Products and attention of these forwards, on buffers that exist; the head for one token a row."""
+    config, device = model.config, model.device
+    weights = [m.weight for m in model.model.layers[0].modules() if isinstance(m, torch.nn.Linear)]
+    heads, size = config.num_attention_heads, config.hidden_size // config.num_attention_heads
+    most_tok, columns = max(B * T for B, T, _, _ in calls), max(kv for _, _, kv, _ in calls)
+    input_NI = {w.shape[1]: torch.zeros(most_tok, w.shape[1], device=device) for w in weights}
+    kv_BHLD = torch.zeros(max(call[0] for call in calls), heads, columns, size, device=device)
+    mask = torch.zeros(most_tok * columns, device=device)
+    for B, T, kv, causal in calls:
+        q_BHTD, kv_BHTD = torch.zeros(B, heads, T, size, device=device), kv_BHLD[:B, :, :kv]
+        seen = None if causal else mask[: B * T * kv].view(B, 1, T, kv)
+        for _ in range(config.num_hidden_layers):
+            for weight in weights:
+                F.linear(input_NI[weight.shape[1]][: B * T], weight)
+            F.scaled_dot_product_attention(q_BHTD, kv_BHTD, kv_BHTD, seen, is_causal=causal)
+        F.linear(input_NI[config.hidden_size][:B], model.lm_head.weight)
 
 
 def play(answer, work, device: str) -> float:
@@ -88,49 +159,40 @@ def make_work(args: Args, rng: np.random.Generator):
         return [rng.integers(1, args.vocab, rng.integers(least, most)).tolist() for _ in range(count)]
 
     rows = args.tasks * args.rollouts
-    prompts = [task for task in texts(args.tasks, 50, 101) for _ in range(args.rollouts)]
-    return prompts, [(rng.integers(5, args.new + 1, rows), texts(rows, 10, 41)) for _ in range(args.turns)]
-
-
-def decode_step_ms(model, rows: int, context: int, length: int, device: str) -> float:
-    """Milliseconds per decode step with all rows alive."""
-    sampler, keys = Sampler(model, rows, context, [], 0), list(range(rows))
-    prompts = np.random.default_rng(0).integers(1, model.config.vocab_size, (rows, length)).tolist()
-    _, once, many = (cpu_s(sampler.sample, prompts, keys, new, 1.0, device=device)[0] for new in (1, 1, 21))
-    return (many - once) / 20 * 1e3
+    first = texts(args.tasks, args.prompt // 2, args.prompt + 1)
+    return [task for task in first for _ in range(args.rollouts)], [
+        (rng.integers(5, args.new + 1, rows), texts(rows, args.observation // 2, args.observation + 1))
+        for _ in range(args.turns)]
 
 
 def main(args: Args) -> None:
     torch.set_num_threads(args.threads)
     model = tiny_llama(args.vocab, args.hidden, args.layers).to(args.device)
-    rows, context = args.tasks * args.rollouts, 100 + args.turns * (args.new + 40) + 64
-    kept, forgetful, narrow = (Sampler(model, s, context, [], 0) for s in (rows, rows, max(1, rows // 4)))
-
-    def forget(prompts, length_B):
-        forgetful.clear_caches()
-        return sample_with(forgetful, prompts, length_B)
-
+    context = args.prompt + args.turns * (args.new + args.observation) + 64
+    sampler, kept = Sampler(model, args.tasks * args.rollouts, context, [], 0), GenerateKept(model)
+    calls = recorded(sampler)
     variants = {
         "model.generate anew each turn": lambda p, n: generate_anew(model, p, n),
-        "Sampler, caches cleared each turn": forget,
-        "Sampler, a quarter of the slots": lambda p, n: sample_with(narrow, p, n),
-        "Sampler": lambda p, n: sample_with(kept, p, n),
+        "model.generate, its cache kept": kept,
+        "Sampler": lambda p, n: sample_with(sampler, p, n),
     }
-    seconds = {name: [] for name in variants}
+    seconds = {name: [] for name in [*variants, "bare kernels of the Sampler"]}
+    play(variants["Sampler"], make_work(args, np.random.default_rng(99)), args.device)      # warms up
     for rep in range(args.reps):
         work = make_work(args, np.random.default_rng(rep))
+        sampler.clear_caches()
+        kept.forget()
+        calls.clear()
         for name, answer in variants.items():
-            kept.clear_caches()
-            narrow.clear_caches()
             seconds[name].append(play(answer, work, args.device))
-    base = np.array(seconds["model.generate anew each turn"])
-    print(f"{args}\n\n| variant | s (median of {args.reps}) | times faster (min-max) |\n|---|---|---|")
+        floor_s, _ = cpu_s(bare_kernels, model, calls, device=args.device)
+        seconds["bare kernels of the Sampler"].append(floor_s)
+    own = np.array(seconds["Sampler"])
+    print(f"{args}\n{sum(p.numel() for p in model.parameters()):,} parameters\n")
+    print(f"| variant | s (median of {args.reps}) | its time over the Sampler's (min-max) |\n|---|---|---|")
     for name, spent in seconds.items():
-        least, middle, most = np.quantile(base / np.array(spent), [0, 0.5, 1])
+        least, middle, most = np.quantile(np.array(spent) / own, [0, 0.5, 1])
         print(f"| {name} | {np.median(spent):.2f} | {middle:.2f} ({least:.2f}-{most:.2f}) |")
-    for length in (64, 192, 320):
-        step_ms = decode_step_ms(model, rows, context, length, args.device)
-        print(f"{step_ms:.1f} ms per decode step of {rows} rows at {length} tokens")
 
 
 if __name__ == "__main__":

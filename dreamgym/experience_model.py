@@ -12,7 +12,6 @@ question by phi.
 """
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -24,7 +23,7 @@ from dreamgym.encoder import WordEncoder, load_encoder
 from dreamgym.envs.base import Environment, Session, StepResult
 from dreamgym.episode import Episode, Step, StopReason, Task
 from dreamgym.chat import answer_ids, answer_text, chat_format, prompt_ids
-from dreamgym.model import TrainSample, load_model
+from dreamgym.model import TrainSample, adapter, load_frozen
 from dreamgym.prompts import (Demo, Question, experience_system, history_turns, next_answer, next_prompt,
                               parse_next, parse_reward,
                               parse_task, reward_answer, reward_prompt, variation_prompt, variation_system)
@@ -32,6 +31,7 @@ from dreamgym.replay import ReplayBuffer, Transition
 from dreamgym.sampler import Sampler
 
 RESAMPLE_TEMPERATURE = 1.0
+KEPT_ANSWERS = 50_000        # greedy answers remembered until `clear_caches`, some 100 MB
 
 
 @dataclass
@@ -101,13 +101,15 @@ class ExperienceModel:
         systems = experience_system(env.prompts, settings.page_format), variation_system(env.prompts)
         self.systems = systems if settings.system_prompts else ("", "")
         self.counts = {"steps": 0, "resampled": 0, "malformed": 0}
-        self.calls = itertools.count()
+        self.answers: dict[str, tuple[str, bool]] = {}       # greedy ones, by prompt
 
     def clear_caches(self) -> None:
         """What follows depends on weights, buffer and random generator only, hence is the same after a
         resume."""
-        self.sampler.clear_caches()
+        if self.sampler:
+            self.sampler.clear_caches()
         self.encoder.clear_caches()
+        self.answers.clear()
 
     # ---- where weights and texts meet: the class below does these four otherwise --------------------------
 
@@ -124,8 +126,8 @@ class ExperienceModel:
         """(the text of the answer, whether it ended) of each prompt. `start` is what the answers are made to
         begin with."""
         forced = answer_ids(self.tokenizer, self.chat, start)[:-1] if start else []
-        keys = [next(self.calls) for _ in prompts]
-        samples = self.sampler.sample([prompt + forced for prompt in prompts], keys, limit, temperature)
+        with adapter(self.model, "experience"):
+            samples = self.sampler.sample([prompt + forced for prompt in prompts], None, limit, temperature)
         # decoded together: the blank after "reward:" belongs to a token
         return [(answer_text(self.tokenizer, self.chat, forced + sample.ids), sample.stop == "end")
                 for sample in samples]
@@ -205,11 +207,22 @@ class ExperienceModel:
             if not unread:
                 break
             self.counts["resampled"] += len(unread) * (attempt > 0)
-            temperature = RESAMPLE_TEMPERATURE if attempt else 0.0
-            for i, (text, ended) in zip(unread, self._write([prompts[i] for i in unread], start, limit,
-                                                            temperature)):
+            again = [prompts[i] for i in unread]
+            written = (self._write(again, start, limit, RESAMPLE_TEMPERATURE) if attempt
+                       else self._write_greedily(prompts, start, limit))
+            for i, (text, ended) in zip(unread, written):
                 answers[i] = parsers[i](text) if ended else None, text
         return answers
+
+    def _write_greedily(self, prompts: list, start: str, limit: int) -> list[tuple[str, bool]]:
+        """As `_write`. Each prompt is answered once: the rollouts of a group ask many questions alike."""
+        keys = [str(prompt) for prompt in prompts]
+        new = {key: prompt for key, prompt in zip(keys, prompts) if key not in self.answers}
+        self.answers.update(zip(new, self._write(list(new.values()), start, limit, 0.0) if new else []))
+        written = [self.answers[key] for key in keys]
+        if len(self.answers) > KEPT_ANSWERS:
+            self.answers.clear()
+        return written
 
     def predict(self, questions: list[Question]) -> list[Prediction]:
         """Both answers for a batch of steps."""
@@ -331,9 +344,11 @@ def load_settings(folder: Path | str, replay: Path | None = None, device="cpu") 
 
 
 def load_experience_model(folder: Path | str, env: Environment, device="cpu", replay: Path | None = None,
-                          **options) -> ExperienceModel:
-    """The experience model in `folder`, as load_settings reads it; `options` are those of ExperienceModel."""
+                          beside=None, dtype: str = "auto", **options) -> ExperienceModel:
+    """The experience model in `folder`, as load_settings reads it; `options` are those of ExperienceModel.
+    `beside`: a policy that it shares its base with, if it can (model.load_frozen)."""
     settings, memory = load_settings(folder, replay, device)
     quantize = run.load_meta(Path(folder) / "model").get("settings", {}).get("quantize", "none")
-    model, tokenizer = load_model(str(Path(folder) / "model"), quantize=quantize, device=str(device))
-    return ExperienceModel(model.eval(), tokenizer, env, settings, memory, **options)
+    model, tokenizer = load_frozen(str(Path(folder) / "model"), "experience", beside, dtype, quantize,
+                                   str(device))
+    return ExperienceModel(model, tokenizer, env, settings, memory, **options)

@@ -1,35 +1,40 @@
 """Models: loaded, sharded, saved, and the log-probs of training samples.
 
-    model, tokenizer = load_model("Qwen/Qwen2.5-0.5B-Instruct", lora_rank=16)      # or tiny.create(...)
-    reference = make_reference(model)                                              # before shard
-    model, reference = shard(model), shard(reference)
+    model, tokenizer = load_model("Qwen/Qwen2.5-0.5B-Instruct", lora_rank=16)  # or shard(tiny.create(...))
+    reference, _ = load_frozen(folder, "reference", beside=model)              # adapters where they can be
     for indices in micro_batches(samples, micro_batch_tok=8192):
         logp_N, entropy_N, _ = token_logprobs(model, [samples[i] for i in indices])
 
 B rows, T tokens, N trained tokens of all samples one after another, V vocabulary, H hidden.
-Models stay in eval mode, also in training: without dropout a log-prob is the same twice. Left out on purpose:
-gradient checkpointing, mixed precision, tensor and pipeline parallelism, sharded 4-bit models.
+Models stay in eval mode, also in training: without dropout a log-prob is the same twice. Weights that
+are trained are float32; computing in bfloat16 casts them for each product (autocast), or as FSDP2 gathers
+them. Frozen weights are then bfloat16. Left out on purpose: tensor and pipeline parallelism, sharded 4-bit
+models.
 """
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from copy import deepcopy
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MethodType
 
 import torch
-from peft import (LoraConfig, PeftModel, get_peft_model, load_peft_weights, prepare_model_for_kbit_training,
-                  set_peft_model_state_dict)
+from accelerate import init_empty_weights
+from huggingface_hub import snapshot_download
+from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
+from safetensors import safe_open
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import (FSDPModule, MixedPrecisionPolicy, fully_shard,
+                                    register_fsdp_forward_method)
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
-from transformers import (AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, GenerationConfig,
-                          PreTrainedModel, PreTrainedTokenizerBase)
+from transformers import (AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig,
+                          GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase)
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
 from dreamgym.chat import chat_format
@@ -37,6 +42,7 @@ from dreamgym.chat import chat_format
 MAX_GRAD_NORM = 1.0
 CHUNK = 1024             # trained tokens per application of the head
 MAX_KEPT_LOGITS = 2**24  # numbers (64 MiB); a larger chunk of logits is computed again in the backward
+REPLICATED_BELOW = 20_000_000  # parameters: gathering layers of a smaller model takes longer than computing
 ATTENTION_TOK = 512      # attending to so many tokens costs as much as the rest of a token (in theory 6 H)
 
 transformers_logging.disable_progress_bar()
@@ -45,24 +51,24 @@ transformers_logging.disable_progress_bar()
 # ---- load and save -----------------------------------------------------------------------------------------
 
 def load_model(name_or_path: str, dtype: str = "auto", quantize: str = "none", lora_rank: int = 0,
-               device: str = "cpu", seed: int = 0,
+               device: str = "cpu", seed: int = 0, frozen: bool = False,
                ) -> tuple[PreTrainedModel | PeftModel, PreTrainedTokenizerBase]:
     """Any Hugging Face causal LM with its tokenizer, from a folder (also one of `save_model`) or the hub.
 
-    `dtype` is "auto" or a torch name. `lora_rank` > 0 freezes the model and adds adapters (alpha = 2 rank),
-    drawn from `seed`, to all linear layers; a folder with adapters continues those.
+    `dtype` is the precision of computing, see `precision`. Weights are float32 where they are trained in
+    full, else they are in that precision. `lora_rank` > 0 freezes the model and adds adapters (alpha = 2
+    rank), drawn from `seed`, to all linear layers; a folder with adapters continues those. With several ranks
+    each one reads its own shard.
     """
     if quantize not in ("none", "nf4"):
         raise ValueError(f"quantize is {quantize!r}: choose 'none' or 'nf4'")
-    base, saved_rank, adapters = name_or_path, 0, Path(name_or_path) / "adapter_config.json"
-    if adapters.is_file():
-        config = json.loads(adapters.read_text())
-        base, saved_rank = config["base_model_name_or_path"], config["r"]
+    base, saved_rank = base_of(name_or_path)
     if saved_rank and lora_rank not in (0, saved_rank):
         raise ValueError(f"lora_rank is {lora_rank}, but the adapters in {name_or_path!r} have rank "
                          f"{saved_rank}: leave it at 0 to continue them")
+    trained = not (frozen or lora_rank or saved_rank or quantize != "none")
     try:
-        model = _load_base(base, dtype, quantize, device)
+        model = _load_base(base, dtype, quantize, device, trained)
         tokenizer = AutoTokenizer.from_pretrained(name_or_path)
     except OSError as error:
         of = f" (the base of the adapters in {name_or_path!r})" if saved_rank else ""
@@ -71,31 +77,140 @@ def load_model(name_or_path: str, dtype: str = "auto", quantize: str = "none", l
     except ValueError as error:      # another kind of model, or without this attention
         raise ValueError(f"the model at {base!r} is not supported: expected a causal language model of the "
                          f"Llama, Qwen or Mistral kind ({' '.join(str(error).split())[:200]})") from error
-    if quantize == "nf4" and (lora_rank or saved_rank):
-        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
-        for module in model.modules():  # on a CPU, bitsandbytes repacks weights at the first eval forward:
-            if hasattr(module, "support_avx512bf16_for_cpu"):
-                module.support_avx512bf16_for_cpu = False  # gradients would then be wrong
     if saved_rank:
-        model = PeftModel.from_pretrained(model, name_or_path, is_trainable=True)
+        model = PeftModel.from_pretrained(model, name_or_path, is_trainable=not frozen, torch_device=device)
     elif lora_rank:
         config = LoraConfig(r=lora_rank, lora_alpha=2 * lora_rank, target_modules="all-linear",
                             task_type="CAUSAL_LM")
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             model = get_peft_model(model, config)
-    _check_supported(_causal_lm(model))
     return model.eval(), tokenizer
 
 
-def _load_base(base: str, dtype: str, quantize: str, device: str) -> PreTrainedModel:
-    options = {"dtype": dtype, "attn_implementation": "sdpa"}
+def load_frozen(folder: str, name: str, beside: torch.nn.Module | None = None, dtype: str = "auto",
+                quantize: str = "none", device: str = "cpu",
+                ) -> tuple[torch.nn.Module, PreTrainedTokenizerBase]:
+    """A model that is not trained. Adapters on the base that `beside` has, too, become adapters `name` of
+    `beside`, so that one base is in memory; `adapter(model, name)` switches them on."""
+    if isinstance(beside, PeftModel) and base_of(folder)[1]:
+        same_base = beside.peft_config["default"].base_model_name_or_path == base_of(folder)[0]
+        if same_base and is_quantized(beside) == (quantize != "none"):
+            beside.load_adapter(folder, name, torch_device=device)
+            return beside, AutoTokenizer.from_pretrained(folder)
+    return load_model(folder, dtype, quantize, device=device, frozen=True)
+
+
+@contextmanager
+def adapter(model: torch.nn.Module, name: str) -> Iterator[None]:
+    """Computes with the adapters `name` inside the block, where the model has such."""
+    # Not peft's set_adapter: it also switches requires_grad.
+    has_it = isinstance(model, PeftModel) and name in model.peft_config
+    layers = [m for m in model.modules() if isinstance(m, BaseTunerLayer)] if has_it else []
+    for layer in layers:
+        layer._active_adapter = [name]
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer._active_adapter = ["default"]
+
+
+def base_of(name_or_path: str) -> tuple[str, int]:
+    """(the model itself, 0), or of a folder with adapters (their base, their rank)."""
+    adapters = Path(name_or_path) / "adapter_config.json"
+    if not adapters.is_file():
+        return str(name_or_path), 0
+    config = json.loads(adapters.read_text())
+    return config["base_model_name_or_path"], config["r"]
+
+
+def meta_model(config: PreTrainedConfig, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    """The model without memory for its weights; buffers are real."""
+    with init_empty_weights(include_buffers=False):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
+    model.tie_weights()
+    return model.eval()
+
+
+def precision(dtype: str, parameters: int, device: str) -> torch.dtype:
+    """In which precision a model of so many parameters computes: float32, bfloat16, or for "auto" bfloat16 on
+    a GPU, unless the model is small."""
+    small = parameters < REPLICATED_BELOW
+    auto = "float32" if small or torch.device(device).type == "cpu" else "bfloat16"
+    return getattr(torch, auto if dtype == "auto" else dtype)
+
+
+def parameter_count(model: torch.nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def compute_dtype(model: torch.nn.Module) -> torch.dtype:
+    causal_lm = _causal_lm(model)
+    return getattr(causal_lm, "compute_dtype", causal_lm.dtype)
+
+
+def autocast(model: torch.nn.Module):
+    """The context in which the model computes."""
+    device = _causal_lm(model).device.type
+    half = compute_dtype(model) == torch.bfloat16
+    return torch.autocast(device, torch.bfloat16) if half else nullcontext()
+
+
+def _load_base(base: str, dtype: str, quantize: str, device: str, trained: bool) -> PreTrainedModel:
+    config = AutoConfig.from_pretrained(base)
+    meta = meta_model(config)
+    compute = precision(dtype, parameter_count(meta), device)
+    options = {"dtype": torch.float32 if trained else compute, "attn_implementation": "sdpa"}
+    if quantize == "none" and _is_sharded(meta):
+        empty = meta_model(config, options["dtype"]).requires_grad_(trained)
+        model = _read_shards(empty, base, compute, device)
+        model.check_supported()                  # FSDP sets itself up at the root's first forward, too
+        return model
     if quantize == "none":
-        return AutoModelForCausalLM.from_pretrained(base, **options).to(device)
-    nf4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
-                             bnb_4bit_compute_dtype=torch.float32 if device == "cpu" else torch.bfloat16)
-    return AutoModelForCausalLM.from_pretrained(base, quantization_config=nf4, device_map={"": device},
-                                                **options)
+        model = AutoModelForCausalLM.from_pretrained(base, **options).to(device)
+    else:
+        nf4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
+                                 bnb_4bit_compute_dtype=compute)
+        model = AutoModelForCausalLM.from_pretrained(base, quantization_config=nf4, device_map={"": device},
+                                                     **options)
+        for module in model.modules():  # on a CPU, bitsandbytes repacks weights at the first eval forward:
+            if hasattr(module, "support_avx512bf16_for_cpu"):
+                module.support_avx512bf16_for_cpu = False  # gradients would then be wrong
+    model.compute_dtype = compute
+    _check_supported(model)
+    return model.requires_grad_(trained)
+
+
+@torch.no_grad()
+def _read_shards(model: PreTrainedModel, base: str, compute: torch.dtype, device: str) -> PreTrainedModel:
+    """`model` has no memory yet: it is sharded, and each rank reads its own rows of each weight."""
+    model.compute_dtype = compute
+    _fully_shard(model)
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    model.to_empty(device=device)
+    for name, buffer in model.named_buffers():
+        buffer.copy_(buffers[name])
+    is_folder, world_size = Path(base).is_dir(), torch.distributed.get_world_size()
+    folder = Path(base if is_folder else snapshot_download(base, allow_patterns="model*.safetensors"))
+    missing = dict(model.named_parameters())
+    for path in sorted(folder.glob("model*.safetensors")):
+        with safe_open(path, "pt") as file:      # a file at a time: what is mapped counts as memory
+            for name in missing.keys() & set(file.keys()):
+                weight = missing.pop(name)
+                local = weight.to_local()
+                start = torch.distributed.get_rank() * -(-len(weight) // world_size)
+                if len(local):
+                    local.copy_(file.get_slice(name)[start:start + len(local)])
+    if missing:
+        raise ValueError(f"{base}: found no {min(missing)!r} in its model*.safetensors files ({len(missing)} "
+                         "weights are missing); expected the model's own names. Save it anew with "
+                         "save_pretrained, or run one process")
+    return model
+
+
+def is_quantized(model: torch.nn.Module) -> bool:
+    return bool(_causal_lm(model).config.to_dict().get("quantization_config"))
 
 
 def _causal_lm(model: torch.nn.Module) -> PreTrainedModel:
@@ -111,9 +226,10 @@ def _check_supported(causal_lm: PreTrainedModel) -> None:
         raise ValueError(f"{name} is not supported: with rope_type {rope['rope_type']!r} positions change "
                          "with the longest row of the batch")
     ids_BT = torch.arange(4, device=causal_lm.device)[None]
-    hidden_BTH = causal_lm.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state
-    own_BTV = causal_lm.get_output_embeddings()(hidden_BTH)
-    logits_BTV = causal_lm(input_ids=ids_BT, use_cache=False).logits
+    with autocast(causal_lm):
+        hidden_BTH = causal_lm.base_model(input_ids=ids_BT, use_cache=False).last_hidden_state
+        own_BTV = causal_lm.get_output_embeddings()(hidden_BTH)
+        logits_BTV = causal_lm.forward(input_ids=ids_BT, use_cache=False).logits
     if not torch.allclose(logits_BTV.float(), own_BTV.float(), rtol=1e-2, atol=1e-2):  # soft cap, scale
         raise ValueError(f"{name} is not supported: its logits are not its head's plain output. Use a model "
                          "of the Llama, Qwen or Mistral kind.")
@@ -122,9 +238,8 @@ def _check_supported(causal_lm: PreTrainedModel) -> None:
 def save_model(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, folder: str | Path) -> None:
     """Writes the weights (only the adapters of a LoRA model) and the tokenizer. Every rank calls it."""
     state, lora = None, isinstance(model, PeftModel)
-    if isinstance(model, FSDPModule):
-        options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=lora)
-        state = get_model_state_dict(model, options=options)
+    if isinstance(model, FSDPModule):            # adapters are whole on every rank
+        state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     distributed = torch.distributed.is_initialized()
     if not distributed or torch.distributed.get_rank() == 0:
         # peft would else ask the hub whether the vocabulary of the base was changed
@@ -149,14 +264,6 @@ def export_model(folder: str | Path, to: str | Path) -> None:
     tokenizer.save_pretrained(to)
 
 
-def load_weights(model: torch.nn.Module, folder: str | Path) -> None:
-    """The weights of a checkpoint into a model of the same form that is not sharded yet."""
-    if isinstance(model, PeftModel):
-        set_peft_model_state_dict(model, load_peft_weights(str(folder), device="cpu"))
-    else:
-        model.load_state_dict(load_model(str(folder))[0].state_dict())
-
-
 def trainable_parameters(model: torch.nn.Module) -> list[torch.nn.Parameter]:
     """The parameters for the optimizer. Raises ValueError if they are 16-bit: bfloat16 keeps 8 bits of a
     weight, so that the updates of a small learning rate (1e-6) round to nothing."""
@@ -170,27 +277,59 @@ def trainable_parameters(model: torch.nn.Module) -> list[torch.nn.Parameter]:
 
 # ---- distributed -------------------------------------------------------------------------------------------
 
-def shard(model: torch.nn.Module, replicated_below: int = 20_000_000) -> torch.nn.Module:
-    """FSDP2 over all ranks, one unit per decoder layer; untouched with one process. Ranks hold equal weights
-    before. A model of fewer parameters than `replicated_below` stays whole on every rank, for gathering its
-    layers would take longer than computing them: `average_gradients` is then all that ranks exchange."""
+def shard(model: torch.nn.Module) -> torch.nn.Module:
+    """A model made in memory (equal on all ranks), sharded as `load_model` shards one that it reads."""
+    if _is_sharded(model):
+        _fully_shard(model)
+        model.check_supported()                  # FSDP sets itself up at the root's first forward
+    return model
+
+
+def _is_sharded(model: torch.nn.Module) -> bool:
+    """Models of fewer than REPLICATED_BELOW parameters stay whole on every rank: `average_gradients` is then
+    all that ranks exchange. So do adapters and 4-bit models."""
     alone = not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1
-    small = sum(p.numel() for p in model.parameters()) < replicated_below
-    if alone or small or isinstance(model, FSDPModule):
-        return model
-    causal_lm = _causal_lm(model)
-    if causal_lm.config.to_dict().get("quantization_config"):
-        raise ValueError("4-bit models are not sharded: run one process, or load with quantize='none' "
-                         "(LoRA works sharded)")
+    return not alone and parameter_count(model) >= REPLICATED_BELOW
+
+
+def _fully_shard(causal_lm: PreTrainedModel) -> None:
+    """FSDP2 over all ranks, one unit per decoder layer."""
+    dtype = compute_dtype(causal_lm)
+    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32) \
+        if dtype != torch.float32 else MixedPrecisionPolicy()
     layers = [m for m in causal_lm.modules() if type(m).__name__ in causal_lm._no_split_modules]
     # The root is resharded, too: else a no_grad pass may leave a stale full copy beside an updated shard.
-    for module in (*layers, model):
-        fully_shard(module, reshard_after_forward=True)
-    model.flat_logprobs = MethodType(_flat_logprobs, model)
-    register_fsdp_forward_method(model, "flat_logprobs")  # FSDP gathers the root's weights for it
-    with torch.no_grad():
-        token_logprobs(model, [])  # FSDP sets itself up at the root's first forward: before any inner one
-    return model
+    for module in (*layers, causal_lm):
+        fully_shard(module, reshard_after_forward=True, mp_policy=policy)
+    for name, method in (("flat_logprobs", _flat_logprobs), ("check_supported", _check_supported)):
+        setattr(causal_lm, name, MethodType(method, causal_lm))
+        register_fsdp_forward_method(causal_lm, name)  # FSDP gathers the root's weights for it
+
+
+def checkpoint_layers(model: torch.nn.Module) -> None:
+    """Gradient checkpointing: the backward computes each layer again, so that of a layer only the input is
+    kept."""
+    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
+    if not layers:
+        raise ValueError(f"--gradient-checkpointing: {type(_causal_lm(model)).__name__} has no layers that "
+                         "support it; expected a model of the Llama, Qwen or Mistral kind")
+    for layer in layers:
+        layer.gradient_checkpointing = True
+        layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+
+
+@contextmanager
+def _training_layers(causal_lm: PreTrainedModel) -> Iterator[None]:
+    """Layers that `checkpoint_layers` marked do it in training mode only, in which they refuse a KV cache."""
+    layers = [m for m in causal_lm.modules() if getattr(m, "gradient_checkpointing", False)
+              and isinstance(m, GradientCheckpointingLayer)] if torch.is_grad_enabled() else []
+    for layer in layers:
+        layer.training = True                    # of the layer alone: no dropout inside it
+    try:
+        yield
+    finally:
+        for layer in layers:
+            layer.training = False
 
 
 @contextmanager
@@ -352,9 +491,10 @@ def token_logprobs(model: torch.nn.Module, samples: list[TrainSample], with_entr
     if attends_fully(causal_lm.config, max(length for _, length in packs)):
         packs = prefix_packs(samples)
     batch = _make_batch(samples, packs, causal_lm)
-    if isinstance(model, FSDPModule):
-        return model.flat_logprobs(*batch, with_entropy, with_hidden)
-    return _flat_logprobs(model, *batch, with_entropy, with_hidden)
+    with autocast(causal_lm), _training_layers(causal_lm):
+        if isinstance(causal_lm, FSDPModule):
+            return causal_lm.flat_logprobs(*batch, with_entropy, with_hidden)
+        return _flat_logprobs(causal_lm, *batch, with_entropy, with_hidden)
 
 
 def attends_fully(config, tokens: int) -> bool:
@@ -390,17 +530,16 @@ def _make_batch(samples: list[TrainSample], packs: list[tuple[list[int], int]], 
     if len(packs) < len(samples):  # else causal attention is right, and faster without a mask of its own
         node_T1 = torch.arange(width, device=device)[:, None]
         hidden_BTT = (node_T1.T > node_T1) | (node_T1 >= end_BT.to(device)[:, None])
-        attention_B1TT = torch.where(hidden_BTT, float("-inf"), 0.0)[:, None].to(causal_lm.dtype)
+        attention_B1TT = torch.where(hidden_BTT, float("-inf"), 0.0)[:, None].to(compute_dtype(causal_lm))
     # With a cache, transformers ignores custom positions and masks in parts: use_cache must be off.
     inputs = {"input_ids": ids_BT.to(device), "position_ids": position_BT.to(device),
               "attention_mask": attention_B1TT, "use_cache": False}
     return inputs, *torch.tensor([before, target], dtype=torch.long, device=device)
 
 
-def _flat_logprobs(model: torch.nn.Module, inputs: dict, before_N: torch.Tensor, target_N: torch.Tensor,
+def _flat_logprobs(causal_lm: PreTrainedModel, inputs: dict, before_N: torch.Tensor, target_N: torch.Tensor,
                    with_entropy: bool, with_hidden: bool):
     """The body once, then the head at trained positions only, chunk by chunk."""
-    causal_lm = _causal_lm(model)
     head = causal_lm.get_output_embeddings()
     hidden_NH = causal_lm.base_model(**inputs).last_hidden_state.flatten(0, 1)[before_N]
     # not by this chunk's own size: sharded ranks must agree
@@ -427,30 +566,8 @@ def _chunk_logprobs(head, hidden_NH, target_N, with_entropy: bool):
 
 # ---- reference policy --------------------------------------------------------------------------------------
 
-def make_reference(model: torch.nn.Module) -> torch.nn.Module:
-    """The frozen policy of a KL term: a copy, or for LoRA the model itself with a second adapter "reference".
-    Call it before `shard`."""
-    if not isinstance(model, PeftModel):
-        return deepcopy(model).requires_grad_(False).eval()
-    model.add_adapter("reference", model.peft_config["default"])
-    parameters = dict(model.named_parameters())
-    for name, parameter in parameters.items():
-        if ".reference." in name:
-            parameter.data.copy_(parameters[name.replace(".reference.", ".default.")].data)
-            parameter.requires_grad_(False)
-    return model
-
-
 @torch.no_grad()
-def reference_logprobs(model: torch.nn.Module, reference: torch.nn.Module, samples: list[TrainSample],
-                       ) -> torch.Tensor:
-    """logp_N of the trained tokens under the reference of `make_reference`, without gradient."""
-    # Not peft's set_adapter: it also switches requires_grad, which FSDP reads only once per parameter.
-    adapters = [m for m in model.modules() if isinstance(m, BaseTunerLayer)] if reference is model else []
-    for layer in adapters:
-        layer._active_adapter = ["reference"]
-    try:
+def reference_logprobs(reference: torch.nn.Module, samples: list[TrainSample]) -> torch.Tensor:
+    """logp_N of the trained tokens under load_frozen(..., "reference"), without gradient."""
+    with adapter(reference, "reference"):
         return token_logprobs(reference, samples, with_entropy=False)[0]
-    finally:
-        for layer in adapters:
-            layer._active_adapter = ["default"]

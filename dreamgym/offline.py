@@ -80,10 +80,10 @@ def local_teacher(name: str) -> teacher.Ask:
     from dreamgym.chat import answer_text, chat_format, prompt_ids
     from dreamgym.model import load_model
     from dreamgym.sampler import Sampler
-    model, tokenizer = load_model(name)
+    model, tokenizer = load_model(name, device="cuda" if torch.cuda.is_available() else "cpu", frozen=True)
     chat = chat_format(tokenizer)
     context = min(TEACHER_CONTEXT_TOK, getattr(model.config, "max_position_embeddings", TEACHER_CONTEXT_TOK))
-    sampler = Sampler(model.to("cuda" if torch.cuda.is_available() else "cpu"), 1, context, chat.end_ids, 0)
+    sampler = Sampler(model, 1, context, chat.end_ids, 0)
 
     def ask(messages: list[dict]) -> str:
         ids = prompt_ids(tokenizer, chat, "\n\n".join(message["content"] for message in messages))

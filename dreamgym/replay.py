@@ -47,7 +47,7 @@ class ReplayBuffer:
     seed: of the index's level generator.
     """
 
-    def __init__(self, dim: int, capacity: int = 200_000, exact_below: int = 40_000, seed: int = 0) -> None:
+    def __init__(self, dim: int, capacity: int = 200_000, exact_below: int = 100_000, seed: int = 0) -> None:
         self.dim, self.capacity, self.exact_below, self.seed = dim, capacity, exact_below, seed
         self.records: list[Transition] = []                   # oldest first, as the rows of the arrays
         self._vectors_RD = np.zeros((0, dim), np.float32)
@@ -70,14 +70,16 @@ class ReplayBuffer:
         assert vectors_ND.shape == (n, self.dim) and np.isfinite(vectors_ND).all(), vectors_ND.shape
         records = self.records + list(transitions)
         uid_R = np.append(self._uid_R, self._next_uid + np.arange(n))
-        leaving_first = sorted(range(len(records)), key=lambda row: not records[row].synthetic)
-        keep_R = np.ones(len(records), bool)
-        keep_R[leaving_first[:max(0, len(records) - self.capacity)]] = False
-        evicted = uid_R[~keep_R & (uid_R < self._next_uid)]
-        self.records = [record for record, keep in zip(records, keep_R) if keep]
-        self._vectors_RD = np.append(self._vectors_RD, np.float32(vectors_ND), axis=0)[keep_R]
-        self._uid_R = uid_R[keep_R]
-        self._update_index(evicted, first_new=int(np.searchsorted(self._uid_R, self._next_uid)))
+        vectors_RD, evicted = np.append(self._vectors_RD, np.float32(vectors_ND), axis=0), uid_R[:0]
+        if len(records) > self.capacity:
+            leaving_first = sorted(range(len(records)), key=lambda row: not records[row].synthetic)
+            keep_R = np.ones(len(records), bool)
+            keep_R[leaving_first[:len(records) - self.capacity]] = False
+            evicted = uid_R[~keep_R & (uid_R < self._next_uid)]
+            records = [record for record, keep in zip(records, keep_R) if keep]
+            vectors_RD, uid_R = vectors_RD[keep_R], uid_R[keep_R]
+        self.records, self._vectors_RD, self._uid_R = records, vectors_RD, uid_R
+        self._update_index(evicted, first_new=int(np.searchsorted(uid_R, self._next_uid)))
         self._next_uid += n
 
     def _update_index(self, evicted: np.ndarray, first_new: int) -> None:
@@ -105,7 +107,7 @@ class ReplayBuffer:
         vectors_BD = np.float32(vectors_BD)
         found: list[list] = [[] for _ in vectors_BD]
         open_queries = list(range(len(vectors_BD))) if len(self) else []
-        fetch, use_index = 8 * k + 64, self._index is not None
+        fetch, use_index = max(72, 4 * k), self._index is not None
         while open_queries:                  # again where exclusions and copies used up the candidates
             fetch, unsettled = min(fetch, len(self)), []
             for b, row_F in zip(open_queries, self._nearest(vectors_BD[open_queries], fetch, use_index)):

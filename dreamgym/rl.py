@@ -158,7 +158,7 @@ def update(run_state, batch: Batch, args, dist) -> dict:
     """--updates optimizer steps over the rows of `run_state` (its policy, reference, value_head, optimizer
     and step). The divisor of each loss is the global count of its trained tokens. Returns what is logged."""
     policy, value_head, optimizer = run_state.policy, run_state.value_head, run_state.optimizer
-    frozen = lambda part: reference_logprobs(policy.model, run_state.reference, part)
+    frozen = lambda part: reference_logprobs(run_state.reference, part)
     ref = by_row(batch.samples, frozen, args, dist) if args.kl_coef else None
     sums: dict[str, float] = defaultdict(float)
     stats = {"grad_norm": 0.0, "ratio_max": 0.0, "sampler_gap": 0.0}
@@ -195,6 +195,8 @@ def micro_batch_loss(policy, value_head, batch: Batch, ref, rows: list[int], div
                                    for i in rows]).to(device) if rows else torch.empty(0, device=device)
     samples = [batch.samples[i] for i in rows]
     logp_N, entropy_N, hidden_NH = token_logprobs(policy.model, samples, with_hidden=value_head is not None)
+    if not args.entropy_coef:
+        entropy_N = entropy_N.detach()           # its gradient would cost more than that of the log-probs
     old_N = flat(batch.old)
     loss_N, seen = losses.policy_loss(logp_N, old_N, flat(batch.advantage), args.clip_low, args.clip_high,
                                       DUAL_CLIP)

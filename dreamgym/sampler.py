@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from dreamgym.model import attends_fully
+from dreamgym.model import attends_fully, autocast, compute_dtype
 
 CHUNK_TOK = 4096  # padded tokens per prefill forward; the allocator re-uses temporaries of this size
 PIECE_TOK = 1024  # columns per forward; bounds the mask of a very long prompt
@@ -51,6 +51,7 @@ class _Job:
 
 class _Window:
     """Which part of the cache the current forward writes and reads; one object shared by all layers."""
+    rows = 0     # allocated, of `slots`: as many as were in use at once
     columns = 0  # allocated
     rows_B1: torch.Tensor
     cols_BT: torch.Tensor
@@ -60,18 +61,19 @@ class _Window:
 
 
 class _SlotLayer(CacheLayerMixin):
-    """Keys and values of one decoder layer, written in place; grows in columns by need."""
+    """Keys and values of one decoder layer, written in place; grows in rows and columns by need."""
 
-    def __init__(self, slots: int, window: _Window):
+    def __init__(self, window: _Window):
         super().__init__()
-        self.slots, self.window = slots, window
+        self.window = window
 
     def lazy_initialization(self, key_states, value_states):
         def grown(old, states):
             # zeros and not empty: a masked column that holds NaN would still poison the row (0 * NaN)
-            new = states.new_zeros(self.slots, states.shape[1], self.window.columns, states.shape[3])
+            new = value_states.new_zeros(self.window.rows, states.shape[1], self.window.columns,
+                                         states.shape[3])
             if old is not None:
-                new[:, :, : old.shape[2]] = old
+                new[: old.shape[0], :, : old.shape[2]] = old
             return new
 
         self.keys, self.values = grown(self.keys, key_states), grown(self.values, value_states)
@@ -81,6 +83,7 @@ class _SlotLayer(CacheLayerMixin):
         w = self.window
         if not self.is_initialized or self.keys.shape[2] < w.columns:
             self.lazy_initialization(key_states, value_states)
+        key_states = key_states.to(self.keys.dtype)       # rotary embeddings leave autocast's bfloat16
         self.keys[w.rows_B1, :, w.cols_BT] = key_states.transpose(1, 2)
         self.values[w.rows_B1, :, w.cols_BT] = value_states.transpose(1, 2)
         if w.fresh:
@@ -139,9 +142,9 @@ def prefill_chunks(length_B: np.ndarray, budget_tok: int = CHUNK_TOK) -> list[np
 class Sampler:
     """Decodes with one model in eval mode. Call `clear_caches` whenever the weights change.
 
-    slots: rows decoded at once and conversations remembered. context: longest prompt plus answer in tokens.
-    FSDP2 models must be unsharded by the caller around `sample`. Raises ValueError for an attention window
-    shorter than the context.
+    slots: most rows decoded at once and conversations remembered; memory is taken for those in use. context:
+    longest prompt plus answer in tokens. FSDP2 models must be unsharded by the caller around `sample`. Raises
+    ValueError for an attention window shorter than the context.
     """
 
     def __init__(self, model, slots: int, context: int, stop_ids: Sequence[int], seed_or_generator):
@@ -161,7 +164,7 @@ class Sampler:
     def clear_caches(self) -> None:
         """Forgets every conversation, and frees the cache's memory."""
         self.window, depth = _Window(), self.inner.config.num_hidden_layers
-        self.layers = [_SlotLayer(self.slots, self.window) for _ in range(depth)]
+        self.layers = [_SlotLayer(self.window) for _ in range(depth)]
         self.cache = Cache(layers=self.layers)
         self.slot_of: dict[Hashable, int] = {}
         self.length_S = np.zeros(self.slots, np.int64)  # ids whose keys and values are in the cache
@@ -177,16 +180,24 @@ class Sampler:
         self.generator.bit_generator.state = state
 
     @torch.inference_mode()
-    def sample(self, prompts: list[list[int]], keys: list, max_new_tok: int, temperature: float,
+    def sample(self, prompts: list[list[int]], keys: list | None, max_new_tok: int, temperature: float,
                ) -> list[Sample]:
         """Generates up to max_new_tok tokens after each prompt; one Sample per prompt, in order.
 
         keys: hashable, unique within the call; each names a conversation whose cache is re-used as far as the
-        ids agree. temperature 0 is greedy. More prompts than slots are queued. The uniforms depend only on
+        ids agree. keys None: these prompts are no conversations, and their slots are the next to be used.
+        temperature 0 is greedy. More prompts than slots are queued. The uniforms depend only on
         the generator, the prompt's index and the token's index, so neither slots nor neighbours change a
         result (up to rounding). Raises FloatingPointError naming the prompt when logits are not finite.
         """
-        jobs = self._begin(prompts, keys, max_new_tok, temperature)
+        jobs = self._begin(prompts, keys or [object() for _ in prompts], max_new_tok, temperature)
+        with autocast(self.inner):
+            self._run(jobs, temperature)
+        for job in jobs if keys is None else ():
+            self.used_S[self.slot_of.pop(job.key, [])] = -1
+        return [job.sample for job in jobs]
+
+    def _run(self, jobs: list[_Job], temperature: float) -> None:
         # those with a cache first: nobody may evict them
         queue = deque(sorted((j for j in jobs if j.limit), key=lambda job: job.key not in self.slot_of))
         refill_at = max(1, self.slots // 16)  # a refill costs a forward of its own
@@ -198,7 +209,7 @@ class Sampler:
                 elif live:
                     self._emit(*self._decode(np.array(live)), temperature)
                 else:
-                    return [job.sample for job in jobs]
+                    return
         except BaseException:
             self.clear_caches()  # rows may be half written, or hold NaN
             raise
@@ -239,6 +250,7 @@ class Sampler:
             self.ids_SL[row, : len(job.prompt)] = job.prompt
             self.job_S[row], self.used_S[row] = job, self.calls
             rows.append(row)
+        self._reserve(max(rows) + 1)
         last_H = {}
         for wave, copies in self._waves(rows, fresh):
             if copies:
@@ -250,6 +262,13 @@ class Sampler:
             for chunk in prefill_chunks(todo_B):
                 last_H |= self._prefill(wave[chunk])
         return list(last_H), torch.stack(list(last_H.values()))
+
+    def _reserve(self, rows: int) -> None:
+        if rows > self.window.rows:
+            self.window.rows = rows
+            for layer in self.layers:
+                if layer.is_initialized:
+                    layer.lazy_initialization(layer.keys, layer.values)
 
     def _common_prefix(self, rows: list[int], length, prompt: np.ndarray) -> np.ndarray:
         """How many of the first `length` ids of these slots are those of the prompt."""
@@ -339,7 +358,7 @@ class Sampler:
         if not fresh:
             q_BT = pos_BT[:1] if (cols_BT[:, 0] == cols_BT[0, 0]).all() else pos_BT
             hidden = torch.arange(kv, device=device) > q_BT[:, None, :, None]
-            mask = torch.zeros(hidden.shape, dtype=self.inner.dtype, device=device)
+            mask = torch.zeros(hidden.shape, dtype=compute_dtype(self.inner), device=device)
             mask.masked_fill_(hidden, float("-inf"))
         out = self.inner.base_model(input_ids=ids_BT, attention_mask=mask, position_ids=pos_BT,
                                     past_key_values=self.cache, use_cache=True)

@@ -34,15 +34,24 @@ def trained_folder(args) -> str:
     return args.expmodel_folder if is_url(args.expmodel) else args.expmodel
 
 
+def reach_server(args) -> Endpoint:
+    """The server that `args` names. Raises ValueError where it does not answer a question."""
+    endpoint = Endpoint(args.expmodel, args.expmodel_name, args.expmodel_key_env)
+    try:
+        endpoint.answer([{"role": "user", "content": "Answer with one word."}], max_tokens=1, temperature=0.0)
+    except EndpointError as error:
+        raise ValueError(f"--expmodel {error}") from None
+    return endpoint
+
+
 class ServedExperienceModel(ExperienceModel):
-    """The experience model without weights in this process. Raises ValueError where the server does not
-    answer, at once and during a run; the run's last checkpoint continues."""
-    model = None
+    """The experience model without weights in this process. Raises ValueError where the server stays away
+    during a run; the run's last checkpoint continues."""
+    model = sampler = None
 
     def __init__(self, endpoint: Endpoint, env: Environment, settings: ExperienceSettings, memory: tuple):
         self._set_up(env, settings, memory, slots=REQUESTS)
         self.endpoint = endpoint
-        self._write([self._prompt("Answer with one word.")], "", 1, 0.0)
 
     def _prompt(self, text: str, varies: bool = False) -> list[dict]:
         system = [{"role": "system", "content": self.systems[varies]}] if self.systems[varies] else []
@@ -66,9 +75,6 @@ class ServedExperienceModel(ExperienceModel):
         self.counts["repeated"] = self.counts.get("repeated", 0) + again
         return [(text.rpartition("</think>")[2], ended) for text, ended, _ in answers]
 
-    def clear_caches(self) -> None:
-        self.encoder.clear_caches()
-
     def get_state(self) -> dict:
         return {"counts": dict(self.counts)}
 
@@ -81,15 +87,15 @@ def open_experience_model(args, folder: Path | None, env: Environment, offline: 
     """What `args` names: the weights in `folder`, or the server at the URL --expmodel. The server's model was
     exported from `folder`, which has its settings and replay buffer. Without a folder it is untrained, has
     default settings, and the episodes of the file `offline` in its buffer. A checkpoint `resume` has a buffer
-    of its own. `options` are those of ExperienceModel."""
+    of its own. `options` are those of load_experience_model."""
     replay = resume / "replay" if resume else None
     if not is_url(args.expmodel):
         return load_experience_model(folder, env, device, replay, **options)
+    endpoint = reach_server(args)
     if folder:
         settings, memory = load_settings(folder, replay, device)
     else:
         settings = ExperienceSettings()
         memory = new_memory("words", [e for e in read_episodes(offline) if e.source != "counterfactual"])
         memory = (ReplayBuffer.load(replay), memory[1]) if replay else memory
-    endpoint = Endpoint(args.expmodel, args.expmodel_name, args.expmodel_key_env)
     return ServedExperienceModel(endpoint, env, settings, memory)

@@ -49,6 +49,9 @@ class FakeSampler:
             tokenizer, list(answers), stop, [], [],
         )
 
+    def clear_caches(self):
+        pass
+
     def sample(self, prompts, keys, max_new_tok, temperature):
         self.prompts += prompts
         self.temperatures.append(temperature)
@@ -332,6 +335,20 @@ def test_a_malformed_answer_is_drawn_again_by_itself(parts):
     assert dream.sampler.temperatures == [0.0, 1.0, 0.0, 1.0] and dream.counts == {
         "steps": 2, "resampled": 2, "malformed": 0,
     }
+
+
+def test_equal_questions_are_answered_once(parts):
+    """Stops eight rollouts from decoding one answer eight times, one slip drawn again from reaching all of
+    them, and answers that outlive the weights."""
+    dream = make(parts, answers=["nonsense", GOOD, GOOD, NO_REWARD, GOOD, NO_REWARD])
+    step = lambda count: dream.step(dream.reset([episode("a").task] * count), ["search[jacket]"] * count)
+    assert {result.state for result in step(2)} == {"results page 1"}
+    assert [len(dream.sampler.prompts), dream.counts["resampled"]] == [4, 2]     # one greedy, two drawn, one reward
+    dream.answers[next(iter(dream.answers))] = GOOD, True
+    assert step(3)[2].state == "results page 1" and len(dream.sampler.prompts) == 4
+    dream.clear_caches()
+    step(1)
+    assert len(dream.sampler.prompts) == 6 and not dream.sampler.answers
 
 
 def test_a_difference_to_a_line_that_is_not_there(parts):

@@ -7,12 +7,15 @@ import socket
 import pytest
 import torch
 import torch.multiprocessing as mp
+from torch.distributed.tensor import DTensor
 from transformers import AutoModelForCausalLM, CONFIG_MAPPING
 
+import dreamgym.model
 from dreamgym.model import (
-    TrainSample, clip_grad_norm, even_micro_batches, load_model, load_weights, make_reference, micro_batches,
-    prefix_packs, reference_logprobs, save_model, shard, token_logprobs, trainable_parameters, unsharded)
+    TrainSample, adapter, checkpoint_layers, clip_grad_norm, even_micro_batches, load_frozen, load_model,
+    micro_batches, prefix_packs, reference_logprobs, save_model, token_logprobs, trainable_parameters, unsharded)
 from dreamgym.run import Dist
+from dreamgym.sampler import Sampler
 from dreamgym.sft import sft_step
 from dreamgym.tiny import build_tokenizer, make_optimizers, set_rate
 
@@ -237,19 +240,18 @@ def test_weights_and_reference(folder, tmp_path, lora_rank):
     that switches training off."""
     model, tokenizer = load_model(folder, dtype="float32", lora_rank=lora_rank)
     train(model)                                       # from here on adapters are no longer zero
-    reference, trainable = make_reference(model), len(trainable_parameters(model))
-    initial_N = logprobs(model)
+    trainable, initial_N = len(trainable_parameters(model)), logprobs(model)
+    save_model(model, tokenizer, tmp_path / "start")
+    reference, _ = load_frozen(str(tmp_path / "start"), "reference", model)
+    assert (reference is model) == bool(lora_rank)
     for steps in (0, 3):
         train(model, steps)
-        torch.testing.assert_close(reference_logprobs(model, reference, sharing()), initial_N)
+        torch.testing.assert_close(reference_logprobs(reference, sharing()), initial_N)
     assert len(trainable_parameters(model)) == trainable
     assert not torch.allclose(logprobs(model), initial_N)
     save_model(model, tokenizer, tmp_path / "a")
     loaded, loaded_tokenizer = load_model(str(tmp_path / "a"))
-    other, _ = load_model(folder, lora_rank=lora_rank)
-    load_weights(other, tmp_path / "a")
-    for again in (loaded, other):
-        torch.testing.assert_close(logprobs(again), logprobs(model))
+    torch.testing.assert_close(logprobs(loaded), logprobs(model))
     assert loaded_tokenizer.get_vocab() == tokenizer.get_vocab()
     trained = [name for name, p in loaded.named_parameters() if p.requires_grad]
     assert trained and all("lora" in name for name in trained) == bool(lora_rank)
@@ -291,17 +293,99 @@ def test_nf4_with_adapters_learns(folder):
     assert losses[-1] < losses[0]
 
 
-def test_16_bit_weights_are_not_trained(folder):
-    """Stops a rate of 1e-6 from rounding to nothing."""
-    with pytest.raises(ValueError, match="dtype='float32'"):
-        trainable_parameters(load_model(folder, dtype="bfloat16")[0])
-    adapters = trainable_parameters(load_model(folder, dtype="bfloat16", lora_rank=2)[0])
-    assert adapters[0].dtype == torch.float32
+@pytest.mark.parametrize("lora_rank, frozen", [(0, False), (2, False), (0, True), (2, True)])
+def test_precision_of_weights(folder, lora_rank, frozen):
+    """Stops trained 16-bit weights, in which a rate of 1e-6 rounds to nothing, and frozen ones that take
+    twice the memory."""
+    model, _ = load_model(folder, "bfloat16", lora_rank=lora_rank, frozen=frozen)
+    base = torch.float32 if not (lora_rank or frozen) else torch.bfloat16
+    for name, p in model.named_parameters():
+        assert p.dtype == (torch.float32 if "lora_" in name else base), name
+    if not frozen:
+        assert {p.dtype for p in trainable_parameters(model)} == {torch.float32}
+        with pytest.raises(ValueError, match="lora_rank"):
+            trainable_parameters(model.to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("form", [{}, {"lora_rank": 4}, {"lora_rank": 4, "quantize": "nf4"}])
+def test_bfloat16_computes_what_float32_does(folder, form):
+    """Stops a model that says bfloat16 and computes in float32, log-probs off by more than rounding, and a
+    sampler that is not the trainer's model (its KV cache in bfloat16, too)."""
+    exact, model = load_model(folder, "float32", **form)[0], load_model(folder, "bfloat16", **form)[0]
+    hidden_NH = token_logprobs(model, sharing(), with_hidden=True)[2]
+    assert not torch.equal(hidden_NH.float(), token_logprobs(exact, sharing(), with_hidden=True)[2])
+    error_N = (logprobs(model) - logprobs(exact)).abs()
+    bound = 0.5 if "quantize" in form else 0.05      # 4-bit codes of rounded weights differ here and there
+    assert 0 < error_N.mean() < bound and logprobs(model).dtype == torch.float32
+    losses = train(model, steps=3)
+    assert losses[-1] < losses[0]
+    sampler = Sampler(model, 4, 64, [], 0)
+    prompt, sample = [3, 1, 4, 1, 5], sampler.sample([[3, 1, 4, 1, 5]], ["a"], 12, 1.0)[0]
+    assert {layer.keys.dtype for layer in sampler.layers} == {torch.bfloat16}
+    logp_N = token_logprobs(model, [TrainSample(prompt + sample.ids, [0] * 5 + [1] * 12)])[0]
+    torch.testing.assert_close(torch.tensor(sample.logps).float(), logp_N.detach(), atol=0.1, rtol=0)
+
+
+@pytest.mark.parametrize("dtype, form", [("float32", {}), ("bfloat16", {}), ("float32", {"lora_rank": 4})])
+def test_gradient_checkpointing(folder, dtype, form):
+    """Stops gradients that differ (from those without it), layers whose activations are kept all the same,
+    and a sampler without its cache afterwards."""
+    found = []
+    for checkpointed in (False, True):
+        model, _ = load_model(folder, dtype, **form)
+        if checkpointed:
+            checkpoint_layers(model)
+        kept = []
+        pack = lambda x, kept=kept: kept.append(x.numel()) or x
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            logp_N = token_logprobs(model, sharing())[0]
+        found.append((logp_N.detach(), gradients(model, logp_N.sum()), sum(kept)))
+        sampler = Sampler(model, 2, 64, [], 0)
+        sampler.sample([[3, 1, 4]], ["a"], 8, 1.0)
+        assert sampler.layers[0].is_initialized
+    torch.testing.assert_close(found[0][:2], found[1][:2], atol=0, rtol=0)
+    assert found[1][2] < 0.6 * found[0][2]
+
+
+def storages(model):
+    return {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in model.parameters()}
+
+
+@pytest.mark.parametrize("quantize", ["nf4", "none"])
+def test_one_base_for_policy_reference_and_experience_model(folder, tmp_path, quantize):
+    """Stops a second copy of a frozen base, adapters that answer for each other, and a base that is shared
+    with a model that has another one."""
+    made = {}
+    for i, name in enumerate(("policy", "experience")):
+        model, tokenizer = load_model(folder, "bfloat16", quantize, lora_rank=4, seed=i)
+        train(model, 2 + i)
+        made[name] = logprobs(model)
+        save_model(model, tokenizer, tmp_path / name)
+    assert not torch.allclose(made["policy"], made["experience"])
+    policy, _ = load_model(str(tmp_path / "policy"), "bfloat16", quantize)
+    alone = storages(policy)
+    given = (policy, "bfloat16", quantize)
+    reference, _ = load_frozen(str(tmp_path / "policy"), "reference", *given)
+    experience, _ = load_frozen(str(tmp_path / "experience"), "experience", *given)
+    base = {pointer for name, p in policy.named_parameters() if "lora_" not in name
+            for pointer in [p.untyped_storage().data_ptr()]}
+    assert reference is experience is policy and base <= alone.keys() <= storages(policy).keys()
+    adapters = sum(p.numel() * 4 for p in trainable_parameters(policy))
+    assert sum(storages(policy).values()) == sum(alone.values()) + 2 * adapters
+    train(policy, 2)
+    with adapter(experience, "experience"):
+        torch.testing.assert_close(logprobs(experience), made["experience"])
+    torch.testing.assert_close(reference_logprobs(reference, sharing()), made["policy"])
+    assert not torch.allclose(logprobs(policy), made["policy"])
+    other, _ = load_frozen(folder, "experience", *given[:2])
+    assert other is not policy and not storages(other).keys() & storages(policy).keys()
 
 
 # ---- two ranks ---------------------------------------------------------------------------------------------
 
-FORMS = ((0, 0), (4, 0), (0, 10**9))   # LoRA rank, and the size below which a model is replicated
+# LoRA rank, the size below which a model is replicated, precision, quantization
+FORMS = ((0, 0, "float32", "none"), (4, 0, "float32", "none"), (4, 0, "bfloat16", "none"),
+         (0, 10**9, "float32", "none"), (4, 10**9, "float32", "nf4"))
 
 
 def two_ranks(rank, port, folder):
@@ -311,40 +395,48 @@ def two_ranks(rank, port, folder):
     dist, samples = Dist(rank=rank, world_size=2), sharing()
     assert len(even_micro_batches(samples[: 1 + 8 * rank], 30, dist)) == len(micro_batches(samples[:9], 30))
     mine = slice(rank * 3, 3 + rank * 99)  # unequal shares: the ranks have other numbers of micro-batches
-    for lora_rank, below in FORMS:
-        model, tokenizer = load_model(folder, lora_rank=lora_rank)
-        reference = make_reference(model)
-        model, reference = shard(model, below), shard(reference, below)
-        initial_N = reference_logprobs(model, reference, samples)
+    for number, (lora_rank, below, *form) in enumerate(FORMS):
+        dreamgym.model.REPLICATED_BELOW, out = below, f"{folder}-{number}"
+        model, tokenizer = load_model(folder, *form, lora_rank)
+        assert any(isinstance(p, DTensor) for p in model.parameters()) == (not below)
+        save_model(model, tokenizer, f"{out}-start")
+        reference, _ = load_frozen(f"{out}-start", "reference", model, *form)
+        initial_N = reference_logprobs(reference, samples)
         sgd = torch.optim.SGD(trainable_parameters(model), lr=0.5)
         values = sft_step(model, samples[mine], [sgd], 60, dist)
-        torch.testing.assert_close(reference_logprobs(model, reference, samples), initial_N)
+        torch.testing.assert_close(reference_logprobs(reference, samples), initial_N)
         with unsharded(model), torch.no_grad():
             for _ in range(rank + 1):  # unequal numbers of forwards must not hang
                 inside_N = token_logprobs(model, samples)[0]
         torch.testing.assert_close(inside_N, logprobs(model))
-        save_model(model, tokenizer, f"{folder}-{lora_rank}-{below}")
+        save_model(model, tokenizer, out)
         if rank == 0:
-            torch.save(values | {"logp_N": inside_N}, f"{folder}-{lora_rank}-{below}/values.pt")
+            torch.save(values | {"logp_N": inside_N}, f"{out}/values.pt")
     torch.distributed.destroy_process_group()
 
 
-def test_two_ranks_equal_one_process(folder):
+def test_two_ranks_equal_one_process(folder, monkeypatch):
     """Stops wrong gradient averaging, a stale unsharded copy, ranks that wait for each other, and checkpoints
-    that hold one rank's shard."""
+    that hold one rank's shard. A gradient in bfloat16 is rounded once a micro-batch: those must be the same."""
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         port = s.getsockname()[1]
     mp.spawn(two_ranks, args=(port, folder), nprocs=2)
     samples = sharing()
-    for lora_rank, below in FORMS:
-        model, _ = load_model(folder, lora_rank=lora_rank)
+    for number, (lora_rank, _, *form) in enumerate(FORMS):
+        out = f"{folder}-{number}"
+        model, _ = load_model(folder, *form, lora_rank)
         sgd = torch.optim.SGD(trainable_parameters(model), lr=0.5)
-        values = sft_step(model, samples, [sgd], 10_000, Dist())
-        theirs = torch.load(f"{folder}-{lora_rank}-{below}/values.pt", weights_only=True)
+        with monkeypatch.context() as patch:
+            if "bfloat16" in form:
+                theirs = [[start + i for i in rows] for start, part in ((0, samples[:3]), (3, samples[3:]))
+                          for rows in micro_batches(part, 60)]
+                patch.setattr("dreamgym.sft.even_micro_batches", lambda *_, theirs=theirs: theirs)
+            values = sft_step(model, samples, [sgd], 10_000, Dist())
+        theirs = torch.load(f"{out}/values.pt", weights_only=True)
         torch.testing.assert_close(theirs.pop("logp_N"), logprobs(model), atol=1e-4, rtol=1e-4)
         assert theirs == pytest.approx(values, rel=1e-4)
-        loaded, _ = load_model(f"{folder}-{lora_rank}-{below}")
+        loaded, _ = load_model(out, *form)
         theirs = dict(loaded.named_parameters())
         assert theirs.keys() == dict(model.named_parameters()).keys()
         for name, ours in model.named_parameters():

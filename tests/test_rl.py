@@ -12,9 +12,10 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 
+import dreamgym.model
 from dreamgym import rl, run, tiny
 from dreamgym.episode import Episode, Step, StopReason, Task, TokenSegment
-from dreamgym.model import TrainSample, make_reference, shard, token_logprobs
+from dreamgym.model import TrainSample, shard, token_logprobs
 
 ALONE = run.Dist()
 
@@ -177,7 +178,7 @@ def test_no_episodes_at_all(model, with_head):
 def run_state(model, head=None, optimizer=torch.optim.SGD, lr=1.0):
     policy, head = SimpleNamespace(model=deepcopy(model)), deepcopy(head)
     parameters = [*policy.model.parameters(), *(head.parameters() if head is not None else [])]
-    return SimpleNamespace(policy=policy, reference=make_reference(model), value_head=head, step=0,
+    return SimpleNamespace(policy=policy, reference=deepcopy(model).requires_grad_(False), value_head=head, step=0,
                            optimizer=optimizer(parameters, lr=lr), parameters=parameters)
 
 
@@ -327,7 +328,7 @@ def test_nan_stops_and_names_rows(model):
 
 # ---- two ranks ---------------------------------------------------------------------------------------------
 
-FORMS = (0, 10**9)                    # models below this many parameters are replicated: none, all
+FORMS = (0, 10**9)                    # REPLICATED_BELOW: no model is replicated, all are
 
 
 def rank_update(rank, port, folder):
@@ -337,16 +338,17 @@ def rank_update(rank, port, folder):
                           MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), CUDA_VISIBLE_DEVICES="")
     dist = run.init_dist(0)
     for below in FORMS:
-        torch.save(one_update(dist, below), f"{folder}/{rank}-{below}.pt")
+        dreamgym.model.REPLICATED_BELOW = below
+        torch.save(one_update(dist), f"{folder}/{rank}-{below}.pt")
     dist.close()
 
 
-def one_update(dist, replicated_below):
+def one_update(dist):
     """PPO with a KL, an uneven share of rows on each of the ranks, one optimizer step."""
     model = tiny.create("scratch:16x1", tiny.build_tokenizer(["a b c"]), 0)
     torch.manual_seed(5)
-    head, reference = torch.nn.Linear(16, 1), shard(shifted(model), replicated_below)
-    policy = SimpleNamespace(model=shard(model, replicated_below))
+    head, reference = torch.nn.Linear(16, 1), shard(shifted(model))
+    policy = SimpleNamespace(model=shard(model))
     mine = [e for e in some_episodes() if dist.world_size == 1 or (e.task.id == "t1") == (dist.rank == 0)]
     optimizer = torch.optim.SGD([*policy.model.parameters(), *head.parameters()], lr=1.0)
     state = SimpleNamespace(policy=policy, reference=reference, value_head=head, optimizer=optimizer, step=0)
@@ -363,7 +365,7 @@ def test_two_ranks_are_one_process(tmp_path):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     mp.spawn(rank_update, args=(port, str(tmp_path)), nprocs=2)
-    vector, stats = one_update(ALONE, 0)
+    vector, stats = one_update(ALONE)
     for rank, below in itertools.product(range(2), FORMS):
         found, seen = torch.load(tmp_path / f"{rank}-{below}.pt", weights_only=True)
         torch.testing.assert_close(found, vector, atol=1e-5, rtol=1e-4)

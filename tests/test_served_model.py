@@ -171,6 +171,15 @@ def test_64_requests_at_once(server, workspace):
     assert [r.state for r in world.step(sessions, ["ls"] * 64)] == [f"in {i} and on" for i in range(64)]
 
 
+def test_an_absent_server_is_noticed_first(server, script, tmp_path):
+    """Stops hours of data and imitation before the first question shows that nobody answers."""
+    server.reply = lambda *_: (404, {"error": "no such model"})
+    with pytest.raises(ValueError, match=f"^--expmodel {server.url}: "):
+        script("train_policy", "--env", EXAMPLE, "--out", tmp_path / "out", "--expmodel", server.url,
+               "--expmodel-name", "m", "--model", "scratch:16x1", "--init", "expmodel", "--expmodel-folder", "x")
+    assert not (tmp_path / "out").exists()
+
+
 def test_rl_in_a_served_model(server, trained, script, tmp_path):
     """The main job and evaluate.py with a URL: a folder that is looked for, probes that are not there."""
     server.reply = lambda messages, settings: said(

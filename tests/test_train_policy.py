@@ -9,8 +9,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch.multiprocessing as mp
 
+import dreamgym.model
 import train_policy
+from conftest import EXAMPLE, free_port, run_main
 from dreamgym.curriculum import Curriculum
 from dreamgym.episode import Episode, Step, StopReason, Task, read_episodes, to_json
 from train_policy import Args, Run, cut_episodes, feed_curriculum
@@ -109,3 +112,28 @@ def test_ctrl_c_reaches_the_script_that_is_running(tmp_path, monkeypatch):
         train_policy.launch(child, [])
     assert stopped.value.code == 130 and (tmp_path / "saved").read_text() == "x"
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def sharded_rank(rank, port, flags):
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="2",
+                      MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), CUDA_VISIBLE_DEVICES="")
+    dreamgym.model.REPLICATED_BELOW = 0
+    run_main("train_policy", *flags)
+
+
+def test_two_ranks_with_sharded_models(trained, tmp_path):
+    """Ranks that wait for each other for ever: rank 0 alone asks a sharded experience model for new tasks and
+    for the page of the end, and the ranks' rollouts differ in length."""
+    flags = ["--env", EXAMPLE, "--data", trained.data, "--expmodel", trained.expmodel, "--out", tmp_path,
+             "--iterations", 2, "--generate-every", 1, "--tasks", 2, "--rollouts", 2, "--eval-tasks", 3,
+             "--test-tasks", 3, "--imitation-episodes", 4, "--imitation-epochs", 1, "--max-malformed", 1,
+             "--no-drop-malformed", "--model", "scratch:16x1"]
+    ranks = mp.spawn(sharded_rank, args=(free_port(), flags), nprocs=2, join=False)
+    end = time.monotonic() + 600
+    try:
+        while not ranks.join(timeout=10):
+            assert time.monotonic() < end, "the ranks wait for each other"
+    finally:
+        for process in ranks.processes:
+            process.kill()
+    assert (tmp_path / "result.json").is_file() and (tmp_path / "dream.html").is_file()
