@@ -35,11 +35,9 @@ _TEXTS = {"press": rf"((?:{'|'.join(MODIFIERS)})\+)*({'|'.join(KEYS)}|F\d\d?|[!-
 
 @dataclass(frozen=True)
 class Action:
-    """One parsed action. `element`: the number of the element, or of the tab for tab_focus; `text`: what
-    is typed, pressed, visited, answered, or up | down."""
     kind: str
-    element: int = 0
-    text: str = ""
+    element: int = 0                             # its number, or that of the tab for tab_focus
+    text: str = ""                               # what is typed, pressed, visited, answered, or up | down
     enter: bool = True
 
     def __str__(self) -> str:
@@ -51,8 +49,7 @@ class Action:
 
 
 def parse(text: str) -> Action:
-    """Reads one action, with or without an agent's words and ``` around it: then the last pair of marks
-    counts. Raises ValueError with a message that a state may show."""
+    """Reads one action, alone or between the last pair of ``` of an agent's words. Raises ValueError."""
     parts = text.split("```")
     text = " ".join(parts[-2 if len(parts) % 2 else -1].split()) if len(parts) > 2 else text.strip()
     if text in ALONE:

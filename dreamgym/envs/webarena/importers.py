@@ -8,13 +8,9 @@
                 action (thuml/webarena-world-model-cot) are chained by their order
     browsergym  AgentRewardBench's JSON files, one run each, or a folder of them
 
-`bases` are the addresses at which the sites were recorded, where these are not WebArena's own ports or names.
-
 Ids in actions become line numbers, with the `scroll` steps that lead there. What our grammar cannot say (a
-drag, two calls at once) is left out where nothing changed and otherwise cuts the run in two, so that every
-kept step follows from its own action. Left out: a `stop` without a verdict, an agent's thoughts (a step's
-`reasoning` says why the next state follows). Not read: AgentLab's pickles (never unpickle what others made),
-Playwright traces. """
+drag, two calls at once) is left out where nothing changed and otherwise cuts the run in two. Left out: a
+`stop` without a verdict, an agent's thoughts. Not read: AgentLab's pickles, Playwright traces. """
 from __future__ import annotations
 
 import ast
@@ -95,8 +91,8 @@ Aimed = tuple[Action, str]                       # ... and the recorded id of it
 
 
 def webarena_action(text: str) -> Aimed | None:
-    """None for a text that says nothing. `where [12] is ..` comes from the action history, which writes the
-    Enter of `type` as a blank at the end of the words."""
+    """None for no action. `where [12] is ..` comes from the action history, which writes the Enter of `type`
+    as a blank at the end of the words."""
     said, _, history = text.partition(" where [")
     if history and (match := re.fullmatch(r"type ?\[(\d+)\] ?\[(.*)\]", said, re.DOTALL)):
         enter = int(match[2].endswith((" ", "\n")))
@@ -149,8 +145,7 @@ def screen(seen: Seen, window: int = 0) -> Screen:
 
 
 def place(seen: Seen, ref: str) -> tuple[int, int] | None:
-    """(window, line) of an element, or of what it holds (a cell around a button), or of what holds it (the
-    text of a link)."""
+    """(window, line) of an element, or of what is in it, or of what it is in."""
     shown = {node.ref: (window, line) for window in range(screen(seen).windows)
              for line, node in screen(seen, window).refs.items()}
     rows = text_rows(seen.text)
@@ -214,8 +209,8 @@ def _stop(state: str, action: Action, success: bool) -> Step:
 
 
 def _named(run: Run, parts: list[list[Step]], whole: bool) -> list[Episode]:
-    """`whole`: the last part reaches the run's last page. BrowserGym ends a run at success without a `stop`:
-    one is put there."""
+    """`whole`: the last part reaches the run's last page. BrowserGym's runs end at success: `stop` is
+    added."""
     if whole and parts and run.success and not parts[-1][-1].done:
         parts[-1].append(_stop(parts[-1][-1].next_state, Action("stop"), True))
     made = []
@@ -262,8 +257,7 @@ def _render_moves(file: Path, root: etree._Element, short: Short) -> list[Move]:
     def texts(path: str) -> list[str]:
         return ["".join(element.itertext()) for element in root.xpath(path)]
 
-    # the trace never closes its state_obv divs, so that later steps lie inside earlier ones: only the <pre>
-    # of each is its own
+    # the trace never closes its state_obv divs: later steps lie inside earlier ones
     shown = texts("//div[@class='state_obv']/pre[1]")
     urls, said, meant = (texts(f"//*[@class='{name}']")
                          for name in ("url", "raw_parsed_prediction", "parsed_action"))
@@ -359,8 +353,8 @@ def _acctree_runs(path: Path, short: Short) -> Iterator[Run]:
 
 
 def _acctree_moves(rows: list[tuple[str, TreeRow]], short: Short) -> Iterator[Move]:
-    """Where rows hold neither state nor action, the state is the next state of the row before and the action
-    the last of the row after (`previous_actions`), if their histories agree."""
+    """Where rows hold neither state nor action, the row before tells the state and the row after the action
+    (the last of `previous_actions`), if their histories agree."""
     none = TreeRow(0)
     table = [none, *(row for _, row in rows), none]
     for (where, _), earlier, row, later in zip(rows, table, table[1:], table[2:]):
@@ -431,9 +425,9 @@ FORMATS = {"render": (_render_runs, webarena_action), "acctree": (_acctree_runs,
 
 def read_traces(path: Path | str, format: str, dropped_ids: Set[int] = frozenset(),
                 bases: Sequence[Mapping[str, str]] = ()) -> list[Episode]:
-    """All runs of a file or folder, without those of the tasks in `dropped_ids`: the test set's. `bases` has
-    site -> address for each set of sites that was recorded; what they lack is known by its port. Raises
-    ValueError naming the file, and the line or step, that does not fit the format."""
+    """All runs of a file or folder but those of the tasks `dropped_ids`. `bases`: site -> address for each
+    set of sites that was recorded; other sites are known by WebArena's ports and names. Raises ValueError
+    naming the file, and the line or step, that does not fit the format."""
     path = Path(path)
     if format not in FORMATS:
         raise ValueError(f"format {format!r}: expected one of {', '.join(FORMATS)}")

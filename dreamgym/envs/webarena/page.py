@@ -1,5 +1,4 @@
-"""The abstract state of a web page: accessibility nodes in (ax_tree_sources.py), short lines of text out; and
-the reader of those lines. The experience model writes the same form:
+"""The abstract state of a web page, from accessibility nodes (ax_tree_sources.py); and its reader:
 
     tabs: Home | *Cart                           only with several tabs; the star is the current one
     page: One Stop Mini
@@ -10,8 +9,7 @@ the reader of those lines. The experience model writes the same form:
     text '$19.99'
     window 1 of 3                                only for a page longer than a window
 
-An element's number is that of its line in the state, counted from 1 (`dreamgym.episode.number_lines` writes
-the numbers for a policy), so that the first lines, which are no elements, have numbers too.
+An element's number is that of its line in the state, counted from 1.
 """
 from __future__ import annotations
 
@@ -43,8 +41,7 @@ _LOOSE_QUOTE = re.compile(r"(?<!\w)'|'(?!\w)")
 
 @dataclass(slots=True)
 class Node:
-    """One accessibility node worth showing. `ref` is its source's handle on the element: an lxml element,
-    a CDP backendDOMNodeId, or an id in a recorded text."""
+    """One accessibility node. `ref` is its source's handle on the element (ax_tree_sources.py)."""
     role: str
     name: str = ""
     value: str = ""                              # of a field
@@ -60,11 +57,10 @@ class Node:
 
 @dataclass
 class Page:
-    """What a state text says; `str` writes it. `lines` maps the number of an element's line in the state
-    to the element."""
+    """What a state text says; `str` writes it."""
     title: str
     address: str
-    lines: dict[int, Node]
+    lines: dict[int, Node]                       # by number
     tabs: tuple[str, ...] = ()
     tab: int = 0
     window: int = 0                              # scrolling position, from 0
@@ -82,7 +78,7 @@ class Page:
 
 @dataclass
 class Screen:
-    """A shown state: its text, and the node behind each element's line number."""
+    """A shown state: its text, and the nodes by number."""
     text: str
     refs: dict[int, Node]
     window: int = 0
@@ -99,8 +95,7 @@ def clean(text: str, most: int = MAX_CHARS) -> str:
 
 
 def quotable(text: str) -> str:
-    """`clean`, and safe between single quotes: an apostrophe that is not between letters or digits becomes
-    ’."""
+    """`clean`, and safe between single quotes: an apostrophe that no letters surround becomes ’."""
     text = clean(text)
     return _LOOSE_QUOTE.sub("’", text) if "'" in text else text
 
@@ -144,15 +139,14 @@ def _drop_label(shown: list[Node], name: str) -> None:
 
 
 def _numbered(nodes: Sequence[Node], tabs: Sequence[str]) -> dict[int, Node]:
-    """The number of each element's line: the title and the address stand above, and the tabs where there
-    are several."""
+    """By number: title and address stand above, and the tabs where there are several."""
     return dict(enumerate(nodes, 4 if len(tabs) > 1 else 3))
 
 
 def abstract(title: str, address: str, nodes: list[Node], tabs: Sequence[str] = (), tab: int = 0,
              window: int = 0, size: int = LINES) -> Screen:
-    """Nodes in document order -> the state. `tabs` are titles; `tab` and `window` count from 0, and a
-    window past the last is the last. Never raises on odd text."""
+    """Nodes in document order -> the state. `tabs` are titles; `tab` and `window` count from 0; a window past
+    the last is the last."""
     shown = _shown(nodes)
     windows = max(1, -(-len(shown) // size))
     window = min(max(window, 0), windows - 1)
@@ -229,8 +223,7 @@ class Addresses:
         return site + ("" if rest == "/" else f"/{rest}" if rest[:1] == "?" else rest)
 
     def full(self, address: str) -> str:
-        """The url of a short address or of a full url. Raises ValueError for one that is on none of the
-        sites."""
+        """The url of a short address or of a full url. Raises ValueError where it is on none of the sites."""
         address = address.strip()
         site = re.split(r"[/?#]", address, maxsplit=1)[0]
         if site in self.bases:

@@ -1,14 +1,13 @@
 """What both back ends share: an episode in a browser is a row of tabs, and an action works on the one in
-front.
-
-`Tabs` turns an action into a screen; `InProcessBrowser` and `Chromium` supply the tabs. A tab has
+front. `InProcessBrowser` and `Chromium` supply the tabs; `page(url)` is a fresh one for evaluators. A tab has
 
     url, title, window, read() -> [Node]         what it shows; url "" until something was loaded
     goto(url)                                    raises ValueError when the address does not load
     click(node)   hover(node)   press(key)   options(node) -> [label]   choose(node, index)
     fill(node, text) -> whether the field took it
     move(step)                                   one page back or forward, where there is one
-    html, evaluate(js)                           for evaluators: the page as it is now, what is typed included
+    html                                         as it is now, what is typed included
+    evaluate(js) -> its text                     None where it throws or gives null; raises NotSupported
     close()
 
 Choices that hold in both: what the page does not allow changes nothing; `type` replaces what a field holds;
@@ -43,8 +42,8 @@ class Tabs:
         raise NotImplementedError
 
     def start(self, urls: Sequence[str]) -> Screen:
-        """One tab for each url, the first in front. Raises ValueError for a url that is on none of the sites,
-        or does not load."""
+        """One tab for each url, the first in front. Raises ValueError for one that is on none of the sites or
+        does not load."""
         if not urls:
             raise ValueError("no address to start from; expected at least one")
         full = [self.addresses.full(url) for url in urls]
@@ -72,7 +71,7 @@ class Tabs:
 
     @property
     def url(self) -> str:
-        """Full address of the tab in front, "" while it is empty."""
+        """Of the tab in front, "" while it is empty."""
         return self.front.url if self.tabs else ""
 
     def screen(self) -> Screen:

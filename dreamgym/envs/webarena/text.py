@@ -28,10 +28,9 @@ def read_page(state: str) -> Page | None:
 
 @dataclass
 class Command:
-    """An action on a page. `node` is the element it names, None where it names none or the page has no
-    such element."""
+    """An action on a page."""
     action: Action | None                        # None: not of the grammar
-    node: Node | None = None
+    node: Node | None = None                     # the element it names; None where the page has none
 
     @property
     def kind(self) -> str:
@@ -59,9 +58,8 @@ def read_action(state: str, action: str) -> Command:
 
 
 def ground(state: str, action: str) -> str:
-    """The action with the words of the element that it names: `click [3]` -> `click [3] link 'Cart'`. For
-    `stop` it is the first line that shows the answer. An action on no element is written in its usual
-    form; what is no action stays as it is, on one line."""
+    """The action with the words of its element: `click [3]` -> `click [3] link 'Cart'`; of `stop`, the first
+    line that shows the answer. What is no action stays as it is, on one line."""
     command, page = read_action(state, action), read_page(state)
     if command.action is None:
         return clean(action)
@@ -73,7 +71,6 @@ def ground(state: str, action: str) -> str:
 
 
 def is_stop(action: str) -> bool:
-    """Whether an action ends the episode: only `stop` does."""
     return read_action("", action).kind == "stop"
 
 
@@ -109,8 +106,7 @@ def action_type(state: str, action: str) -> str:
 
 
 def message(state: str) -> str:
-    """What a page tells of the action before, in its last line ('You added Blue Speaker to your cart.');
-    "" where it tells nothing."""
+    """What the last line tells of the action before ('You added Blue Speaker to your cart.'), or ""."""
     page = read_page(state)
     last = list(page.lines.values())[-1] if page and page.lines else None
     return last.name if last and last.role == "text" and last.name.endswith(".") else ""

@@ -1,5 +1,5 @@
-"""WebArena-Verified (ServiceNow; pip install webarena-verified): its tasks are played here, and its
-own scorer judges them from two files a task, in the folders that it reads:
+"""WebArena-Verified (ServiceNow; pip install webarena-verified): its own scorer judges an episode from two
+files, in the folders that it reads:
 
     out/webarena-verified/STARTED/attempt-1/21/agent_response.json
     out/webarena-verified/STARTED/attempt-1/21/network.har

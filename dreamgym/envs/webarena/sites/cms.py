@@ -16,7 +16,6 @@ from dreamgym.envs.webarena.sites.site import (
 NAV = ("Products", "Orders", "Customers", "Reviews")
 SITE = Site("shopping_admin", "Shop Admin", {"Home": "/"} | {name: f"/{name.lower()}" for name in NAV},
             account=("admin", "admin1234"), login_text="Sign in", private=True)
-SCHEMA = ""                                      # the shop's tables
 SHOWN = {"All": "1", "Enabled": "enabled", "Disabled": "NOT enabled", "Out of stock": "stock = 0"}
 SOLD = """SELECT name, slug, sum(quantity) AS sold FROM shop_order_items
     JOIN shop_orders ON shop_orders.id = order_id JOIN shop_products ON shop_products.id = product_id

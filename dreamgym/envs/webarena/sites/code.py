@@ -42,20 +42,6 @@ KINDS = {"issues": "issue", "merge-requests": "merge request"}        # in addre
 STATES = {"issues": ("open", "closed"), "merge-requests": ("open", "merged", "closed")}
 NOBODY = "nobody"
 SORTS = {"name": "path", "stars": "stars DESC, path", "updated": "updated DESC, path"}
-SCHEMA = """
-CREATE TABLE code_projects (id INTEGER PRIMARY KEY, path UNIQUE, owner, description, readme, license,
-    visibility, stars INT, forks INT, updated);
-CREATE TABLE code_stars (user, project INT, PRIMARY KEY (user, project));
-CREATE TABLE code_members (project INT, user, role, PRIMARY KEY (project, user));
-CREATE TABLE code_items (id INTEGER PRIMARY KEY, project INT, kind, number INT, title, body, author, assignee,
-    label, state, created, UNIQUE (project, kind, number));
-CREATE TABLE code_notes (id INTEGER PRIMARY KEY, item INT, author, body, created);
-CREATE TABLE code_commits (id INTEGER PRIMARY KEY, project INT, author, title, created);
-CREATE TABLE code_profiles (user PRIMARY KEY, email, status, token);
-CREATE TABLE code_follows (user, followed, PRIMARY KEY (user, followed));
-CREATE INDEX code_notes_item ON code_notes (item);
-CREATE INDEX code_commits_project ON code_commits (project);
-"""
 
 
 # ---- first data --------------------------------------------------------------------------------------------

@@ -1,16 +1,15 @@
-"""The shop: categories, search, products with reviews, a cart and a checkout, and the customer's account.
-Its data is in `data.py`."""
+"""The shop: categories, search, products with reviews, a cart and a checkout, and the customer's account."""
 from __future__ import annotations
 
 import sqlite3
 
 from flask import g, request
 
-from dreamgym.envs.webarena.sites.data import PAYMENTS, SCHEMA, SITE, fill
+from dreamgym.envs.webarena.sites.data import PAYMENTS, SITE, fill
 from dreamgym.envs.webarena.sites.site import (
     TODAY, all_words, asked, chosen, go, insert, number, one, page, paged, rows, run, words)
 
-__all__ = ["SCHEMA", "SITE", "fill"]
+__all__ = ["SITE", "fill"]
 SORTS = {"Name": "name", "Cheapest": "price, name", "Priciest": "price DESC, name",
          "Stars": "stars DESC, name"}
 # not *: stars cost a query for each product

@@ -33,10 +33,6 @@ FIRST_NAMES = """Abel Adam Alice Anna Bella Ben Boris Carl Clara Daniel David Do
     Otto Paul Petra Rosa Sam Simon Theo Tina Vera Victor Willa""".split()
 LAST_NAMES = """Baker Brown Clark Cook Davis Fox Green Hill Jones King Lee Miller Moore Reed Smith Stone White
     Young""".split()
-SCHEMA = """
-CREATE TABLE users (id INTEGER PRIMARY KEY, site, name, password, full_name, joined, UNIQUE (site, name));
-CREATE TABLE sessions (id INTEGER PRIMARY KEY, sid UNIQUE, user_id INT REFERENCES users, message DEFAULT '');
-"""
 
 
 @dataclass(eq=False)
