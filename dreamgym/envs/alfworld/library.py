@@ -1,5 +1,5 @@
 """Below the ALFWorld engine: translated games and TextWorld's compiled planner library, which holds the state
-of a game and knows its rules. Nothing of TextWorld is imported before a game is opened."""
+of a game and knows its rules."""
 from __future__ import annotations
 
 import ctypes
@@ -24,9 +24,9 @@ class Operator(ctypes.Structure):
 
 
 class Library:
-    """A private copy of the Fast Downward library, whose global variables are one game: its rules, the states
-    met so far, and the current one. `state_id` reads and sets the current state: ids are 0 (the start), 1,
-    ... in the order of meeting, and equal states have one id."""
+    """A private copy of the Fast Downward library, whose global variables are one game. `state_id` reads and
+    sets the current state: ids are 0 (the start), 1, ... in the order of meeting; equal states have one
+    id."""
 
     def __init__(self):
         from fast_downward.interface import DOWNWARD_LIB_PATH
@@ -62,8 +62,7 @@ class Library:
         return found
 
     def apply(self, operator: int, effects: int) -> list[str]:
-        """Applies an operator of so many effects; their names, such as "NegatedAtom holds(agent1,
-        apple_bar_1)"."""
+        """Applies an operator of so many effects; these, such as "NegatedAtom holds(agent1, apple_bar_1)"."""
         atoms = (ctypes.c_char * 1024 * effects)()
         self._lib.apply_operator(operator, atoms)
         return [atom.value.decode("cp1252") for atom in atoms]
@@ -71,8 +70,7 @@ class Library:
 
 @lru_cache(maxsize=1)
 def _loadable(path: Path) -> bytes:
-    """The part of a shared library that is mapped when it is loaded: 1 MB of 33, the rest is debugging
-    information."""
+    """The mapped part of a shared library: 1 MB of 33, the rest is debugging information."""
     content = path.read_bytes()
     if content[:5] != b"\x7fELF\x02":            # macOS
         return content
@@ -82,8 +80,8 @@ def _loadable(path: Path) -> bytes:
 
 
 def translation(domain: str, problem: str, version: str, cache: str | Path = "") -> dict:
-    """The translated game (0.1-0.6 s of CPU), kept in the folder `cache` if given. `version` of the packages
-    is part of the key."""
+    """The translated game (0.1-0.6 s of CPU), kept in the folder `cache`, by `version` of the packages,
+    too."""
     if not cache:
         return translate(domain, problem)
     key = hashlib.sha256(json.dumps([CACHE_SCHEMA, version, domain, problem]).encode()).hexdigest()[:24]
