@@ -164,8 +164,7 @@ class WebArena(Environment):
     def close(self) -> None:
         self.sites.close()
 
-    def ground(self, state: str, action: str) -> str:
-        return ground(state, action)
+    ground = staticmethod(ground)
 
     def players(self) -> dict[str, Player]:
         """On official tasks the scripted players have no plan: "null" and "random" check an installation."""

@@ -5,9 +5,7 @@ from dreamgym.episode import Step, Task
 
 
 class WebShopAudit(Audit):
-
-    def action_type(self, state: str, action: str) -> str:
-        return text.action_type(state, action)
+    action_type = staticmethod(text.action_type)
 
     def success(self, task: Task, state: str, action: str, next_state: str) -> bool | None:
         """A price range counts by its lower end; the price that is drawn within it is not on the page."""

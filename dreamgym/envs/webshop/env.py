@@ -1,9 +1,5 @@
-"""WebShop as an environment: tasks, sessions and abstract text states, on top of the exact engine.
-
-With `$WEBSHOP_DATA` (or `data_dir`) set, the official catalogue is read; otherwise one is generated into
-`cache`. `describe()` says which, and with which noun tagger: both belong into every result. Reward is 1 where
-upstream's score R is 1; R is the raw score.
-"""
+"""WebShop as an environment on top of the exact engine. Reward is 1 where upstream's score R is 1; R is the
+raw score."""
 import os
 from functools import cached_property
 from pathlib import Path
@@ -26,7 +22,8 @@ VALID_EVERY = 6                                  # and of the others one in six 
 
 
 class WebShop(Environment):
-    """WebShop, real. `human_goals` (official data): instructions by people instead of synthetic ones."""
+    """The official catalogue in `data_dir` or `$WEBSHOP_DATA`; otherwise one is generated into `cache`.
+    `human_goals` (official data): instructions by people instead of synthetic ones."""
     name = "webshop"
     prompts = PROMPTS
     audit = WebShopAudit()
@@ -51,8 +48,7 @@ class WebShop(Environment):
                 "results_shown": self.results_shown}
 
     def tasks(self, split: str) -> list[Task]:
-        """Official data is split by goal number, as upstream splits it. The generated catalogue is split by
-        target product: no product and no instruction is in two splits."""
+        """Official data is split by goal number, as upstream; a generated catalogue by target product."""
         if split not in OFFICIAL_SPLITS:
             raise ValueError(f"split {split!r}: expected {', '.join(OFFICIAL_SPLITS)}")
         goals = self.catalogue.goals
@@ -63,8 +59,7 @@ class WebShop(Environment):
 
     @cached_property
     def _splits(self) -> dict[str, list[int]]:
-        """Split -> goal numbers of the generated catalogue. Two products may have the same instruction: it
-        stays where it is seen first."""
+        """Split -> goal numbers of the generated catalogue. An instruction stays where it is seen first."""
         targets = sorted({goal.product.asin for goal in self.catalogue.goals})
         test = set(targets[::TEST_EVERY])
         valid = set([asin for asin in targets if asin not in test][::VALID_EVERY])
@@ -106,8 +101,7 @@ class WebShop(Environment):
         for session in sessions:
             session.inner = None
 
-    def ground(self, state: str, action: str) -> str:
-        return text.ground(state, action)
+    ground = staticmethod(text.ground)
 
     def players(self) -> dict[str, Player]:
         products = self.catalogue.products[:2000]
@@ -123,7 +117,7 @@ class WebShop(Environment):
 
 def official_action(engine: WebShopEngine, state: str, action: str) -> str:
     """`click[2]` on a results page -> upstream's click on that product; a value as the state shows it ->
-    upstream's own text of it, which may hold no-break or double blanks; anything else as it is."""
+    upstream's own text of it; anything else as it is."""
     (verb, argument), kind = text.split_action(action), text.page_kind(state)
     # '01', '\u00b2' and the like are not among the numbers of a results page.
     if verb == "click" and kind == "results" and argument in text.read_results(state):
