@@ -48,8 +48,7 @@ def home():
 
 @SITE.get("/reports")
 def reports():
-    """Sales of the months of a year, or the bestsellers of a year or of one of its months; canceled orders do
-    not count."""
+    """Sales of the months of a year, or the bestsellers of a year or month, without canceled orders."""
     years = [row[0] for row in rows("SELECT DISTINCT substr(date, 1, 4) FROM shop_orders ORDER BY 1 DESC")]
     report, year = chosen("report", ("Sales", "Bestsellers")), chosen("year", years)
     month = chosen("month", ("All", *(f"{month:02d}" for month in range(1, 13))))
@@ -106,11 +105,7 @@ def change_order(order):
 
 @SITE.post("/orders/<int:order>/cancel")
 def cancel(order):
-    path = f"/orders/{order['id']}"
-    if order["status"] not in ("Pending", "Processing"):
-        return go("Only an open order can be canceled.", path)
-    close_order(order)
-    return go(f"You canceled order {order['id']}.", path)
+    return close_order(order, ("Pending", "Processing"), "an open", f"You canceled order {order['id']}.")
 
 
 @SITE.get("/customers")

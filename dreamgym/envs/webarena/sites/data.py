@@ -48,8 +48,7 @@ def slug(name: str) -> str:
 
 
 def fill(db: sqlite3.Connection, rng: Random, split: str) -> None:
-    """120 products, 25 customers (Emma Lopez is the first), 150 orders over the two years before TODAY, some
-    250 reviews."""
+    """120 products, 25 customers (Emma Lopez is the first), 150 orders of two years, some 250 reviews."""
     _add_products(db, rng, split)
     people = of_split([f"{first} {last}" for first in FIRST_NAMES for last in LAST_NAMES], split)
     names = sorted(rng.sample(people, CUSTOMERS - 1))

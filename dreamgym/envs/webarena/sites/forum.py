@@ -81,8 +81,7 @@ SITE.loaders |= {
 
 
 def fill(db: sqlite3.Connection, rng: Random, split: str) -> None:
-    """Posts in the order of their days, so that a higher id is a newer post; every member posts and comments,
-    the account's own posts are in several forums."""
+    """Posts in the order of their days: a higher id is a newer post."""
     people = [SITE.account[0], *rng.sample(of_split(map(str.lower, FIRST_NAMES), split), 12)]
     for person in people:
         SITE.add_user(db, person, rng, joined=range(300, 1500))

@@ -43,7 +43,7 @@ KINDS = {  # category: (noun of the names, least and most in a town, opening hou
 
 
 class Place(namedtuple("Place", "id slug name category town street number zip phone hours x y")):
-    """A place, or a town as a whole (category 'town'). `phone` and `hours` are "" where a place has none."""
+    """A place, or a town as a whole (category 'town'). `phone`, `hours`: "" for none."""
 
     @property
     def at(self) -> tuple[int, int]:
@@ -59,8 +59,7 @@ class Place(namedtuple("Place", "id slug name category town street number zip ph
 
 
 def fill(db: sqlite3.Connection, rng: Random, split: str) -> None:
-    """Streets and places; a word of the names is used once for each category, so that every name is the only
-    one of its kind."""
+    """Streets and places; every name is the only one of its kind."""
     towns = rng.sample(of_split(TOWN_NAMES, split), len(TOWNS))
     places = [(town.lower(), town, "town", town, "", 0, code, "", "", x, y)
               for town, (x, y, code) in zip(towns, TOWNS)]
@@ -132,8 +131,7 @@ class Atlas:
         return [(street, sum(metres for _, metres in leg)) for street, leg in legs]
 
     def search(self, query: str) -> list[Place]:
-        """Places that have every word of the query in their name, category or address; a place of exactly
-        that name comes first."""
+        """Places with every word of the query in name, category or address, one of just that name first."""
         words = query.lower().split()
         found = [place for place in self.places
                  if all(word in f"{place.name} {place.category} {place.address} {place.zip}".lower()
@@ -154,19 +152,14 @@ def minutes(metres: int, by: str) -> int:
 
 @cache
 def atlas_of(first: sqlite3.Connection) -> Atlas:
-    """Of the first data of a database: no page changes what is on the map."""
-    return Atlas(first)
+    return Atlas(first)                          # no page changes what is on the map
 
 
 def _atlas() -> Atlas:
     return atlas_of(g.sites.first)
 
 
-def _place(slug: str, _: dict | None = None) -> Place:
-    return _atlas().by_slug.get(slug) or abort(404)
-
-
-SITE.loaders["place"] = _place
+SITE.loaders["place"] = lambda slug, _: _atlas().by_slug.get(slug) or abort(404)
 
 
 @SITE.get("/")

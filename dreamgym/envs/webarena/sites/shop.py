@@ -171,11 +171,15 @@ def order_items(order: sqlite3.Row) -> list[sqlite3.Row]:
                 "WHERE order_id = ? ORDER BY shop_products.name", order["id"])
 
 
-def close_order(order: sqlite3.Row) -> None:
-    """Cancels an order; what it held goes back into stock."""
+def close_order(order: sqlite3.Row, states: tuple[str, ...], what: str, done: str):
+    """Cancels an order in one of some states; what it held goes back into stock."""
+    path = f"/orders/{order['id']}"
+    if order["status"] not in states:
+        return go(f"Only {what} order can be canceled.", path)
     run("UPDATE shop_orders SET status = 'Canceled' WHERE id = ?", order["id"])
     for item in order_items(order):
         _change_stock(item, 1)
+    return go(done, path)
 
 
 @SITE.get("/orders/<int:order>", member=True)
@@ -185,11 +189,7 @@ def order(order):
 
 @SITE.post("/orders/<int:order>/cancel")
 def cancel(order):
-    path = f"/orders/{order['id']}"
-    if order["status"] != "Pending":
-        return go("Only a pending order can be canceled.", path)
-    close_order(order)
-    return go(f"Your order {order['id']} was canceled.", path)
+    return close_order(order, ("Pending",), "a pending", f"Your order {order['id']} was canceled.")
 
 
 @SITE.post("/orders/<int:order>/reorder")
