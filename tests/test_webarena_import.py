@@ -43,7 +43,7 @@ def read(path, form, dropped=frozenset(), bases=()):
         for step in episode.steps:
             assert step.reasoning == "" and step.done == (step.next_state == STOPPED)
             for state in (step.state, *([] if step.done else [step.next_state])):
-                assert str(read_screen(state)) == state
+                assert read_screen(state).text == state
     return episodes
 
 

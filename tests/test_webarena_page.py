@@ -57,11 +57,11 @@ def test_windows_of_a_long_page_number_the_lines_as_a_policy_sees_them(tabs):
     for window in (0, 1, 2):
         screen = abstract("T", "map", nodes, tabs, window=window)
         shown = number_lines(screen.text).split("\n")
-        for number, node in screen.refs.items():
+        for number, node in screen.lines.items():
             assert shown[number - 1] == f"[{number}] {node}"
-        assert min(screen.refs) == 3 + bool(tabs)  # header lines are no elements; each window begins again
+        assert min(screen.lines) == 3 + bool(tabs)  # header lines are no elements; each window begins again
         assert screen.text.endswith(f"\nwindow {window + 1} of 3")
-        names += [node.name for node in screen.refs.values()]
+        names += [node.name for node in screen.lines.values()]
     assert names == [node.name for node in nodes]
     assert abstract("T", "map", nodes, tabs, window=9) == screen
     assert abstract("T", "map", nodes, window=-1) == abstract("T", "map", nodes)
@@ -111,7 +111,7 @@ def test_any_page_reads_back_as_it_was_written():
         screen = abstract(name(), "shopping/" + clean(name()), nodes, tabs, rng.randrange(len(tabs)),
                           rng.randint(0, 3), 4)
         page = read_screen(screen.text)
-        assert str(page) == screen.text and page.lines == screen.refs
+        assert page.text == screen.text and page.lines == screen.lines
         assert (page.window, page.windows) == (screen.window, screen.windows)
 
 

@@ -115,7 +115,7 @@ def test_every_page_is_there_and_short_and_well_formed(world, site, least):
         title, nodes = from_html(answer.body)
         screen = abstract(title, f"{site}{path}", nodes)
         assert title.strip() and screen.windows == 1 and len(screen.text.split()) < 220, path
-        assert all(node.name for node in screen.refs.values()), path
+        assert all(node.name for node in screen.lines.values()), path
         assert not page.xpath("//script | //@onclick | //@style[contains(., 'display')]"), path
         assert max(Counter(page.xpath("//@id")).values(), default=1) == 1, path
         labelled = set(page.xpath("//label/@for"))

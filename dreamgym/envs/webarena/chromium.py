@@ -27,7 +27,7 @@ from playwright.sync_api import Error, TimeoutError, sync_playwright
 from dreamgym.envs.webarena.actions import KEYS, MODIFIERS, Action
 from dreamgym.envs.webarena.ax_tree_sources import from_cdp
 from dreamgym.envs.webarena.locators import NotSupported
-from dreamgym.envs.webarena.page import Addresses, Node, Screen, clean
+from dreamgym.envs.webarena.page import Addresses, Node, Page, clean
 from dreamgym.envs.webarena.tabs import Cookies, Tabs
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -114,7 +114,7 @@ class Chromium(Tabs):
         super().__init__(addresses)
         self.browser, self.settle_s, self.limit_s, self.context = browser, settle_s, limit_s, None
 
-    def open(self, urls: Sequence[str], cookies: Cookies = {}, **context: Any) -> Screen:  # noqa: B006
+    def open(self, urls: Sequence[str], cookies: Cookies = {}, **context: Any) -> Page:  # noqa: B006
         """A new episode in a fresh context. `context`: for Playwright's new_context. Raises as `start`."""
         self.close()
         with self.watched():
@@ -126,7 +126,7 @@ class Chromium(Tabs):
                                       for site, values in cookies.items() for name, value in values.items()])
             return self.start(urls)
 
-    def act(self, action: Action) -> Screen:
+    def act(self, action: Action) -> Page:
         with self.watched():
             try:
                 return super().act(action)
@@ -146,7 +146,7 @@ class Chromium(Tabs):
         finally:
             watchdog.cancel()
 
-    def screen(self) -> Screen:
+    def screen(self) -> Page:
         """A page that is just being replaced cannot be read for a moment."""
         for _ in range(READ_TRIES):
             with suppress(Error):

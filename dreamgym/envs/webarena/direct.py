@@ -21,7 +21,7 @@ from lxml import etree
 
 from dreamgym.envs.webarena.ax_tree_sources import from_html, option_label, value_of
 from dreamgym.envs.webarena.locators import query
-from dreamgym.envs.webarena.page import Addresses, Node, Screen
+from dreamgym.envs.webarena.page import Addresses, Node, Page
 from dreamgym.envs.webarena.tabs import Cookies, Tabs
 
 Element = etree._Element
@@ -36,7 +36,7 @@ class InProcessBrowser(Tabs):
         super().__init__(Addresses(sites.bases))
         self.sites, self.jar = sites, {}
 
-    def open(self, urls: Sequence[str], cookies: Cookies = {}) -> Screen:  # noqa: B006
+    def open(self, urls: Sequence[str], cookies: Cookies = {}) -> Page:  # noqa: B006
         """A new episode. Raises as `start`."""
         self.jar = {site: dict(cookies.get(site, {})) for site in self.sites.bases}
         return self.start(urls)

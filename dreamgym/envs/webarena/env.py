@@ -7,6 +7,7 @@ when there is no judge.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
@@ -26,7 +27,7 @@ from dreamgym.envs.webarena.direct import InProcessBrowser
 from dreamgym.envs.webarena.evaluators import (
     PAGE_HELPERS, Judge, WebTask, as_task, evaluate, located, read_records, read_tasks, shop_helpers)
 from dreamgym.envs.webarena.names import VOCABULARY, other_names
-from dreamgym.envs.webarena.page import STOPPED, Addresses, Screen
+from dreamgym.envs.webarena.page import STOPPED, Addresses, Page
 from dreamgym.envs.webarena.prompts import PROMPTS
 from dreamgym.envs.webarena.scripted import PLAYERS
 from dreamgym.envs.webarena.sites import DATABASES, SiteDatabase
@@ -78,7 +79,7 @@ class WebArena(Environment):
             self.sites = OwnSites(seed, backend, workers)
         else:
             self.label, self.max_steps, self.wait_s = "official data", LIVE_STEPS, WAIT_S
-            self.responses = verified.run_folder(RESPONSES)
+            self.responses = RESPONSES / time.strftime("%Y%m%d-%H%M%S")
             tasks = [task for split in self._tasks.values() for task in split]
             self.sites = LiveSites({site for task in tasks for site in task.goal["config"]["sites"]})
             if any(as_task(task.goal["config"]).verified for task in tasks):
@@ -206,7 +207,7 @@ class Stage:
     sites: Any
     folder: Path | None = None                   # where an episode of WebArena-Verified leaves its files
 
-    def start(self, task: WebTask) -> Screen:
+    def start(self, task: WebTask) -> Page:
         log = {"record_har_path": self.folder / verified.NETWORK} if self.folder else {}
         return self.browser.open(located(task, self.bases).start_urls, **self.session(task), **log)
 

@@ -29,7 +29,7 @@ from msgspec import Struct
 
 from dreamgym.envs.webarena.actions import ON_ELEMENT, Action, parse
 from dreamgym.envs.webarena.ax_tree_sources import from_text, text_rows, webarena_tabs
-from dreamgym.envs.webarena.page import STOPPED, Addresses, Screen, abstract, clean
+from dreamgym.envs.webarena.page import STOPPED, Addresses, Page, abstract, clean
 from dreamgym.envs.webarena.text import ground
 from dreamgym.episode import Episode, Step, StopReason, Task
 
@@ -139,7 +139,7 @@ def browsergym_action(text: str) -> Aimed | None:
 _nodes = lru_cache(8)(from_text)                 # a page is asked for several times in a row
 
 
-def screen(seen: Seen, window: int = 0) -> Screen:
+def screen(seen: Seen, window: int = 0) -> Page:
     title, nodes = _nodes(seen.text)
     return abstract(title, seen.address, nodes, seen.tabs, seen.tab, window)
 
@@ -147,7 +147,7 @@ def screen(seen: Seen, window: int = 0) -> Screen:
 def place(seen: Seen, ref: str) -> tuple[int, int] | None:
     """(window, line) of an element, or of what is in it, or of what it is in."""
     shown = {node.ref: (window, line) for window in range(screen(seen).windows)
-             for line, node in screen(seen, window).refs.items()}
+             for line, node in screen(seen, window).lines.items()}
     rows = text_rows(seen.text)
     at = next((i for i, row in enumerate(rows) if ref and row.ref == ref), None)
     if at is None:

@@ -57,7 +57,7 @@ class Node:
 
 @dataclass
 class Page:
-    """What a state text says; `str` writes it."""
+    """What a state text says."""
     title: str
     address: str
     lines: dict[int, Node]                       # by number
@@ -66,7 +66,9 @@ class Page:
     window: int = 0                              # scrolling position, from 0
     windows: int = 1
 
-    def __str__(self) -> str:
+    @property
+    def text(self) -> str:
+        """The state."""
         rows = []
         if len(self.tabs) > 1:
             rows.append("tabs: " + " | ".join("*" * (i == self.tab) + tab for i, tab in enumerate(self.tabs)))
@@ -74,15 +76,6 @@ class Page:
         if self.windows > 1:
             rows.append(f"window {self.window + 1} of {self.windows}")
         return "\n".join(rows)
-
-
-@dataclass
-class Screen:
-    """A shown state: its text, and the nodes by number."""
-    text: str
-    refs: dict[int, Node]
-    window: int = 0
-    windows: int = 1
 
 
 def clean(text: str, most: int = MAX_CHARS) -> str:
@@ -144,7 +137,7 @@ def _numbered(nodes: Sequence[Node], tabs: Sequence[str]) -> dict[int, Node]:
 
 
 def abstract(title: str, address: str, nodes: list[Node], tabs: Sequence[str] = (), tab: int = 0,
-             window: int = 0, size: int = LINES) -> Screen:
+             window: int = 0, size: int = LINES) -> Page:
     """Nodes in document order -> the state. `tabs` are titles; `tab` and `window` count from 0; a window past
     the last is the last."""
     shown = _shown(nodes)
@@ -154,10 +147,9 @@ def abstract(title: str, address: str, nodes: list[Node], tabs: Sequence[str] = 
     if len(tabs) > 1:
         short = [clean(t).replace("|", "/").lstrip("* ")[:MAX_TAB_CHARS].rstrip() for t in tabs]
         titles = tuple(t or "untitled" for t in short)
-    refs = _numbered(shown[window * size:(window + 1) * size], titles)
-    page = Page(clean(title) or "untitled", clean(address, 300), refs, titles, tab if titles else 0, window,
+    lines = _numbered(shown[window * size:(window + 1) * size], titles)
+    return Page(clean(title) or "untitled", clean(address, 300), lines, titles, tab if titles else 0, window,
                 windows)
-    return Screen(str(page), refs, window, windows)
 
 
 # ---- reading a state ---------------------------------------------------------------------------------------
@@ -173,8 +165,7 @@ def read_line(line: str) -> Node:
 
 
 def read_screen(text: str) -> Page:
-    """The parts of a state text: `str(read_screen(text)) == text`. Raises ValueError unless `abstract`
-    could have written it."""
+    """The parts of a state text. Raises ValueError unless `abstract` could have written it."""
     rows = text.split("\n")
     tabs = rows.pop(0)[len("tabs: "):].split(" | ") if rows[0].startswith("tabs: ") else []
     if len(rows) < 2 or not rows[0].startswith("page: ") or not rows[1].startswith("url: "):
@@ -188,7 +179,7 @@ def read_screen(text: str) -> Page:
     current = next((i for i, t in enumerate(tabs) if t[:1] == "*"), 0)
     titles = tuple(t.removeprefix("*") for t in tabs)
     page = Page(title[len("page: "):], address[len("url: "):], lines, titles, current, window, windows)
-    if window >= windows or str(page) != text:
+    if window >= windows or page.text != text:
         raise ValueError(f"state {text[:80]!r}: not in the form that `abstract` writes")
     return page
 

@@ -229,7 +229,7 @@ class Prober(Searcher):
             self.errand = (f"goto [{self.place}]", "close_tab")
             return "new_tab"
         if rng.random() < 0.06:
-            return f"stop [{other_fact(self.wanted, str(page), rng)}]"
+            return f"stop [{other_fact(self.wanted, page.text, rng)}]"
         return str(rng.choice(families[rng.integers(len(families))]))
 
 

@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import Any
 
 from dreamgym.envs.webarena.actions import Action
-from dreamgym.envs.webarena.page import TYPED, Addresses, Node, Screen, abstract, quotable
+from dreamgym.envs.webarena.page import TYPED, Addresses, Node, Page, abstract, quotable
 
 NEW_TAB = "New tab"
 NOTHING = [Node("StaticText", "empty tab: goto an address")]
@@ -35,13 +35,13 @@ class Tabs:
         self.addresses = addresses
         self.tabs: list[Any] = []
         self.opened: list[Any] = []              # tabs that a page opened during the action
-        self.at, self.shown = 0, Screen("", {})
+        self.at, self.shown = 0, Page("", "", {})
 
     def new_tab(self) -> Any:
         """An empty tab."""
         raise NotImplementedError
 
-    def start(self, urls: Sequence[str]) -> Screen:
+    def start(self, urls: Sequence[str]) -> Page:
         """One tab for each url, the first in front. Raises ValueError for one that is on none of the sites or
         does not load."""
         if not urls:
@@ -56,7 +56,7 @@ class Tabs:
                 raise ValueError(f"{url}: {error}") from None
         return self.screen()
 
-    def act(self, action: Action) -> Screen:
+    def act(self, action: Action) -> Page:
         with suppress(ValueError):               # an address that is on none of the sites, or does not load
             self.do(action)
         if self.opened:
@@ -74,7 +74,7 @@ class Tabs:
         """Of the tab in front, "" while it is empty."""
         return self.front.url if self.tabs else ""
 
-    def screen(self) -> Screen:
+    def screen(self) -> Page:
         tab = self.front
         nodes = tab.read() if tab.url else NOTHING
         titles = [t.title if t.url else NEW_TAB for t in self.tabs]
@@ -85,7 +85,7 @@ class Tabs:
 
     def do(self, action: Action) -> None:
         tab = self.front
-        node = self.shown.refs.get(action.element) if tab.url else None
+        node = self.shown.lines.get(action.element) if tab.url else None
         match action.kind:
             case "click" if node and not node.options:
                 tab.click(node)
