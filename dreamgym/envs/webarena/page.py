@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -35,7 +36,8 @@ PASSIVE = frozenset(("text", "heading", "img"))  # nobody operates them; dropped
 NAME = r"'((?:[^']|(?<=\w)'(?=\w))*)'"
 _LINE = re.compile(rf"(\w+) {NAME}(?: value {NAME})?( checked)?(?: options ('.+'))?")
 _OPTION = re.compile(NAME)
-_WINDOW = re.compile(r"window ([1-9]\d*) of ([1-9]\d*)")
+_STATE = re.compile(r"(?:tabs: (.*)\n)?page: (.*)\nurl: (.*)((?:\n.*)*?)"
+                    r"(?:\nwindow ([1-9]\d{0,8}) of ([1-9]\d{0,8}))?")
 _LOOSE_QUOTE = re.compile(r"(?<!\w)'|'(?!\w)")
 
 
@@ -154,34 +156,29 @@ def abstract(title: str, address: str, nodes: list[Node], tabs: Sequence[str] = 
 
 # ---- reading a state ---------------------------------------------------------------------------------------
 
-def read_line(line: str) -> Node:
-    """`link 'Home'` -> Node. Raises ValueError."""
+def read_line(line: str) -> Node | None:
+    """`link 'Home'` -> Node; None for what is none."""
     match = _LINE.fullmatch(line)
     if not match:
-        raise ValueError(f"state line {line[:80]!r}: expected ROLE 'NAME', then value, checked or options")
+        return None
     role, name, value, checked, options = match.groups()
     return Node(role, name, value or "", bool(checked) if role in CHECKED else None,
                 tuple(_OPTION.findall(options or "")))
 
 
-def read_screen(text: str) -> Page:
-    """The parts of a state text. Raises ValueError unless `abstract` could have written it."""
-    rows = text.split("\n")
-    tabs = rows.pop(0)[len("tabs: "):].split(" | ") if rows[0].startswith("tabs: ") else []
-    if len(rows) < 2 or not rows[0].startswith("page: ") or not rows[1].startswith("url: "):
-        raise ValueError(f"state {text[:80]!r}: expected the lines page: and url: first")
-    title, address, *rest = rows
-    window, windows = 0, 1
-    if rest and (match := _WINDOW.fullmatch(rest[-1])):
-        window, windows = int(match[1]) - 1, int(match[2])
-        rest.pop()
-    lines = _numbered([read_line(row) for row in rest], tabs)
-    current = next((i for i, t in enumerate(tabs) if t[:1] == "*"), 0)
-    titles = tuple(t.removeprefix("*") for t in tabs)
-    page = Page(title[len("page: "):], address[len("url: "):], lines, titles, current, window, windows)
-    if window >= windows or page.text != text:
-        raise ValueError(f"state {text[:80]!r}: not in the form that `abstract` writes")
-    return page
+@lru_cache(maxsize=50_000)
+def read_page(state: str) -> Page | None:
+    """The parts of a state; None unless `abstract` could have written it."""
+    if not (match := _STATE.fullmatch(state)):
+        return None
+    tabs, title, address, rows, window, windows = match.groups()
+    tabs, nodes = tabs.split(" | ") if tabs else [], [read_line(row) for row in rows.split("\n")[1:]]
+    if None in nodes:
+        return None
+    current = next((i for i, tab in enumerate(tabs) if tab[:1] == "*"), 0)
+    page = Page(title, address, _numbered(nodes, tabs), tuple(tab.removeprefix("*") for tab in tabs), current,
+                int(window or 1) - 1, int(windows or 1))
+    return page if page.window < page.windows and page.text == state else None
 
 
 # ---- addresses --------------------------------------------------------------------------------------------

@@ -7,23 +7,13 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import lru_cache
 
 from dreamgym.envs.webarena.actions import ON_ELEMENT, Action, parse
-from dreamgym.envs.webarena.page import NAME, STOPPED, TYPED, Node, Page, read_screen
+from dreamgym.envs.webarena.page import NAME, STOPPED, TYPED, Node, read_page
 from dreamgym.prompts import clean
 
 _GROUNDED = re.compile(rf"(.+) \w+ {NAME}")      # a bare action never ends with a quote after a role
 CLICKED = {"link": "link", "button": "button", "checkbox": "tick", "radio": "tick", "switch": "tick"}
-
-
-@lru_cache(maxsize=50_000)
-def read_page(state: str) -> Page | None:
-    """The parts of a state; None when the text is not one."""
-    try:
-        return read_screen(state)
-    except ValueError:
-        return None
 
 
 @dataclass
