@@ -140,12 +140,8 @@ class WebArena(Environment):
         return results
 
     def _play(self, session: Session, text: str) -> StepResult:
-        stage = session.inner
-        try:
-            action = parse(text)
-        except ValueError:
-            return StepResult(session.state)
-        if self.own and action.kind == "press" and action.text.lower() not in OWN_KEYS:
+        stage, action = session.inner, parse(text)
+        if not action or (self.own and action.kind == "press" and action.text.lower() not in OWN_KEYS):
             return StepResult(session.state)
         if action.kind != "stop":
             return StepResult(stage.browser.act(action).text)

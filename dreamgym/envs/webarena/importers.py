@@ -97,11 +97,8 @@ def webarena_action(text: str) -> Aimed | None:
     if history and (match := re.fullmatch(r"type ?\[(\d+)\] ?\[(.*)\]", said, re.DOTALL)):
         enter = int(match[2].endswith((" ", "\n")))
         said = f"type [{match[1]}] [{clean(match[2], ANY_LENGTH)}] [{enter}]"
-    try:
-        action = parse(re.sub(r"^page_focus\b", "tab_focus", said.strip()))
-    except ValueError:
-        return None
-    return action, str(action.element)
+    action = parse(re.sub(r"^page_focus\b", "tab_focus", said.strip()))
+    return action and (action, str(action.element))
 
 
 CALLS = {**dict.fromkeys(("click", "check", "uncheck", "focus"), "click"),
@@ -267,17 +264,10 @@ def _render_moves(file: Path, root: etree._Element, short: Short) -> list[Move]:
     seen = [Seen(text, short(url.removeprefix("URL: ").strip()), *webarena_tabs(text))
             for text, url in zip(shown, urls)]
     meant += [""] * (len(said) - len(meant))
-    return [Move(before, _spoken(raw.strip("\n"), parsed.strip("\n")), after)
-            for before, after, raw, parsed in zip(seen, [*seen[1:], None], said, meant)]
-
-
-def _spoken(raw: str, parsed: str) -> str:
-    """The agent's own words when they hold an action, else what WebArena made of them."""
-    try:
-        parse(raw)
-        return raw
-    except ValueError:
-        return parsed or raw
+    # the agent's own words where they hold an action, else what WebArena made of them
+    spoken = [raw if parse(raw) else parsed or raw for raw, parsed in
+              zip(*([text.strip("\n") for text in column] for column in (said, meant)))]
+    return [*map(Move, seen, spoken, [*seen[1:], None])]
 
 
 # ---- JSON --------------------------------------------------------------------------------------------------

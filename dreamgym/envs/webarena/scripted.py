@@ -145,7 +145,7 @@ class Imperfect(Searcher):
         if self.at == len(self.plan):
             return [*slips, wrong_stop] if self.wanted.template.answer else slips
         planned = self.do(page, self.plan[self.at])
-        action = parse(planned) if planned else Action("")
+        action = parse(planned) or Action("")
         if action.kind == "type":
             slips += [lambda: self._mistype(action, page.lines[action.element])] * 3
         role = page.lines[action.element].role if action.kind == "click" else ""

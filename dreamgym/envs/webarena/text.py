@@ -39,11 +39,8 @@ def bare(action: str) -> str:
 
 def read_action(state: str, action: str) -> Command:
     """An action as the policy writes it, or grounded, on a page."""
-    try:
-        parsed = parse(bare(action))
-    except ValueError:
-        return Command(None)
-    page = read_page(state) if parsed.kind in ON_ELEMENT else None
+    parsed = parse(bare(action))
+    page = read_page(state) if parsed and parsed.kind in ON_ELEMENT else None
     return Command(parsed, page.lines.get(parsed.element) if page else None)
 
 

@@ -36,11 +36,8 @@ def explain(task_text: str, step: Step) -> tuple[str, str]:
 
 def _explain_reward(task_text: str, step: Step) -> str:
     """The check of a purchase, word by word."""
-    item = text.read_item(step.state)
-    try:
-        rows = text.checks(text.read_task(task_text), item) if item and step.done else []
-    except ValueError:
-        rows = []
+    item, wanted = text.read_item(step.state), text.read_task(task_text)
+    rows = text.checks(wanted, item) if item and wanted and step.done else []
     return _verdict(rows, item) if rows and all(met for _, _, met in rows) == (step.reward == 1) else ""
 
 

@@ -15,10 +15,7 @@ MAX_PROBES = 4                                   # of a prober in one episode
 
 def wishes(task_text: str) -> Wanted:
     """What an instruction asks for; where its options cannot be read, the words alone."""
-    try:
-        return read_task(task_text)
-    except ValueError:
-        return Wanted(title_words(task_text) or task_text.split(), {})
+    return read_task(task_text) or Wanted(title_words(task_text) or task_text.split(), {})
 
 
 class Shopper:

@@ -189,8 +189,9 @@ def title_words(text: str) -> list[str]:
     return [word for word in words if word and word not in _FILLER]
 
 
-def read_task(text: str) -> Wanted:
-    """Raises ValueError for an instruction of another form than the one that the message names."""
+def read_task(text: str) -> Wanted | None:
+    """None for an instruction of another form than 'find me WORDS [with NAME: VALUE[, and NAME: VALUE]][, and
+    price lower than N dollars]', each name once."""
     match = _TASK.match(clean(text).lower()[:MAX_TASK_CHARS])
     words, options, readable = title_words(match["words"]), {}, len(text) <= MAX_TASK_CHARS
     for part in filter(None, (match["options"] or "").split(", and ")):
@@ -199,8 +200,7 @@ def read_task(text: str) -> Wanted:
         readable &= bool(value) and name not in options and "price lower" not in value
         options[name] = value
     if not words or not readable or any(word.endswith(":") for word in words):
-        raise ValueError(f"task {text[:80]!r}: cannot be read; expected 'find me WORDS [with NAME: VALUE[, "
-                         "and NAME: VALUE]][, and price lower than N dollars]', each name once")
+        return None
     return Wanted(words, options, float(match["price"]) if match["price"] else None)
 
 
