@@ -153,7 +153,7 @@ class _Game:
         self.choices: dict[tuple, dict[str, tuple[int, int]]] = {}
         self.nodes: dict[tuple, _Node] = {}
         self.library = _idle_libraries.pop() if _idle_libraries else Library()
-        self.library.load(translated["sas"])
+        self.library.lib.load_sas(translated["sas"].encode())
         self.start = self._node({})
         weakref.finalize(self, _release, self.library, self.nodes).atexit = False
 
@@ -165,7 +165,7 @@ class _Game:
         return node.moves[command]
 
     def _move(self, node: _Node, operator: int, effects: int) -> tuple[str, _Node]:
-        self.library.state_id = node.state_id
+        self.library.lib.set_state_id(node.state_id)
         changed = dict(node.changed)
         for atom in self.library.apply(operator, effects):   # "NegatedAtom holds(agent1, apple_bar_1)"
             kind, predicate, *names = re.split(r"[ (),]+", atom.rstrip(")"))
@@ -178,9 +178,10 @@ class _Game:
 
     def _node(self, changed: dict) -> _Node:
         """The node of the library's current state and these facts."""
-        key = (self.library.state_id, frozenset(changed.items()))
+        lib = self.library.lib
+        key = (lib.get_state_id(), frozenset(changed.items()))
         if key not in self.nodes:
-            self.nodes[key] = _Node(key[0], changed, self.library.won(), self._operators())
+            self.nodes[key] = _Node(key[0], changed, lib.check_goal(), self._operators())
         return self.nodes[key]
 
     def _operators(self) -> dict[str, tuple[int, int]]:
@@ -222,7 +223,7 @@ def _release(library: Library, nodes: dict) -> None:
     """A game that nobody plays gives its library back; its nodes, which point at each other, are freed."""
     for node in nodes.values():
         node.moves.clear()
-    library.clear()
+    library.lib.cleanup()
     _idle_libraries.append(library)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from itertools import count
 from pathlib import Path
 
 from dreamgym.envs.alfworld import relabel, scripted, text
@@ -60,7 +61,7 @@ class ALFWorld(Environment):
         self.admissible = admissible
         settings = admissible, f"{cache}/translations"
         self.plays = Workers(workers, *settings) if workers > 1 else Local(*settings)
-        self.started = 0
+        self.numbers = count(1)
         self._tasks: dict[str, list[Task]] = {}
 
     def _folder(self, split: str) -> Path:
@@ -101,10 +102,8 @@ class ALFWorld(Environment):
                 raise ValueError(f"task {task.id}: has no game of real ALFWorld (a generated task?); "
                                  "expected goal `game`")
         plays = self.plays.start([str(self.root / task.goal["game"]) for task in tasks])
-        self.started += len(tasks)
-        first = self.started - len(tasks) + 1
-        return [Session(f"real-{first + i}", task, state, inner=play)
-                for i, (task, (play, state)) in enumerate(zip(tasks, plays))]
+        return [Session(f"real-{next(self.numbers)}", task, state, inner=play)
+                for task, (play, state) in zip(tasks, plays)]
 
     def step(self, sessions: list[Session], actions: list[str]) -> list[StepResult]:
         """What is no command goes to the engine all the same, and changes nothing."""

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import cycle
+from itertools import count, cycle
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -69,7 +69,7 @@ class WebArena(Environment):
                 raise ValueError(f"{name} {value!r}: expected one of {', '.join(known)}")
         if judge and not 1 <= judge.count(",") <= 2:
             raise ValueError(f"judge {judge!r}: expected URL,MODEL or URL,MODEL,KEY_VARIABLE")
-        self.seed, self.started, self.drop = seed, 0, drop
+        self.seed, self.drop, self.numbers = seed, drop, count()
         self.judge = Judge(*judge.split(",")) if judge else None
         self.data_dir = data_dir or os.environ.get("WEBARENA_DATA", "")
         self.own = not self.data_dir
@@ -125,10 +125,8 @@ class WebArena(Environment):
             for stage in stages:
                 self.sites.give_back(stage)
             raise
-        self.started += len(tasks)
-        first = self.started - len(tasks)
-        return [Session(f"real-{first + i}", task, screen.text, inner=stage)
-                for i, (task, screen, stage) in enumerate(zip(tasks, screens, stages))]
+        return [Session(f"real-{next(self.numbers)}", task, screen.text, inner=stage)
+                for task, screen, stage in zip(tasks, screens, stages)]
 
     def step(self, sessions: list[Session], actions: list[str]) -> list[StepResult]:
         """`stop` ends the episode and has it evaluated."""
