@@ -13,17 +13,17 @@ from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 
-from dreamgym.envs.webarena.actions import ON_ELEMENT
+from dreamgym.envs.webarena.actions import ON_ELEMENT, Action
 from dreamgym.envs.webarena.evaluators import NOT_ACHIEVABLE
 from dreamgym.envs.webarena.names import other_names
-from dreamgym.envs.webarena.page import FIELDS, STOPPED, Page, quotable
+from dreamgym.envs.webarena.page import FIELDS, STOPPED, Node, Page, quotable
 from dreamgym.envs.webarena.scripted import other_fact
 from dreamgym.envs.webarena.sites import DATABASES, SiteDatabase
 from dreamgym.envs.webarena.tasks import (
     TaskConstraints, address, checks, drawn, fact, fields, filled, find, is_missing, read_task, rule_success)
 from dreamgym.envs.webarena.templates import TEMPLATES, Template
 from dreamgym.envs.webarena.text import (
-    Command, action_type, ground, is_stop, message, page_kind, read_action, read_page)
+    action_type, ground, is_stop, message, page_kind, read_action, read_page)
 from dreamgym.episode import Episode, Step, StopReason, Task
 
 NO_STOP = "no stop"
@@ -108,19 +108,18 @@ def _places(pattern: str, wanted: TaskConstraints, state: str, compared: set[str
 def _next_page(wanted: TaskConstraints | None, history: list[Step], step: Step) -> str:
     """What the page says of the action, then what comes of it, and whether that shows what the task names."""
     before, after = read_page(step.state), read_page(step.next_state)
-    kind, command = action_type(step.state, step.action), read_action(step.state, step.action)
-    facts = _facts(kind, command, before, after)
+    kind, (action, field) = action_type(step.state, step.action), read_action(step.state, step.action)
+    facts = _facts(kind, action, field, before, after)
     if step.next_state == step.state:
         return f"{facts} so the same page"
     if kind == "refused":
         return ""
     nodes = after.lines.values()
     if kind in ("fill", "choose") and after.address == before.address:
-        field = command.node
         held = next((node.value for node in nodes if (node.role, node.name) == (field.role, field.name)), "")
         return f"{facts} so {field.name} holds {held or 'nothing'}"
     if kind == "tick":
-        return f"{facts} so {'not checked' if command.node.checked else 'checked'}"
+        return f"{facts} so {'not checked' if field.checked else 'checked'}"
     seen = [*(earlier.state for earlier in history), step.state]
     pages = {(page.address, page.window) for state in seen if (page := read_page(state))}
     is_known = "known" if step.next_state in seen else \
@@ -133,9 +132,9 @@ def _next_page(wanted: TaskConstraints | None, history: list[Step], step: Step) 
     return " ; ".join(result)
 
 
-def _facts(kind: str, command: Command, before: Page, after: Page) -> str:
-    act, text, node = command.kind, command.text, command.node
-    if command.action is None:
+def _facts(kind: str, action: Action, node: Node | None, before: Page, after: Page) -> str:
+    act, text = action.kind, action.text
+    if not act:
         return "not an action"
     if act in ON_ELEMENT and node is None:
         return "not on this page"
@@ -149,7 +148,7 @@ def _facts(kind: str, command: Command, before: Page, after: Page) -> str:
         if act in ("tab_focus", "close_tab"):
             return f"tabs {max(1, len(before.tabs))}"
         return f"{named} takes no {'text' if act == 'type' else 'click'}"
-    if kind == "button" and (held := _form(before, command.action.element)):
+    if kind == "button" and (held := _form(before, action.element)):
         return f"{named} with {held}"
     return {"choose": f"{name} has {text} yes", "search": f"{name} for {text}",
             "back": act.replace("go_", ""), "scroll": f"window {after.window + 1} of {after.windows}",

@@ -131,7 +131,7 @@ def checks(wanted: TaskConstraints, state: str, action: str) -> list[Check]:
     found = [Check("page", "", asked, address(state), _on(place, wanted, state)),
              *(_line_check(pattern, wanted.values, state) for pattern in lines)]
     if template.answer:
-        said, right = read_action(state, action).text, fact(wanted, state)
+        said, right = read_action(state, action)[0].text, fact(wanted, state)
         before = "" if missing else _before(template.answer, "answer")
         found.append(Check("answer", before, said or "none", right or "none",
                            bool(right) and exact_match(right, said)))
@@ -141,7 +141,7 @@ def checks(wanted: TaskConstraints, state: str, action: str) -> list[Check]:
 def rule_success(task_text: str, state: str, action: str) -> bool | None:
     """None for other actions than `stop`, and where task or page cannot be read."""
     wanted = read_task(task_text)
-    if wanted is None or read_action(state, action).kind != "stop" or read_page(state) is None:
+    if wanted is None or read_action(state, action)[0].kind != "stop" or read_page(state) is None:
         return None
     return all(check.met for check in checks(wanted, state, action))
 

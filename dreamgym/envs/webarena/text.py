@@ -6,7 +6,6 @@ grounded, the words of the line follow (`click [3] link 'Cart'`). Every function
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from dreamgym.envs.webarena.actions import ON_ELEMENT, Action, parse
 from dreamgym.envs.webarena.page import NAME, STOPPED, TYPED, Node, read_page
@@ -16,49 +15,33 @@ _GROUNDED = re.compile(rf"(.+) \w+ {NAME}")      # a bare action never ends with
 CLICKED = {"link": "link", "button": "button", "checkbox": "tick", "radio": "tick", "switch": "tick"}
 
 
-@dataclass
-class Command:
-    """An action on a page."""
-    action: Action | None                        # None: not of the grammar
-    node: Node | None = None                     # the element it names; None where the page has none
-
-    @property
-    def kind(self) -> str:
-        return self.action.kind if self.action else ""
-
-    @property
-    def text(self) -> str:
-        return self.action.text if self.action else ""
-
-
 def bare(action: str) -> str:
     """An action without the words that grounding adds."""
     match = _GROUNDED.fullmatch(action)
     return match[1] if match and match[1].endswith("]") else action
 
 
-def read_action(state: str, action: str) -> Command:
-    """An action as the policy writes it, or grounded, on a page."""
-    parsed = parse(bare(action))
-    page = read_page(state) if parsed and parsed.kind in ON_ELEMENT else None
-    return Command(parsed, page.lines.get(parsed.element) if page else None)
+def read_action(state: str, action: str) -> tuple[Action, Node | None]:
+    """An action, as the policy writes it or grounded, and its element on the page. `kind` "": no action."""
+    said = parse(bare(action)) or Action("")
+    page = read_page(state) if said.kind in ON_ELEMENT else None
+    return said, page.lines.get(said.element) if page else None
 
 
 def ground(state: str, action: str) -> str:
     """The action with the words of its element: `click [3]` -> `click [3] link 'Cart'`; of `stop`, the first
     line that shows the answer. What is no action stays as it is, on one line."""
-    command, page = read_action(state, action), read_page(state)
-    if command.action is None:
+    (said, node), page = read_action(state, action), read_page(state)
+    if not said.kind:
         return clean(action)
-    node = command.node
-    if command.kind == "stop" and command.text and page:
-        answer = re.compile(rf"(?<!\w){re.escape(command.text)}(?!\w)")
+    if said.kind == "stop" and said.text and page:
+        answer = re.compile(rf"(?<!\w){re.escape(said.text)}(?!\w)")
         node = next((line for line in page.lines.values() if answer.search(line.name)), None)
-    return clean(f"{command.action} {node.role} '{node.name}'" if node else str(command.action))
+    return clean(f"{said} {node.role} '{node.name}'" if node else str(said))
 
 
 def is_stop(action: str) -> bool:
-    return read_action("", action).kind == "stop"
+    return read_action("", action)[0].kind == "stop"
 
 
 def page_kind(state: str) -> str:
@@ -72,21 +55,21 @@ def page_kind(state: str) -> str:
 def action_type(state: str, action: str) -> str:
     """link | button | search | fill | choose | tick | scroll | back | tab | goto | hover | press | stop,
     or refused: an action of which the page shows that nothing comes of it."""
-    command, page = read_action(state, action), read_page(state)
-    kind, node = command.kind, command.node
-    if page is None or command.action is None or (kind in ON_ELEMENT and node is None):
+    (said, node), page = read_action(state, action), read_page(state)
+    kind = said.kind
+    if page is None or not kind or (kind in ON_ELEMENT and node is None):
         return "refused"
     if kind == "click":
         return CLICKED.get(node.role, "refused")
     if kind == "type":
         if node.options:
-            return "choose" if command.text.lower() in map(str.lower, node.options) else "refused"
-        return "refused" if node.role not in TYPED else "search" if command.action.enter else "fill"
+            return "choose" if said.text.lower() in map(str.lower, node.options) else "refused"
+        return "refused" if node.role not in TYPED else "search" if said.enter else "fill"
     if kind == "scroll":
-        window = page.window + (1 if command.text == "down" else -1)
+        window = page.window + (1 if said.text == "down" else -1)
         return "scroll" if 0 <= window < page.windows else "refused"
     if kind == "tab_focus":
-        return "tab" if command.action.element < max(1, len(page.tabs)) else "refused"
+        return "tab" if said.element < max(1, len(page.tabs)) else "refused"
     if kind == "close_tab":
         return "tab" if len(page.tabs) > 1 else "refused"
     return {"go_back": "back", "go_forward": "back", "new_tab": "tab"}.get(kind, kind)
