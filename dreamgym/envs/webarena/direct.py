@@ -25,8 +25,9 @@ from dreamgym.envs.webarena.page import Addresses, Node, Page
 from dreamgym.envs.webarena.tabs import Cookies, Tabs
 
 Element = etree._Element
-MAX_REDIRECTS, PARSED_PAGES = 20, 1024
+MAX_REDIRECTS = 20
 CONTROLS = ("input", "select", "textarea", "button")
+parsed = lru_cache(1024)(from_html)              # (title, nodes) of a page: shared, and never changed
 
 
 class InProcessBrowser(Tabs):
@@ -203,12 +204,6 @@ def changed(node: Node, held: Any) -> Node:
     if isinstance(held, int):
         return replace(node, value=node.options[held])
     return replace(node, value="•" * len(held) if node.ref.get("type") == "password" else held)
-
-
-@lru_cache(PARSED_PAGES)
-def parsed(body: str) -> tuple[str, list[Node]]:
-    """(title, nodes) of a page; they are shared, and never changed."""
-    return from_html(body)
 
 
 def canonical(url: str) -> str:

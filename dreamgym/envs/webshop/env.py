@@ -14,7 +14,7 @@ from dreamgym.envs.webshop.catalogue import Catalogue
 from dreamgym.envs.webshop.engine import WebShopEngine
 from dreamgym.envs.webshop.prompts import PROMPTS
 from dreamgym.envs.webshop.toy_catalogue import embedded_nouns, make_catalogue
-from dreamgym.episode import Episode, Step, StopReason, Task
+from dreamgym.episode import Episode, StopReason, Task
 
 # Goal numbers; upstream calls "valid" eval.
 OFFICIAL_SPLITS = {"test": slice(0, 500), "valid": slice(500, 1500), "train": slice(1500, None)}
@@ -108,8 +108,7 @@ class WebShop(Environment):
         values = {value for product in products for values in product.options.values() for value in values}
         return scripted.players(sorted(values) or ["red"])
 
-    def explain(self, task: Task, history: list[Step], step: Step) -> tuple[str, str]:
-        return relabel.explain(task.text, step)
+    explain = staticmethod(relabel.explain)
 
     def counterfactuals(self, episodes: list[Episode], count: int, rng: np.random.Generator) -> list[Episode]:
         return relabel.counterfactuals(self.catalogue, episodes, count, rng)

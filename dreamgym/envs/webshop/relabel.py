@@ -26,11 +26,11 @@ Check = tuple[str, str, bool]                    # kind (title, option, price), 
 
 # ---- traces ------------------------------------------------------------------------------------------------
 
-def explain(task_text: str, step: Step) -> tuple[str, str]:
+def explain(task: Task, history: list[Step], step: Step) -> tuple[str, str]:
     """(why the next state follows, why the reward follows); "" where the rules expect another outcome."""
     if text.action_type(step.state, step.action) == "buy":
         placed = step.done and step.next_state == text.PLACED
-        return PLACED if placed else "", _explain_reward(task_text, step)
+        return PLACED if placed else "", _explain_reward(task.text, step)
     return _explain_page(step), "" if step.done or step.reward else NO_PURCHASE
 
 
