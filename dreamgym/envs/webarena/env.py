@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count, cycle
@@ -206,6 +206,15 @@ class Stage:
         return self.browser.open(located(task, self.bases).start_urls, **self.session(task), **log)
 
 
+class SameThread(Executor):
+    """Runs at once what it is given."""
+
+    def submit(self, work: Callable, /, *arguments: Any) -> Future:
+        future: Future = Future()
+        future.set_result(work(*arguments))
+        return future
+
+
 def together(futures: Any) -> list:
     """The results in order, when all have ended."""
     started = list(futures)
@@ -221,7 +230,7 @@ class OwnSites:
         self.seed, self.free, self.served, self.made = seed, [], [], 0
         self.slots = max(1, workers) if backend == "chromium" else OWN_SLOTS
         self.workers = chromium().Workers(self.slots) if backend == "chromium" else None
-        self.turns = cycle(self.workers.pairs if self.workers else [(ThreadPoolExecutor(1), None)])
+        self.turns = cycle(self.workers.pairs if self.workers else [(SameThread(), None)])
 
     def take(self, task: Task) -> Stage:
         name = task.goal["database"]
