@@ -17,7 +17,7 @@ import tyro
 
 from dreamgym.envs.webarena.actions import Action
 from dreamgym.envs.webarena.direct import InProcessBrowser
-from dreamgym.envs.webarena.page import Addresses, Screen
+from dreamgym.envs.webarena.page import Addresses, Page
 from dreamgym.envs.webarena.sites import SITES, SiteDatabase
 
 
@@ -30,25 +30,25 @@ class Args:
     seed: int = 1  # of the walks
 
 
-def random_action(rng: random.Random, screen: Screen, sites: list[str]) -> Action:
+def random_action(rng: random.Random, screen: Page, sites: list[str]) -> Action:
     """Mostly clicks and typing on what is shown, sometimes history, tabs, addresses, and what cannot be
     done."""
-    shown = {i: node for i, node in screen.refs.items() if node.role not in ("text", "heading")}
-    shown = shown or screen.refs
+    shown = {i: node for i, node in screen.lines.items() if node.role not in ("text", "heading")}
+    shown = shown or screen.lines
     words = re.findall(r"\w+", screen.text)
     shares = {"click": 55, "type": 20, "move": 9, "tab": 4, "scroll": 3, "goto": 3, "press": 3, "hover": 1,
               "odd": 2}
     kind = rng.choices(list(shares), list(shares.values()))[0]
     number = rng.choice(list(shown)) if shown else 1
     if kind == "type":
-        fields = [i for i, node in screen.refs.items()
+        fields = [i for i, node in screen.lines.items()
                   if node.value or node.options or "box" in node.role or node.role == "spinbutton"]
         number = rng.choice(fields or [number])
-        node = screen.refs.get(number)
+        node = screen.lines.get(number)
         typed = ["", "5", " ".join(rng.sample(words, min(3, len(words))))]
         text = rng.choice(node.options if node and node.options else typed)
         return Action("type", number, text, rng.random() < 0.4)
-    anywhere = Action("click", rng.choice(list(screen.refs) or [1]))
+    anywhere = Action("click", rng.choice(list(screen.lines) or [1]))
     return {
         "click": Action("click", number),
         "hover": Action("hover", number),
@@ -62,7 +62,7 @@ def random_action(rng: random.Random, screen: Screen, sites: list[str]) -> Actio
 
 
 def walk(browser, world: SiteDatabase, rng: random.Random, sites: list[str],
-         bases: dict) -> Iterator[tuple[str, Screen]]:
+         bases: dict) -> Iterator[tuple[str, Page]]:
     """One episode without end: (action, screen after it), from a site at random with all logins, or
     without any."""
     world.reset()

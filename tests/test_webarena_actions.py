@@ -25,17 +25,13 @@ def test_what_parses(text, action):
     assert parse(text) == action == parse(str(action))
 
 
-@pytest.mark.parametrize("text, told", [
-    ("", "no action"), ("buy [5]", "no action"), ("click 5", r"click \[N\]"), ("click [x]", r"click \[N\]"),
-    ("click [-1]", r"click \[N\]"), ("type [1]", r"type \[N\]"), ("press [banana]", r"press \[key\]"),
-    ("scroll [left]", r"scroll \[up\]"), ("scroll [Up]", r"scroll \[up\]"), ("goto []", r"goto \[address\]"),
-    ("stop", r"stop \[answer\]"), ("click [5] now", r"click \[N\]"), ("go_back [1]", "needs the form go_back"),
-    ("click [99999999999999]", r"click \[N\]"), ("click [5]\nclick [6]", r"click \[N\]")])
-def test_what_does_not_parse_says_what_was_expected(text, told):
+@pytest.mark.parametrize("text", [
+    "", "buy [5]", "click 5", "click [x]", "click [-1]", "type [1]", "press [banana]", "scroll [left]",
+    "scroll [Up]", "goto []", "stop", "click [5] now", "go_back [1]", "click [99999999999999]",
+    "click [5]\nclick [6]"])
+def test_what_does_not_parse(text):
     """Stops half an action from being guessed."""
-    with pytest.raises(ValueError, match=told) as error:
-        parse(text)
-    assert len(str(error.value)) < 200
+    assert parse(text) is None
 
 
 def test_the_canonical_text_always_parses_back():

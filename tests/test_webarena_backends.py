@@ -118,7 +118,7 @@ def play(browser, *actions: str) -> list[str]:
     for action in actions:
         if "<" in action:
             name = action[action.index("<") + 1:action.index(">")]
-            number = next(i for i, node in browser.shown.refs.items() if node.name == name)
+            number = next(i for i, node in browser.shown.lines.items() if node.name == name)
             action = action.replace(f"<{name}>", str(number))
         texts.append(browser.act(parse(action)).text)
     return texts

@@ -148,7 +148,7 @@ def test_a_recorded_page_gives_one_text_from_all_four_feeders_and_lines_lead_to_
     feeds = [from_cdp(nodes), from_html(HTML), from_text(webarena_text(nodes)),
              from_text(browsergym_text(nodes))]
     assert [shown(feed) for feed in feeds] == [STATE] * 4
-    cdp, html, webarena, browsergym = (abstract("", "", found).refs for _, found in feeds)
+    cdp, html, webarena, browsergym = (abstract("", "", found).lines for _, found in feeds)
     assert (cdp[6].ref, webarena[6].ref, browsergym[6].ref) == (130, "30", "a30")
     assert [html[5].ref.get("name"), html[10].ref.get("href"), html[12].ref.tag] == ["q", "/p/1", "b"]
 

@@ -9,7 +9,7 @@ from dreamgym import offline
 from dreamgym.envs.base import make_env
 from dreamgym.envs.webarena.actions import Action
 from dreamgym.envs.webarena.importers import browsergym_action, read_traces, short_address, webarena_action
-from dreamgym.envs.webarena.page import STOPPED, read_screen
+from dreamgym.envs.webarena.page import STOPPED, read_page
 from dreamgym.episode import Episode
 
 HOME = """Tab 0 (current): One Stop Market
@@ -43,7 +43,7 @@ def read(path, form, dropped=frozenset(), bases=()):
         for step in episode.steps:
             assert step.reasoning == "" and step.done == (step.next_state == STOPPED)
             for state in (step.state, *([] if step.done else [step.next_state])):
-                assert str(read_screen(state)) == state
+                assert read_page(state).text == state
     return episodes
 
 

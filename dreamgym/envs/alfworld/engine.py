@@ -2,9 +2,8 @@
 with the same answers.
 
 What decides is TextWorld's: its translation of the PDDL, its Fast Downward library (state and rules), its
-parser of the grammar. What it computes anew at every step is kept: translations, parsed grammars, and each
-game as a graph of the states seen so far. All engines on one game share that graph and one copy of the
-library, which can be put back into any state it has met. Not for threads.
+parser of the grammar. What it computes anew at every step is kept. All engines on one game share a graph of
+the states seen so far and one copy of the library, which goes back into any of them. Not for threads.
 """
 from __future__ import annotations
 
@@ -49,8 +48,7 @@ def require() -> None:
 
 
 def read_game(path: str | Path) -> dict:
-    """The content of a game.tw-pddl file, with its task sentence as `task`. Raises ValueError naming the file
-    and what does not fit."""
+    """The content of a game.tw-pddl file, with its task sentence as `task`. Raises ValueError."""
     try:
         game = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -73,8 +71,7 @@ def read_game(path: str | Path) -> dict:
 
 
 class Engine:
-    """A session of one game. `cache`: a folder that keeps translations between runs ("": none). Raises
-    ValueError for a file that is no game."""
+    """A session of one game. `cache`: a folder that keeps translations ("": none). Raises as `read_game`."""
 
     def __init__(self, path: str | Path, cache: str | Path = ""):
         self._game = _open_game(Path(path), cache)
@@ -101,9 +98,8 @@ class Engine:
 
     @property
     def facts(self) -> frozenset[tuple[str, ...]]:
-        """The hidden true state: (predicate, name, ...) with the names the player sees, e.g. ("inreceptacle",
-        "apple 1", "fridge 1"). Never for prompts. `ison` is not told (a used lamp is `istoggled`): the
-        library tells an operator's effects without their conditions, so TextWorld's record is wrong."""
+        """The hidden true state, such as ("inreceptacle", "apple 1", "fridge 1"). Never for prompts. `ison`
+        is not told (a used lamp is `istoggled`): TextWorld's record of conditional effects is wrong."""
         game = self._game
         return frozenset(
             (predicate, *[game.entities[name] for name in row])
@@ -114,12 +110,11 @@ class Engine:
 
 @dataclass(eq=False, slots=True)
 class _Node:
-    """A state of a game: the library's id of it, the facts that differ from the start, the operator (id and
-    number of effects) behind each command, and the steps taken from here."""
-    state_id: int
-    changed: dict
+    """A state of a game."""
+    state_id: int                                # the library's
+    changed: dict                                # facts that differ from the start
     won: bool
-    operators: dict[str, tuple[int, int]]
+    operators: dict[str, tuple[int, int]]        # command -> (operator, number of its effects)
     moves: dict[str, tuple[str, _Node]] = field(default_factory=dict)
 
 
@@ -132,9 +127,9 @@ class _Entity(str):
 class _Game:
     """The graph of one game's states, grown as they are met.
 
-    TextWorld keeps a second record of facts beside the library's state, and its texts are written from that
-    one: each effect of an operator removes its opposite and is added, so that `not_inreceptacle(apple,
-    fridge)` exists only once the apple was taken out. A node is a pair of both.
+    TextWorld writes its texts from a second record of facts beside the library's state: each effect of an
+    operator removes its opposite and is added, so that `not_inreceptacle(apple, fridge)` exists only once the
+    apple was taken out. A node is a pair of both.
     """
 
     def __init__(self, game: dict, translated: dict):
@@ -158,7 +153,7 @@ class _Game:
         self.choices: dict[tuple, dict[str, tuple[int, int]]] = {}
         self.nodes: dict[tuple, _Node] = {}
         self.library = _idle_libraries.pop() if _idle_libraries else Library()
-        self.library.load(translated["sas"])
+        self.library.lib.load_sas(translated["sas"].encode())
         self.start = self._node({})
         weakref.finalize(self, _release, self.library, self.nodes).atexit = False
 
@@ -170,7 +165,7 @@ class _Game:
         return node.moves[command]
 
     def _move(self, node: _Node, operator: int, effects: int) -> tuple[str, _Node]:
-        self.library.state_id = node.state_id
+        self.library.lib.set_state_id(node.state_id)
         changed = dict(node.changed)
         for atom in self.library.apply(operator, effects):   # "NegatedAtom holds(agent1, apple_bar_1)"
             kind, predicate, *names = re.split(r"[ (),]+", atom.rstrip(")"))
@@ -183,9 +178,10 @@ class _Game:
 
     def _node(self, changed: dict) -> _Node:
         """The node of the library's current state and these facts."""
-        key = (self.library.state_id, frozenset(changed.items()))
+        lib = self.library.lib
+        key = (lib.get_state_id(), frozenset(changed.items()))
         if key not in self.nodes:
-            self.nodes[key] = _Node(key[0], changed, self.library.won(), self._operators())
+            self.nodes[key] = _Node(key[0], changed, lib.check_goal(), self._operators())
         return self.nodes[key]
 
     def _operators(self) -> dict[str, tuple[int, int]]:
@@ -224,11 +220,10 @@ class _Game:
 
 
 def _release(library: Library, nodes: dict) -> None:
-    """A game that nobody plays gives its library back; its nodes point at each other and would wait for the
-    garbage collector."""
+    """A game that nobody plays gives its library back; its nodes, which point at each other, are freed."""
     for node in nodes.values():
         node.moves.clear()
-    library.clear()
+    library.lib.cleanup()
     _idle_libraries.append(library)
 
 

@@ -1,10 +1,11 @@
-"""ALFWorld as an environment of DreamGym: tasks, sessions and the abstract text states, on top of the real
-TextWorld engine. Episodes have 50 steps; the reward is 1 iff the engine says won."""
+"""ALFWorld as an environment, on top of the real TextWorld engine. The reward is 1 iff the engine says
+won."""
 from __future__ import annotations
 
 import json
 import os
 import re
+from itertools import count
 from pathlib import Path
 
 from dreamgym.envs.alfworld import relabel, scripted, text
@@ -22,17 +23,16 @@ FOLDERS = {"train": ("train",), "valid": ("valid", "valid_seen"), "test": ("test
 
 
 def receptacles(problem: str) -> list[str]:
-    """The names of a PDDL problem's receptacles as the engine's first feedback lists them ('desk 1'), without
-    the engine."""
+    """The names of a PDDL problem's receptacles as the engine's first feedback lists them ('desk 1')."""
     facts = problem.lower().split("(:init", 1)[-1].split("(:goal", 1)[0]
     names = text.shown_names(re.findall(r"[a-z]+_bar_[a-z0-9_]*", facts))
     return text.by_name({names[key] for key in re.findall(r"\(receptacleatlocation (\S+)", facts)})
 
 
 class ALFWorld(Environment):
-    """Real ALFWorld. With `data_dir` or `$ALFWORLD_DATA` its games are played; otherwise games are generated
-    from `seed` into `cache` on first use. `admissible` writes the engine's commands into the states;
-    `workers` > 1 plays in that many processes."""
+    """The games in `data_dir` or `$ALFWORLD_DATA`; otherwise games are generated from `seed` into `cache` on
+    first use. `admissible`: the engine's commands are in the states; `workers` > 1: so many processes
+    play."""
 
     name = "alfworld"
     max_steps = 50
@@ -61,7 +61,7 @@ class ALFWorld(Environment):
         self.admissible = admissible
         settings = admissible, f"{cache}/translations"
         self.plays = Workers(workers, *settings) if workers > 1 else Local(*settings)
-        self.started = 0
+        self.numbers = count(1)
         self._tasks: dict[str, list[Task]] = {}
 
     def _folder(self, split: str) -> Path:
@@ -102,10 +102,8 @@ class ALFWorld(Environment):
                 raise ValueError(f"task {task.id}: has no game of real ALFWorld (a generated task?); "
                                  "expected goal `game`")
         plays = self.plays.start([str(self.root / task.goal["game"]) for task in tasks])
-        self.started += len(tasks)
-        first = self.started - len(tasks) + 1
-        return [Session(f"real-{first + i}", task, state, inner=play)
-                for i, (task, (play, state)) in enumerate(zip(tasks, plays))]
+        return [Session(f"real-{next(self.numbers)}", task, state, inner=play)
+                for task, (play, state) in zip(tasks, plays)]
 
     def step(self, sessions: list[Session], actions: list[str]) -> list[StepResult]:
         """What is no command goes to the engine all the same, and changes nothing."""
@@ -117,7 +115,6 @@ class ALFWorld(Environment):
         return results
 
     def end(self, sessions: list[Session]) -> None:
-        """A session that is ended twice is no fault."""
         self.plays.end([session.inner for session in sessions if session.inner is not None])
         for session in sessions:
             session.inner = None
@@ -126,7 +123,6 @@ class ALFWorld(Environment):
         self.plays.close()
 
     def ground(self, state: str, action: str) -> str:
-        """Actions name their objects already; blanks and control characters are no part of a command."""
         return clean(action)
 
     def players(self) -> dict[str, Player]:

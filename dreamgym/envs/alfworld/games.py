@@ -1,11 +1,8 @@
 """ALFWorld games: find them on disk, or generate valid ones where the official ones are not there.
 
 `generate` writes the official folder layout with the domain, grammar, goals, task sentences and placement
-rules of the `alfworld` wheel and the rooms of rooms.py. The wheel does not say where things lie, so they are
-laid out at random where the rules allow.
-
-Left out on purpose: things inside bowls and pans, things that are cold from the start, sliced and
-movable-receptacle tasks, images.
+rules of the `alfworld` wheel and the rooms of rooms.py; things lie at random where the rules allow. Left out:
+things inside bowls and pans, cold from the start, sliced and movable-receptacle tasks, images.
 """
 from __future__ import annotations
 
@@ -83,9 +80,9 @@ class Goal(NamedTuple):
 
 
 def find_games(folder: Path) -> list[tuple[Path, str, dict]]:
-    """(game.tw-pddl, task type, content) of the playable games of a split's folder, in sorted order: those
-    AlfredTWEnv takes (no movable receptacles, nothing sliced, solvable). Raises ValueError for none, an
-    unreadable file, or games of another grammar."""
+    """(game.tw-pddl, task type, content) of a folder's playable games, sorted: those that AlfredTWEnv takes
+    (no movable receptacles, nothing sliced, solvable). Raises ValueError for none, or a file that is no
+    game."""
     games = []
     for path in sorted(folder.glob("*/*/game.tw-pddl")):
         record = path.with_name("traj_data.json")
@@ -105,12 +102,9 @@ def find_games(folder: Path) -> list[tuple[Path, str, dict]]:
 
 
 def generate(folder: Path, seed: int = 0, counts: Mapping[str, int] = COUNTS, check: bool = True) -> dict:
-    """Write <folder>/json_2.1.1 with `counts` games of each split, balanced over the task types, and return
-    its games.json.
-
-    Games that fit are kept; others that this function made are replaced; an interrupted run goes on where it
-    stopped. `check` wins each game in the real engine (0.3 CPU-seconds each). Raises ValueError when the
-    folder holds games made by somebody else."""
+    """Writes <folder>/json_2.1.1 with `counts` games of each split, balanced over the task types; returns its
+    games.json. Games that fit are kept; an interrupted run goes on where it stopped. `check` wins each game
+    in the real engine (0.3 CPU-seconds). Raises ValueError when the folder holds games of somebody else."""
     wanted = {"version": VERSION, "seed": seed, "counts": {split: counts.get(split, 0) for split in COUNTS}}
     folder.mkdir(parents=True, exist_ok=True)
     final, made = folder / DATA, folder / DATA / "games.json"
@@ -142,8 +136,8 @@ def generate(folder: Path, seed: int = 0, counts: Mapping[str, int] = COUNTS, ch
 # Which goals a room has -------------------------------------------------------------------------------------
 
 def room_goals(place: Room, task_type: str) -> dict[str, list[str]]:
-    """Goal receptacle type ('' for the lamp) -> object types, by the wheel's rules. A goal needs another
-    receptacle type to start in."""
+    """Goal receptacle type ('' for the lamp) -> object types that can start elsewhere, by the wheel's
+    rules."""
     constants = shipped()[1]
     holds = {r.type: constants.VAL_RECEPTACLE_OBJECTS[r.type] for r in place.receptacles}
     homes = {t: {r for r in holds if t in holds[r]} for t in place.types}
@@ -264,8 +258,7 @@ def _layout(place: Room, goal: Goal, rng: random.Random) -> tuple[list[Place], s
 
 
 def _problem(place: Room, things: list[Place], start: str, goal: str) -> str:
-    """The PDDL problem with the facts of official ones, each fact once, without their 120 unused
-    constants."""
+    """The PDDL problem with the facts of official ones, without their 120 unused constants."""
     constants = shipped()[1]
     objects, receptacles = place.fixtures + things, place.receptacles
     otypes, rtypes = sorted({o.type for o in objects}), sorted({r.type for r in receptacles})

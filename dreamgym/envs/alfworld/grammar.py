@@ -1,9 +1,8 @@
 """Texts from a TextWorld grammar: what `ContextSensitiveGrammar.derive` writes, without parsing and copying
 everything anew for every word.
 
-The rules are the symbols that TextWorld's own parser made. Facts are {(predicate, types): frozenset of
-names}, in two layers: those of the start of the game and those changed since. A mapping is {(placeholder, its
-type): (name, its type)}, because TextWorld compares both.
+Facts are {(predicate, types): frozenset of names}, in two layers: those of the start of the game and those
+changed since. A mapping is {(placeholder, its type): (name, its type)}: TextWorld compares both.
 """
 from __future__ import annotations
 
@@ -45,8 +44,7 @@ def words(expression: str) -> list[str]:
 
 
 def _computed(node: ast.expr, variables: dict):
-    """The value of an expression of things, their attributes, strings, + and or; TextWorld would run any
-    Python."""
+    """The value of an expression of things, attributes, strings, + and or; TextWorld would run any Python."""
     match node:
         case ast.Name():
             return variables[node.id]

@@ -1,5 +1,5 @@
 """Below the ALFWorld engine: translated games and TextWorld's compiled planner library, which holds the state
-of a game and knows its rules. Nothing of TextWorld is imported before a game is opened."""
+of a game and knows its rules."""
 from __future__ import annotations
 
 import ctypes
@@ -24,9 +24,8 @@ class Operator(ctypes.Structure):
 
 
 class Library:
-    """A private copy of the Fast Downward library, whose global variables are one game: its rules, the states
-    met so far, and the current one. `state_id` reads and sets the current state: ids are 0 (the start), 1,
-    ... in the order of meeting, and equal states have one id."""
+    """A private copy of the Fast Downward library, whose global variables are one game. Ids of its states are
+    0 (the start), 1, ... in the order of meeting; equal states have one id."""
 
     def __init__(self):
         from fast_downward.interface import DOWNWARD_LIB_PATH
@@ -34,45 +33,26 @@ class Library:
         with tempfile.TemporaryDirectory() as folder:
             copy = Path(folder) / "libdownward.so"
             copy.write_bytes(_loadable(Path(DOWNWARD_LIB_PATH)))
-            self._lib = ctypes.CDLL(str(copy))
-        self._lib.apply_operator.argtypes = [ctypes.c_size_t, ctypes.c_void_p]
-        self._lib.check_goal.restype = ctypes.c_bool
-
-    def load(self, sas: str) -> None:
-        self._lib.load_sas(sas.encode())
-
-    def clear(self) -> None:
-        self._lib.cleanup()
-
-    @property
-    def state_id(self) -> int:
-        return self._lib.get_state_id()
-
-    @state_id.setter
-    def state_id(self, value: int) -> None:
-        self._lib.set_state_id(value)
-
-    def won(self) -> bool:
-        return self._lib.check_goal()
+            self.lib = ctypes.CDLL(str(copy))
+        self.lib.apply_operator.argtypes = [ctypes.c_size_t, ctypes.c_void_p]
+        self.lib.check_goal.restype = ctypes.c_bool
 
     def operators(self) -> ctypes.Array[Operator]:
         """Those that apply in the current state, in the library's order."""
-        found = (Operator * self._lib.get_applicable_operators_count())()
-        self._lib.get_applicable_operators(found)
+        found = (Operator * self.lib.get_applicable_operators_count())()
+        self.lib.get_applicable_operators(found)
         return found
 
     def apply(self, operator: int, effects: int) -> list[str]:
-        """Applies an operator of so many effects; their names, such as "NegatedAtom holds(agent1,
-        apple_bar_1)"."""
+        """Applies an operator of so many effects; these, such as "NegatedAtom holds(agent1, apple_bar_1)"."""
         atoms = (ctypes.c_char * 1024 * effects)()
-        self._lib.apply_operator(operator, atoms)
+        self.lib.apply_operator(operator, atoms)
         return [atom.value.decode("cp1252") for atom in atoms]
 
 
 @lru_cache(maxsize=1)
 def _loadable(path: Path) -> bytes:
-    """The part of a shared library that is mapped when it is loaded: 1 MB of 33, the rest is debugging
-    information."""
+    """The mapped part of a shared library: 1 MB of 33, the rest is debugging information."""
     content = path.read_bytes()
     if content[:5] != b"\x7fELF\x02":            # macOS
         return content
@@ -82,8 +62,8 @@ def _loadable(path: Path) -> bytes:
 
 
 def translation(domain: str, problem: str, version: str, cache: str | Path = "") -> dict:
-    """The translated game (0.1-0.6 s of CPU), kept in the folder `cache` if given. `version` of the packages
-    is part of the key."""
+    """The translated game (0.1-0.6 s of CPU), kept in the folder `cache`, by `version` of the packages,
+    too."""
     if not cache:
         return translate(domain, problem)
     key = hashlib.sha256(json.dumps([CACHE_SCHEMA, version, domain, problem]).encode()).hexdigest()[:24]

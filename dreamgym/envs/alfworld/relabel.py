@@ -1,9 +1,8 @@
 """Reasoning traces by rule for ALFWorld's training data, and counterfactual reward examples. Both read pages
 and outcomes only.
 
-A trace states facts first and the verdict last, because a small model concludes only from what it has already
-written. Where the engine knew more than the page shows (a place within reach, a thing that does not fit), the
-outcome tells the fact.
+A trace states facts first and the verdict last: a small model concludes only from what it has written. Where
+the engine knew more than the page shows (a place within reach), the outcome tells the fact.
 """
 from __future__ import annotations
 
@@ -12,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from dreamgym.envs.alfworld.text import (
-    LAMPS, MADE, MAKEABLE, NOTHING, TREATED, Command, View, Wanted, kind_of, name_of, read_action, read_task,
-    read_view, tags_of)
+    LAMPS, MADE, MAKEABLE, NOTHING, TOOL, TREATED, Command, View, Wanted, kind_of, name_of, read_action,
+    read_task, read_view, tags_of)
 from dreamgym.episode import Episode, Step, StopReason, Task, replace
 
 SAME = "so the same page"
@@ -43,8 +42,7 @@ def read_step(step: Step) -> Transition | None:
 
 
 def conditions(command: Command, view: View) -> list[Row]:
-    """What the page must show before a thing is taken, moved, treated, sliced or used, in the order in which
-    a trace checks it."""
+    """What the page must show before a thing is taken, moved, treated, sliced or used, in a trace's order."""
     verb, thing, place, here = command.verb, command.thing, command.place, view.place == command.place
     at = (f"at {place}", view.place or "room", here)
     holds = lambda name: (f"hold {name}", view.held or NOTHING, view.held == name)
@@ -67,8 +65,7 @@ def conditions(command: Command, view: View) -> list[Row]:
 # ---- why the next state follows ----------------------------------------------------------------------------
 
 def explain(task: Task, history: list[Step], step: Step) -> tuple[str, str]:
-    """(why the next state follows, why the reward follows). Each is "" where the rules expect another outcome
-    than the recorded one."""
+    """(why the next state follows, why the reward follows); "" where the rules expect another outcome."""
     t, wanted = read_step(step), read_task(task.text)
     if t is None:
         return "", ""
@@ -85,8 +82,8 @@ def explain(task: Task, history: list[Step], step: Step) -> tuple[str, str]:
 
 
 def _plausible(t: Transition) -> bool:
-    """Whether a command may lead from page to page: elsewhere only by going or opening, and the hand changes
-    only by what is done with it."""
+    """Whether a command may lead from page to page: elsewhere by going or opening, another hand by its
+    use."""
     command, before, after = t.command, t.before, t.after
     arrives = command.verb in ("go", "open") and after.place == command.place
     if command.verb in LOOKS or (after.place != before.place and not arrives):
@@ -138,8 +135,8 @@ def _close(t: Transition, *_) -> list[str]:
 
 
 def _act(t: Transition, *_) -> list[str]:
-    """The conditions up to the first that is not met; a last fact where all are met, or where the engine did
-    it all the same: then what the page did not show was within reach."""
+    """The conditions up to the first that is not met, then the outcome; an unmet one of what was done all the
+    same was within reach."""
     facts = []
     for what, found, met in conditions(t.command, t.before):
         facts.append(f"{what} : {found} {'yes' if met else REACH if t.changed else 'no'}")
@@ -158,8 +155,7 @@ def _act(t: Transition, *_) -> list[str]:
 
 
 def _shown(t: Transition, wanted: Wanted | None) -> list[str]:
-    """Whether a page that is seen for the first time shows what the task wants; said before the page is
-    written."""
+    """Whether a new page shows what the task wants; said before the page is written."""
     if wanted is None:
         return []
     kinds = [wanted.thing, wanted.place] if wanted.kind == "look" else [wanted.thing]
@@ -173,8 +169,8 @@ def _yes(met: bool) -> str:
 # ---- why the reward follows: from task, state, action and next state alone ---------------------------------
 
 def may_end(t: Transition) -> bool:
-    """Whether a step may fulfil a task: it changed the page by putting a thing down, switching a lamp on, or
-    bringing a thing under a lit one."""
+    """Whether a step may fulfil a task: it put a thing down, lit a lamp, or brought a thing under a lit
+    one."""
     command, before, after = t.command, t.before, t.after
     if command is None or not t.changed:
         return False
@@ -208,8 +204,8 @@ def checks(wanted: Wanted, t: Transition) -> list[Row]:
 
 
 def judge(sentence: str, step: Step) -> list[Row] | None:
-    """The constraints of a task against a step; None where the step cannot end an episode, or where the
-    sentence or a page cannot be read."""
+    """The constraints of a task against a step; None where it cannot end an episode, or sentence or page
+    cannot be read."""
     wanted, t = read_task(sentence), read_step(step)
     return checks(wanted, t) if wanted and t and may_end(t) else None
 
@@ -234,15 +230,15 @@ ATTEMPTS = 40                                    # steps tried for one counterfa
 TEMPLATES = {                                    # the sentences of alfworld 0.4.2
     "pick": ("put a {thing} in {place}", "put some {thing} on {place}"),
     "two": ("put two {thing} in {place}", "find two {thing} and put them in {place}"),
-    "clean": ("put a clean {thing} in {place}", "clean some {thing} and put it in {place}"),
-    "hot": ("put a hot {thing} in {place}", "heat some {thing} and put it in {place}"),
-    "cool": ("put a cool {thing} in {place}", "cool some {thing} and put it in {place}"),
-    "look": ("look at {thing} under the {place}", "examine the {thing} with the {place}")}
+    "look": ("look at {thing} under the {place}", "examine the {thing} with the {place}"),
+} | {made: (f"put a {made} {{thing}} in {{place}}", f"{verb} some {{thing}} and put it in {{place}}")
+     for made, (verb, _) in TOOL.items()}
+
 
 def counterfactuals(episodes: list[Episode], count: int, rng: np.random.Generator) -> list[Episode]:
-    """At most `count` one-step episodes: a recorded step that may end an episode, under a sentence that it
-    fulfils or of which it breaks one constraint. The label names that one: object | receptacle | state |
-    count | kind; `many`: more than one. No (state, sentence) occurs twice, and none as it was played."""
+    """At most `count` one-step episodes: a recorded step that may end an episode, under a sentence of which
+    it breaks what the label names (BREAKABLE), or nothing. No (state, sentence) occurs twice, or as
+    played."""
     steps = [(episode, step) for episode in episodes for step in episode.steps]
     found = {(step.state, step.action): (episode.id, t)
              for episode, step in steps if (t := read_step(step)) and may_end(t)}
@@ -303,8 +299,7 @@ def _held_in(episodes: list[Episode]) -> dict[str, list[str]]:
 def _wishes(
     t: Transition, broken: str, held_in: dict[str, list[str]], rng: np.random.Generator
 ) -> list[Wanted]:
-    """Sentences that a step fulfils, or that break what `broken` names and, mostly, nothing else (`_breaks`
-    decides)."""
+    """Sentences that a step fulfils, or of which it breaks what `broken` names (`_breaks` decides)."""
     if broken == "many":
         wishes = []
         for place in map(str, rng.permutation(list(held_in))[:4]):
@@ -341,7 +336,7 @@ def _wishes(
 
 
 def _breaks(wish: Wanted, t: Transition, broken: str) -> bool:
-    """Whether just what `broken` names is not as a sentence wants it; a sentence of another kind may miss
+    """Whether just what `broken` names is not as a sentence wants it; another kind of sentence may miss
     more."""
     missed = [what for what, _, met in checks(wish, t) if not met]
     if broken in ("kind", "many"):

@@ -1,10 +1,9 @@
 """The 120 rooms of generated ALFWorld games, from what the `alfworld` wheel ships.
 
-The wheel's layout files give the receptacles of each AI2-THOR room with their real ids and view points, where
-the agent can stand, and the object types found there. They leave out receptacles that official games have
-(stove burners, toasters, garbage cans, cabinets and drawers that do not open) and say nothing of windows,
-chairs or lamps: those are added here at random places, from the room's number alone, so that a room is the
-same in all its games. The package is read, not imported: `import alfworld` sets $ALFWORLD_DATA.
+Its layout files give the receptacles of each AI2-THOR room, where the agent can stand, and the object types
+found there. What they leave out (stove burners, garbage cans, cabinets that do not open, windows, lamps) is
+added at random places, from the room's number alone: a room is the same in all its games. The package is
+read, not imported: `import alfworld` sets $ALFWORLD_DATA.
 """
 from __future__ import annotations
 
@@ -77,8 +76,7 @@ def shipped() -> tuple[Path, ModuleType, ModuleType]:
 
 
 def pddl_id(key: str) -> str:
-    """'Mug|+01.15|-00.34' -> 'Mug_bar__plus_01_dot_15_bar__minus_00_dot_34', as official problems write
-    it."""
+    """'Mug|+01.15|-00.34' -> 'Mug_bar__plus_01_dot_15_bar__minus_00_dot_34', as official problems have it."""
     for sign, word in (("|", "_bar_"), ("+", "_plus_"), ("-", "_minus_"), (".", "_dot_")):
         key = key.replace(sign, word)
     return key
@@ -90,8 +88,7 @@ def location(x: float, z: float, rotation: float, horizon: float) -> str:
 
 
 class Placer:
-    """Draws new places in a room. Ids are coordinates, so they say nothing of the role of a thing in its
-    game."""
+    """Draws new places in a room. Ids are coordinates: they tell nothing of the role of a thing."""
 
     def __init__(self, rng: random.Random, points: list[tuple], places: list[Place]):
         self.rng, self.points, self.taken = rng, points, {place.id for place in places}

@@ -1,6 +1,5 @@
-"""Scripted policies of ALFWorld. The searcher, the imperfect player and the prober read abstract states only,
-so whatever they do can be imitated. The oracle reads the engine's hidden facts and the random player its
-admissible commands: they need an environment that plays in this process."""
+"""Scripted policies of ALFWorld. The oracle reads the engine's hidden facts and the random player its
+admissible commands: they need an environment that plays in this process. The others read states only."""
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -68,9 +67,8 @@ def engine_of(session: Session):
 
 
 class Searcher:
-    """Looks for the wanted thing where such things usually are, places of a kind by ascending number. It does
-    to the thing what the task says and puts it down; a second thing goes to the receptacle of the first. It
-    survives mistakes, its own (see `Imperfect`) and refusals."""
+    """Looks for the wanted thing where such things usually are, does to it what the task says, and puts it
+    down; a second thing goes to the receptacle of the first. It survives mistakes and refusals."""
 
     def __init__(self, session: Session, rng: np.random.Generator):
         self.session, self.wanted, self.rng = session, read_task(session.task.text), rng
@@ -80,11 +78,9 @@ class Searcher:
                 "such as 'put a clean mug in desk' or 'find two pen and put them in drawer'")
         self.room: list[str] = []
         self.contents: dict[str, list[str]] = {}     # by place, as last seen
-        self.closed: set[str] = set()
-        self.origin: dict[str, str] = {}             # where a held thing came from
+        self.origin: dict[str, str] = {}             # where other things than the wanted ones came from
         self.last = ""                               # the last state
-        # since the state last changed: places may share a spot, where one stands already
-        self.refused: set[str] = set()
+        self.refused: set[str] = set()               # since the state last changed
 
     def __call__(self, state: str) -> str:
         view = read_view(state)
@@ -100,29 +96,22 @@ class Searcher:
 
     def notice(self, view: View) -> None:
         self.room = view.room or self.room
-        if view.opened is False:
-            self.closed.add(view.place)
-        elif view.place:
+        if view.place and view.opened is not False:
             self.contents[view.place] = view.things
-            self.closed.discard(view.place)
 
     def choose(self, view: View) -> str:
         if not view.holding:
             return self.fetch(view)
         if kind_of(view.holding) != self.wanted.thing:
-            # a wrong thing: back to where it came from
             return self.put(view, self.origin.get(view.held) or view.place or self.target())
         return self.use_lamp(view) if self.wanted.kind == "look" else self.deliver(view)
 
     def fetch(self, view: View) -> str:
         """Takes a wanted thing that is known of, else looks further."""
         goal = self.target() if self.wanted.kind == "two" else ""
-        for place in [place for place in self.known(self.wanted.thing, view) if place != goal]:
-            if place != view.place or place in self.closed:
-                return f"open {place}" if place == view.place else f"go to {place}"
-            thing = self.things(place, self.wanted.thing)[0]
-            self.origin[thing] = place
-            return f"take {thing} from {place}"
+        for place in self.known(self.wanted.thing, view):
+            if place != goal:
+                return self.at(view, place, f"take {self.things(place, self.wanted.thing)[0]} from {place}")
         return self.explore(view, self.wanted.thing)
 
     def explore(self, view: View, thing: str) -> str:
@@ -132,8 +121,7 @@ class Searcher:
         return next((way for way in ways if way not in self.refused), None) or self.wander(view)
 
     def order(self, thing: str) -> list[str]:
-        """The places of the room, the likeliest for `thing` first; where a thing is just to be put, none or
-        one of them lies there already: last."""
+        """The places of the room, the likeliest for `thing` first, those where it is to be put last."""
         likely = _PLACES.get(thing, [])
         own = self.wanted.place if self.wanted.kind in ("pick", "two") else ""
 
@@ -155,24 +143,24 @@ class Searcher:
         return next((f"go to {place}" for place in by_name(self.room) if kind_of(place) == tool), elsewhere)
 
     def target(self) -> str:
-        """The receptacle of the task: the one that has most of the wanted things, then the lowest number; ''
-        when the room has none."""
+        """The task's receptacle that has most of the wanted things, then the lowest number; '' for none."""
         places = [place for place in by_name(self.room) if kind_of(place) == self.wanted.place]
         return max(places, key=lambda place: len(self.things(place, self.wanted.thing)), default="")
 
     def use_lamp(self, view: View) -> str:
         lamp = self.wanted.place
+        here = next((name for name in view.names if kind_of(name) == lamp), "")
         known = self.known(lamp, view)
-        if not known:
-            return self.explore(view, lamp)
-        if known[0] != view.place or view.opened is False:
-            return f"go to {known[0]}" if known[0] != view.place else f"open {view.place}"
-        return f"use {next(name for name in view.names if kind_of(name) == lamp)}"
+        return self.at(view, known[0], f"use {here}") if known else self.explore(view, lamp)
 
     def put(self, view: View, place: str) -> str:
+        return self.at(view, place, f"move {view.held} to {place}")
+
+    def at(self, view: View, place: str, action: str) -> str:
+        """The action where one stands at an open place, else the next step to that."""
         if place != view.place:
             return f"go to {place}" if place else self.wander(view)
-        return f"open {place}" if view.opened is False else f"move {view.held} to {place}"
+        return f"open {place}" if view.opened is False else action
 
     def things(self, place: str, kind: str) -> list[str]:
         return [name_of(thing) for thing in self.contents.get(place, []) if kind_of(thing) == kind]
@@ -196,8 +184,7 @@ class Searcher:
 
 
 class Oracle(Searcher):
-    """The same errands with the engine's facts in place of a memory: no search, and a way back from any
-    state."""
+    """The same errands with the engine's facts in place of a memory."""
 
     def __init__(self, session: Session, rng: np.random.Generator):
         super().__init__(session, rng)
@@ -207,7 +194,6 @@ class Oracle(Searcher):
         facts = sorted(engine_of(self.session).facts)
         named = lambda predicate: [fact[1] for fact in facts if fact[0] == predicate]
         self.room = named("receptacleatlocation")
-        self.closed = set(named("openable")) - set(named("opened"))
         self.contents = {place: [] for place in by_name(self.room)}
         for fact in facts:
             if fact[0] == "inreceptacle" and fact[2] in self.contents:
@@ -215,9 +201,7 @@ class Oracle(Searcher):
 
 
 class Imperfect(Searcher):
-    """The searcher with the mistakes of a hurried agent: it passes places by, wanders, takes something else,
-    forgets to clean. Mistakes are what gives imitation something to improve on (a clean imitation leaves GRPO
-    no variance)."""
+    """The searcher with mistakes: a clean imitation would leave GRPO no variance."""
 
     def __init__(self, session: Session, rng: np.random.Generator):
         super().__init__(session, rng)
@@ -234,8 +218,7 @@ class Imperfect(Searcher):
             self.forgets = False
         slips = self.slips(view) if self.rng.random() < SLIP else []
         if slips and self.contents and self.rng.random() < SLIP:
-            # what it saw there is forgotten
-            del self.contents[str(self.rng.choice(list(self.contents)))]
+            del self.contents[str(self.rng.choice(list(self.contents)))]         # forgotten
         return str(self.rng.choice(slips)) if slips else super().choose(view)
 
     def deliver(self, view: View) -> str:

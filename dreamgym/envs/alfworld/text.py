@@ -1,7 +1,5 @@
 """ALFWorld as text: the engine's feedback becomes short states; states, actions and tasks are read back.
-
-The experience model writes the same states, so a policy sees one language in both worlds (DreamGym, section
-4). Each object stands on its own line, so that a line-wise difference of two states is short:
+Each object stands on its own line, so that a line-wise difference of two states is short:
 
     room:                 at drawer 1 closed      at drawer 1 open:           at desk 1:
     bed 1                 holding: nothing        book 1                      hot mug 1
@@ -53,8 +51,8 @@ _TAG_OF = {"turn on": "lit", "sliced": "sliced"} | {verb: result for verb, (_, r
 
 
 def shown_names(ids: Iterable[str]) -> dict[str, str]:
-    """PDDL id -> the name that the player sees ('desk 2'): the ids of a kind, sorted, are numbered downwards
-    (alfworld's Demangler)."""
+    """PDDL id -> the name that the player sees ('desk 2'): sorted ids are numbered downwards, as in
+    alfworld."""
     names, numbers = {}, Counter()
     for key in sorted(set(ids), reverse=True):
         kind, located, _ = key.partition("_bar_")
@@ -71,8 +69,7 @@ def by_name(names: Iterable[str]) -> list[str]:
 
 @dataclass
 class ObservationMemory:
-    """What the agent has observed in one episode. Objects keep the order in which they were first seen, so
-    that a place reads the same when the agent comes back."""
+    """What the agent has observed in one episode. Objects keep the order in which they were first seen."""
     room: list[str] = field(default_factory=list)
     place: str = ""
     holding: str = ""
@@ -118,7 +115,7 @@ class ObservationMemory:
             self.contents[place] = known + [thing for thing in listed if thing not in known]
 
     def state(self, commands: list[str] | None = None) -> str:
-        """The abstract state, with the engine's admissible `commands` at the end when they are given."""
+        """The abstract state, with the engine's admissible `commands` where they are given."""
         if not self.place:
             lines = ["room:", *(self.room or [NOTHING])]
         elif self.opened.get(self.place) is False:
@@ -137,11 +134,10 @@ class ObservationMemory:
 
 @dataclass
 class View:
-    """The parts of a state. `opened`: None where the receptacle cannot be closed. Things carry their tags
-    ('hot mug 1')."""
+    """The parts of a state."""
     place: str
-    opened: bool | None
-    things: list[str]
+    opened: bool | None                          # None: the receptacle cannot be closed
+    things: list[str]                            # with their tags ('hot mug 1')
     holding: str
     room: list[str]
 
@@ -193,8 +189,8 @@ class Command:
 
 
 def read_action(action: str) -> Command | None:
-    """The parts of an action; None for what ALFWorld's grammar does not hold. `examine` may name a thing,
-    which is then in `place`; the knife of `slice` is there, too."""
+    """The parts of an action; None for what ALFWorld's grammar does not hold. What `examine` names, and the
+    knife of `slice`, are in `place`."""
     matches = (pattern.fullmatch(clean(action)) for pattern in _ACTIONS)
     return next((Command(**match.groupdict()) for match in matches if match), None)
 
@@ -258,8 +254,7 @@ _COMMANDS = re.compile(r"^commands:\n(.+)\Z", re.MULTILINE | re.DOTALL)
 
 def renamer(rng: np.random.Generator) -> Callable[[str], str]:
     """A consistent change of names in every text of a training row: a kind of object becomes another of its
-    class, and numbers change within a kind. What follows from a state does not depend on these names; a small
-    model that sees few homes would learn their contents by heart."""
+    class, and numbers change within a kind. A small model would learn the few homes by heart."""
     kinds = {old: str(new) for same in CLASSES for old, new in zip(same, rng.permutation(same))}
     orders = {kind: rng.permutation(size).tolist() for kind, size in BLOCKS.items()}
 

@@ -1,8 +1,8 @@
 """ALFWorld games in play: in this process (`Local`) or over several (`Workers`), with the same results.
 
-A worker is a plain child process that reads a line of JSON and answers with one. It is not multiprocessing's:
-a spawned child would import the whole script with torch again, and a forked one does not survive CUDA and
-threads. Plays of one game go to one worker, which translates it once.
+A worker is a plain child process that reads a line of JSON and answers with one: multiprocessing's spawned
+child would import the script with torch, a forked one does not survive CUDA and threads. Plays of one game go
+to one worker, which translates it once.
 """
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import subprocess
 import sys
 import weakref
 from collections import defaultdict
+from contextlib import suppress
 
 from dreamgym.envs.alfworld.engine import Engine
 from dreamgym.envs.alfworld.text import ObservationMemory
@@ -53,9 +54,8 @@ class Local:
 
 
 class Workers:
-    """Plays over `count` child processes, which end with this object or with this process, however that ends:
-    their pipe closes. A play is (its worker, its number). Raises ValueError as `Local` does, and RuntimeError
-    when a worker has died."""
+    """Plays over `count` child processes, which end with this object or process: their pipe closes. A play is
+    (its worker, its number). Raises ValueError as `Local` does, and RuntimeError when a worker has died."""
 
     def __init__(self, count: int, admissible: bool, cache: str):
         self.children = [_child(admissible, cache) for _ in range(count)]
@@ -75,16 +75,13 @@ class Workers:
         self._ask("end", plays, [""] * len(plays))
 
     def _ask(self, verb: str, plays: list[tuple[int, int]], texts: list[str]) -> list:
-        """One message to each worker concerned, so that all work at once; their answers in the order of
-        `plays`."""
+        """One message to each worker concerned; their answers in the order of `plays`."""
         asked = defaultdict(list)
         for (home, number), text in zip(plays, texts):
             asked[home].append([verb, number, text])
         for home, rows in asked.items():
-            try:
+            with suppress(OSError):              # it has died: no line comes back
                 print(json.dumps(rows), file=self.children[home].stdin, flush=True)
-            except OSError:
-                pass                             # it has died: no line comes back
         lines = {home: self.children[home].stdout.readline() for home in asked}
         for home, line in lines.items():
             if not line:
@@ -110,16 +107,13 @@ def _stop(children: list[subprocess.Popen]) -> None:
     for child in children:
         # first, or a child that is still answering would wait for a reader for ever
         child.stdout.close()
-        try:
+        with suppress(OSError):                  # what was not yet sent to a dead child
             child.stdin.close()
-        except OSError:
-            pass                                 # what was not yet sent to a dead child
         child.wait()
 
 
 def serve(admissible: bool, cache: str) -> None:
-    """The child: one line in, one line out (a list of answers, or an error's text), until the parent closes
-    the pipe."""
+    """The child: one line in, one line out (answers, or an error's text), until the pipe is closed."""
     out, plays = os.fdopen(os.dup(1), "w"), {}
     # whatever a library prints goes to the log, not into an answer
     os.dup2(2, 1)

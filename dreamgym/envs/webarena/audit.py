@@ -10,11 +10,10 @@ CHANGING = ("button", "search", "choose", "fill", "tick", "press")   # what may 
 
 
 class WebArenaAudit(Audit):
+    action_type = staticmethod(action_type)
+
     def __init__(self, own: bool = True):
         self.own = own                           # the own sites' tasks: rules can read their sentences
-
-    def action_type(self, state: str, action: str) -> str:
-        return action_type(state, action)
 
     def success(self, task: Task, state: str, action: str, next_state: str) -> bool | None:
         return rule_success(task.text, state, action) if self.own else None

@@ -1,11 +1,10 @@
 """Four sources of accessibility nodes for `page.abstract`: a browser's tree (CDP), HTML, and the text
-observations of WebArena and BrowserGym.
+observations of WebArena and BrowserGym. One page gives the same nodes from each.
 
-One page gives the same nodes from each. Three of them are trees of `Row`s that `_reduce` thins out. HTML, the
-hot path, computes roles and names itself, as Chromium does for the elements that the own sites' pages have
-(no CSS, scripts, frames, or aria attributes but aria-label). WebArena's text has lost what its rule dropped
-(a text that occurs in one of the three lines before): what can be told from the names of cells and groups is
-put back, a lone '3' after '[1332] ...' is not. """
+Three of them are trees of `Row`s that `_reduce` thins out. HTML, the hot path, computes roles and names as
+Chromium does for the elements that the own sites have (no aria attributes but aria-label). WebArena's text
+lacks texts that occur in one of the three lines before: what the names of cells and groups tell is put back.
+"""
 from __future__ import annotations
 
 import ast
@@ -39,13 +38,13 @@ FAR = 1 << 30
 
 @dataclass
 class Row:
-    """One node of a reported tree, before thinning out. `selected` None: it has no such property."""
+    """One node of a reported tree."""
     depth: int
     role: str
     name: str = ""
     value: str = ""
     checked: bool = False
-    selected: bool | None = None
+    selected: bool | None = None                 # None: it has no such property
     ref: Any = None
 
 
@@ -79,10 +78,9 @@ def _reduce(rows: Iterable[Row]) -> list[Node]:
 
 
 def _restored(rows: list[Row]) -> Iterable[Row]:
-    """Puts back texts that an observation left out because the name of their cell, row or group holds them:
-    the words of such a name that no row inside says. They come first, or last when the name begins with what
-    is inside. A table row that shares no word with its cells is named by its title, such as the address that
-    a grid of Magento opens: no text of the page."""
+    """Puts back texts that an observation left out: the words of the name of a cell, row or group that no row
+    inside says. They come first, or last when the name begins with what is inside. The name of a table row
+    that shares no word with its cells is no text of the page (the address that a grid of Magento opens)."""
     last: dict[int, list[Row]] = {}              # by the index of the row that follows
     for i, row in enumerate(rows):
         yield from last.pop(i, ())
@@ -106,9 +104,8 @@ def _restored(rows: list[Row]) -> Iterable[Row]:
 
 def from_cdp(ax_nodes: list[dict],
              frames: Mapping[int, list[dict]] = MappingProxyType({})) -> tuple[str, list[Node]]:
-    """`nodes` of Accessibility.getFullAXTree -> (title, nodes). `frames` holds the trees of inner frames by
-    the backendDOMNodeId of the iframe element (DOM.getFrameOwner); they are joined at that element, frames in
-    frames too. `ref` is the backendDOMNodeId."""
+    """`nodes` of Accessibility.getFullAXTree -> (title, nodes); `ref` is the backendDOMNodeId. `frames` holds
+    the trees of inner frames by that of the iframe element (DOM.getFrameOwner), frames in frames too."""
     title = str(ax_nodes[0].get("name", {}).get("value", "")) if ax_nodes else ""
     return title, _reduce(_cdp_rows(ax_nodes, frames, 0))
 
@@ -148,8 +145,7 @@ def unquoted(literal: str) -> str:
 
 
 def text_rows(observation: str) -> list[Row]:
-    """The lines of a text observation. A line that is no node (a cut last line, an error note) is passed
-    over; ValueError when there is no node at all."""
+    """The lines of a text observation that are nodes. Raises ValueError where there is none."""
     rows = []
     for match in filter(None, map(_TEXT_LINE.fullmatch, observation.splitlines())):
         indent, ref, role, name, rest = match.groups()
@@ -164,15 +160,14 @@ def text_rows(observation: str) -> list[Row]:
 
 def from_text(observation: str) -> tuple[str, list[Node]]:
     """WebArena's tab line and accessibility tree, or BrowserGym's flattened tree -> (title, nodes); `ref` is
-    the id or bid in the text. Raises ValueError for a text without nodes."""
+    the id or bid in the text. Raises as `text_rows`."""
     rows = text_rows(observation)
     title = rows[0].name if rows[0].role in ("RootWebArea", "WebArea") else ""
     return title, _reduce(_restored(rows))
 
 
 def webarena_tabs(observation: str) -> tuple[list[str], int]:
-    """Tab titles and the current tab of the first line of a WebArena observation; ([], 0) without such a
-    line."""
+    """Tab titles and the current tab in the first line of a WebArena observation; ([], 0) without one."""
     parts = observation.lstrip().split("\n", 1)[0].split(" | Tab ")
     tabs = [tab for part in parts if (tab := _TAB.fullmatch(part.removeprefix("Tab ")))]
     return [tab[2] for tab in tabs], next((i for i, tab in enumerate(tabs) if tab[1]), 0)
@@ -190,8 +185,7 @@ _INLINE = frozenset("a abbr b code em i kbd label mark small span strong sub sup
 
 
 def from_html(html: str) -> tuple[str, list[Node]]:
-    """HTML -> (title, nodes). `ref` is the lxml element, for a text the one around it. A title or page that
-    is not there is empty."""
+    """HTML -> (title, nodes). `ref` is the lxml element, for a text the one around it."""
     data = html.encode("utf-8", "replace")
     root = etree.fromstring(data, _PARSER) if data.strip() else None
     body = root.find("body") if root is not None else None
@@ -207,8 +201,7 @@ def from_html(html: str) -> tuple[str, list[Node]]:
 
 
 def _walk(el: Element, inside: bool, labels: dict, nodes: list[Node]) -> None:
-    """Appends the nodes of an element. `inside` a named control: its texts, images and headings are part of
-    the name."""
+    """Appends the nodes of an element. `inside` a named control texts, images and headings are its name."""
     tag = el.tag
     if tag in _UNSEEN or el.get("hidden") is not None:
         return
@@ -265,8 +258,8 @@ def _content(el: Element, but: Element | None = None) -> str:
 
 
 def _gather(el: Element, parts: list[str], but: Element | None) -> None:
-    """The text of an element as a name: what is not inline stands apart by blanks, images by what they are
-    called."""
+    """The text of an element as a name: blanks around what is not inline, images by their alternative
+    text."""
     parts.append(el.text or "")
     for child in el:
         if isinstance(child.tag, str) and child is not but:
@@ -289,3 +282,13 @@ def chosen_option(select: Element) -> Element | None:
     options = list(select.iter("option"))
     return next((option for option in reversed(options) if option.get("selected") is not None),
                 options[0] if options else None)
+
+
+def value_of(element: Element, held: Any = None) -> str:
+    """What a field sends by what it holds (a text, the index of an option), or by its page."""
+    if element.tag == "select":
+        option = chosen_option(element) if held is None else list(element.iter("option"))[held]
+        return "" if option is None else option.get("value", option_label(option))
+    if isinstance(held, str):
+        return held
+    return (element.text or "").removeprefix("\n") if element.tag == "textarea" else element.get("value", "")

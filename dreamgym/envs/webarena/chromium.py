@@ -1,16 +1,13 @@
-"""A real browser: Chromium through Playwright and the DevTools protocol, for the own sites over HTTP and for
-a user's WebArena.
+"""A real browser: Chromium through Playwright and the DevTools protocol.
 
     with Browser() as browser:                              # one Chromium
         page = Chromium(Addresses(served.bases), browser)   # one episode at a time, in a context of its own
         screen = page.open([served.bases["shopping"]], {"shopping": sites.login("shopping")})
         screen = page.act(parse("click [3]"))
 
-Playwright belongs to one thread, so `Workers` are threads with a browser each, for many episodes at once. A
-browser ends with this process, however that ends. It does not isolate what an episode does to a site:
-episodes that run at the same time need a SiteDatabase each, served on ports of its own. Only the hosts of the
-sites can be reached (`--host-resolver-rules`). Not seen: frames of other hosts, canvas, what a page draws
-without text.
+Playwright belongs to one thread, so `Workers` are threads with a browser each. Episodes that run at the same
+time need sites of their own. Only the hosts of the sites can be reached. Not seen: frames of other hosts,
+canvas, what a page draws without text.
 """
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ from playwright.sync_api import Error, TimeoutError, sync_playwright
 from dreamgym.envs.webarena.actions import KEYS, MODIFIERS, Action
 from dreamgym.envs.webarena.ax_tree_sources import from_cdp
 from dreamgym.envs.webarena.locators import NotSupported
-from dreamgym.envs.webarena.page import Addresses, Node, Screen, clean
+from dreamgym.envs.webarena.page import Addresses, Node, Page, clean
 from dreamgym.envs.webarena.tabs import Cookies, Tabs
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -52,8 +49,8 @@ def find_chromium() -> str:
 
 
 class Browser:
-    """A running Chromium that reaches 127.0.0.1 and `hosts`, nothing else; used and closed by the thread that
-    made it, which has no other. Raises ValueError without a browser, RuntimeError when it does not start."""
+    """A running Chromium that reaches 127.0.0.1 and `hosts` alone, for the thread that made it; it ends with
+    this process, however that ends. Raises ValueError without one, RuntimeError when it does not start."""
 
     def __init__(self, hosts: Iterable[str] = ()):
         executable = find_chromium()
@@ -70,8 +67,7 @@ class Browser:
         self.pid = next(process["id"] for process in processes if process["type"] == "browser")
 
     def kill(self) -> None:
-        """Ends the browser from any thread, so that a call which a page's endless script holds up ends with
-        an error."""
+        """Ends the browser from any thread; a call that is under way gets an error."""
         os.killpg(os.getpgid(self.pid), signal.SIGKILL)  # a group of its own, with the processes of the pages
 
     def close(self) -> None:
@@ -110,18 +106,16 @@ class Workers:
 
 
 class Chromium(Tabs):
-    """One episode at a time in `browser`. `settle_s` is how long the scripts of a page may go on after it has
-    loaded, or after an action on it (0 for sites without scripts); `limit_s` how long it may take to load.
-    Raises RuntimeError when the page or the browser is no more, or answers nothing for four times
-    `limit_s`."""
+    """One episode at a time in `browser`. `settle_s`: how long scripts may go on after a page has loaded or
+    after an action (0: sites without scripts); `limit_s`: how long a page may take to load. Raises
+    RuntimeError when page or browser has ended, or answers nothing for four times `limit_s`."""
 
     def __init__(self, addresses: Addresses, browser: Browser, settle_s: float = 0.0, limit_s: float = 20.0):
         super().__init__(addresses)
         self.browser, self.settle_s, self.limit_s, self.context = browser, settle_s, limit_s, None
 
-    def open(self, urls: Sequence[str], cookies: Cookies = {}, **context: Any) -> Screen:  # noqa: B006
-        """A new episode in a fresh context; `context` is what Playwright's new_context takes (storage_state).
-        Raises ValueError for a url that is on none of the sites or does not load."""
+    def open(self, urls: Sequence[str], cookies: Cookies = {}, **context: Any) -> Page:  # noqa: B006
+        """A new episode in a fresh context. `context`: for Playwright's new_context. Raises as `start`."""
         self.close()
         with self.watched():
             self.context = self.browser.chromium.new_context(accept_downloads=False, **context)
@@ -132,7 +126,7 @@ class Chromium(Tabs):
                                       for site, values in cookies.items() for name, value in values.items()])
             return self.start(urls)
 
-    def act(self, action: Action) -> Screen:
+    def act(self, action: Action) -> Page:
         with self.watched():
             try:
                 return super().act(action)
@@ -141,8 +135,7 @@ class Chromium(Tabs):
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Ends the browser when a call takes far too long: nothing else ends a question to a page whose
-        script runs for ever."""
+        """Ends the browser when a call takes far too long: nothing else ends a page's endless script."""
         watchdog = threading.Timer(4 * self.limit_s, self.browser.kill)
         watchdog.start()
         try:
@@ -153,9 +146,8 @@ class Chromium(Tabs):
         finally:
             watchdog.cancel()
 
-    def screen(self) -> Screen:
-        """A page that is being replaced, by a script or by Chromium's own error page, cannot be read for a
-        moment."""
+    def screen(self) -> Page:
+        """A page that is just being replaced cannot be read for a moment."""
         for _ in range(READ_TRIES):
             with suppress(Error):
                 return super().screen()
@@ -163,8 +155,8 @@ class Chromium(Tabs):
         return super().screen()
 
     def page(self, url: str) -> Tab:
-        """A fresh page of this episode's context for an evaluator, which no tab sees.
-        Raises ValueError for a url on none of the sites, NotSupported when it does not load."""
+        """A fresh page for an evaluator, which no tab sees. Raises ValueError for a url on none of the sites,
+        NotSupported when it does not load."""
         full = self.addresses.full(url)
         with self.watched():
             tab = self.new_tab()
@@ -176,8 +168,7 @@ class Chromium(Tabs):
         return tab
 
     def close(self) -> None:
-        """Ends the episode, also in the middle of it; may be called again, and after the browser has
-        ended."""
+        """Ends the episode; may be called again, and after the browser has ended."""
         with suppress(Error):
             if self.context:
                 self.context.close()
@@ -188,8 +179,7 @@ class Chromium(Tabs):
 
 
 # In every page before its own scripts: tells when the browser follows a link or sends a form, so that a page
-# is worth waiting for, and stops what leads to other hosts. A form with a wrong field is not sent; the focus
-# and the message that would follow are kept away.
+# is worth waiting for; stops what leads to other hosts; keeps the message about a wrong field away.
 LISTEN = """
 const heed = (event, url) => {
   if (!url || event.defaultPrevented || url.startsWith('javascript:')) return;
@@ -208,8 +198,8 @@ addEventListener('submit', event => {
 });
 addEventListener('invalid', event => event.preventDefault(), true);
 """
-# Where to press the mouse: a point of the element that nothing covers, in the coordinates of the outermost
-# frame; null when there is none. Playwright's own clicks wait for drawing, which stops in a hidden tab.
+# A point of the element that nothing covers, in the coordinates of the outermost frame; null: none.
+# Playwright's own clicks wait for drawing, which stops in a hidden tab.
 POINT = """el => {
   el.scrollIntoView({block: 'center', inline: 'center', behavior: 'instant'});
   for (const box of el.getClientRects()) {
@@ -255,8 +245,7 @@ IS_MENU = """(() => {
 
 
 class Tab:
-    """One page of the browser; also a page for an evaluator (`html`, `evaluate`). The counters are written by
-    Playwright's events, which arrive while a call waits."""
+    """One page of the browser. Playwright's events, which arrive while a call waits, write the counters."""
 
     def __init__(self, owner: Chromium, page: Any):
         self.owner, self.page, self.send = owner, page, page.context.new_cdp_session(page).send
@@ -307,8 +296,7 @@ class Tab:
             self.page.wait_for_load_state(state, timeout=seconds * 1000)
 
     def after(self, do: Callable[[], Any], leads: bool = False) -> None:
-        """Does something, then waits for the page it leads to, if it leads to one. Raises ValueError when
-        that does not load."""
+        """Does something, then waits for the page it leads to. Raises ValueError when that does not load."""
         request, moved, opened = self.request, self.moved, len(self.owner.opened)
         settle_s, limit_s = self.owner.settle_s, self.owner.limit_s
 
@@ -343,11 +331,10 @@ class Tab:
 
     def followed(self) -> bool:
         """Whether the page has seen that a link or a form is followed; a page that is gone has."""
-        try:
+        with suppress(Error):
             asked = self.ask("window.dreamgymLeads === true && delete window.dreamgymLeads")
             return asked["result"]["value"]
-        except Error:
-            return True
+        return True
 
     # ---- pages and history
 
@@ -429,7 +416,6 @@ class Tab:
 
     @property
     def html(self) -> str:
-        """As it is now."""
         with self.owner.watched():
             return self.page.content()
 

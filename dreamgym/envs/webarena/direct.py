@@ -1,10 +1,8 @@
-"""The browserless back end: the own sites' HTML in process, with what a browser does around it. No sockets,
-no JavaScript, no CSS.
+"""The browserless back end: the own sites' HTML in process, without sockets, JavaScript and CSS.
 
-Cookies of each site, redirects, forms, links, tabs and the history of each follow Chromium, as far as the own
-sites' pages go (sites/templates): `tests/test_webarena_backends.py` walks both and finds no difference. Left
-out: keys other than Enter and Escape (env.OWN_KEYS), hovering, and what no own page has (frames, files,
-fields that a browser checks, links to parts of a page).
+Cookies, redirects, forms, links, tabs and their history follow Chromium as far as the own sites' pages go:
+`tests/test_webarena_backends.py` walks both and finds no difference. Left out: keys other than Enter and
+Escape (env.OWN_KEYS), hovering, and what no own page has (frames, files, checked fields, fragments).
 
     browser = InProcessBrowser(sites)
     screen = browser.open([f"{sites.bases['shopping']}/"], {"shopping": sites.login("shopping")})
@@ -21,32 +19,31 @@ from urllib.parse import quote, urlencode, urljoin, urlsplit, urlunsplit
 
 from lxml import etree
 
-from dreamgym.envs.webarena.ax_tree_sources import chosen_option, from_html, option_label
+from dreamgym.envs.webarena.ax_tree_sources import from_html, option_label, value_of
 from dreamgym.envs.webarena.locators import query
-from dreamgym.envs.webarena.page import Addresses, Node, Screen
+from dreamgym.envs.webarena.page import Addresses, Node, Page
 from dreamgym.envs.webarena.tabs import Cookies, Tabs
 
 Element = etree._Element
-MAX_REDIRECTS, PARSED_PAGES = 20, 1024
+MAX_REDIRECTS = 20
 CONTROLS = ("input", "select", "textarea", "button")
+parsed = lru_cache(1024)(from_html)              # (title, nodes) of a page: shared, and never changed
 
 
 class InProcessBrowser(Tabs):
-    """One episode at a time on a SiteDatabase. Several browsers share one database, as several people
-    would."""
+    """One episode at a time on a SiteDatabase, which several browsers may share, as people would."""
 
     def __init__(self, sites: Any):
         super().__init__(Addresses(sites.bases))
         self.sites, self.jar = sites, {}
 
-    def open(self, urls: Sequence[str], cookies: Cookies = {}) -> Screen:  # noqa: B006
-        """A new episode. Raises ValueError for a url that is on none of the sites."""
+    def open(self, urls: Sequence[str], cookies: Cookies = {}) -> Page:  # noqa: B006
+        """A new episode. Raises as `start`."""
         self.jar = {site: dict(cookies.get(site, {})) for site in self.sites.bases}
         return self.start(urls)
 
     def page(self, url: str) -> Tab:
-        """A fresh page with this episode's cookies for an evaluator, which no tab sees.
-        Raises ValueError for a url that is on none of the sites."""
+        """A fresh page for an evaluator, which no tab sees. Raises as `start`."""
         tab = self.new_tab()
         tab.goto(self.addresses.full(url))
         return tab
@@ -55,8 +52,7 @@ class InProcessBrowser(Tabs):
         return Tab(self)
 
     def fetch(self, method: str, url: str, form: Sequence[tuple[str, str]] = ()) -> tuple[str, str, str]:
-        """-> (address after redirects, method of the last request, HTML). Raises ValueError where a redirect
-        leads to another host."""
+        """-> (address after redirects, the last method, HTML). Raises ValueError for another host."""
         for _ in range(MAX_REDIRECTS):
             site, parts = self.addresses.site(url), urlsplit(url)
             if not site:
@@ -76,10 +72,9 @@ class InProcessBrowser(Tabs):
 
 
 class Tab:
-    """One tab; also a page for an evaluator (`html`, `evaluate`). `entries` is its history: (address, whether
-    it is the answer to a posted form, which a browser does not show again). `held` is what controls hold by
-    now, where it is not what the page says: a text, whether a box is checked, or the index of an option;
-    parsed pages are shared and never changed."""
+    """One tab. `entries` is its history: (address, whether it is the answer to a posted form, which a browser
+    does not show again). `held` is what controls hold by now, where it is not what the page says: a text,
+    whether a box is checked, or the index of an option."""
 
     def __init__(self, browser: InProcessBrowser):
         self.browser, self.at, self.window = browser, -1, 0
@@ -158,7 +153,7 @@ class Tab:
             if self.browser.addresses.site(url):
                 self.goto(url)
         elif tag == "textarea":
-            self.held[element] = self.held.get(element, text_of(element)) + "\n"
+            self.held[element] = value_of(element, self.held.get(element)) + "\n"
         elif tag in ("button", "input"):
             self.submit(next(element.iterancestors("form"), None))
 
@@ -192,26 +187,14 @@ class Tab:
             if element.get("type") == "checkbox":
                 if "checked" in element.attrib if held is None else held:
                     pairs.append((name, element.get("value", "on")))
-            elif element.tag == "select":
-                options = list(element.iter("option"))
-                option = chosen_option(element) if held is None else options[held]
-                if option is not None:
-                    pairs.append((name, option.get("value", option_label(option))))
             else:
-                pairs.append((name, re.sub(r"\r?\n", "\r\n", text_of(element) if held is None else held)))
+                pairs.append((name, re.sub(r"\r?\n", "\r\n", value_of(element, held))))
         return pairs
 
     # ---- for evaluators
 
     def evaluate(self, js: str) -> str | None:
-        """What a locator gives, None where it would throw or give null.
-        Raises NotSupported for what is not understood."""
         return query(self.html, js, {e.getroottree().getpath(e): value for e, value in self.held.items()})
-
-
-def text_of(element: Element) -> str:
-    """What a text field holds by its page."""
-    return (element.text or "").removeprefix("\n") if element.tag == "textarea" else element.get("value", "")
 
 
 def changed(node: Node, held: Any) -> Node:
@@ -221,12 +204,6 @@ def changed(node: Node, held: Any) -> Node:
     if isinstance(held, int):
         return replace(node, value=node.options[held])
     return replace(node, value="•" * len(held) if node.ref.get("type") == "password" else held)
-
-
-@lru_cache(PARSED_PAGES)
-def parsed(body: str) -> tuple[str, list[Node]]:
-    """(title, nodes) of a page; they are shared, and never changed."""
-    return from_html(body)
 
 
 def canonical(url: str) -> str:

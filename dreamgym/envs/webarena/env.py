@@ -1,20 +1,18 @@
-"""WebArena as an environment: own sites or a user's instances, an in-process or a real browser, WebArena's
-tasks and evaluators.
+"""WebArena as an environment: own sites in process or in a browser, or a user's instances (live.py).
 
-Without `data_dir` (or $WEBARENA_DATA) the tasks and sites are our own (sites/): stand-ins, and every result
-says so. `data_dir` is a task file in WebArena's format, or a folder with test.raw.json and
-test_webarena_lite.raw.json. It needs a WebArena that runs (WA_SHOPPING ..., see live.py) and Chromium.
+Without `data_dir` (or $WEBARENA_DATA) tasks and sites are our own: stand-ins, and every result says so.
 Evaluation happens at `stop`. A task that only a language model could judge is "not judged", never failed,
 when there is no judge.
 """
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import cycle
+from itertools import count, cycle
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -27,10 +25,9 @@ from dreamgym.envs.webarena.actions import parse
 from dreamgym.envs.webarena.audit import WebArenaAudit
 from dreamgym.envs.webarena.direct import InProcessBrowser
 from dreamgym.envs.webarena.evaluators import (
-    PAGE_HELPERS, Judge, OwnShop, WebTask, as_task, evaluate, located, read_records, read_tasks,
-    shop_helpers)
+    PAGE_HELPERS, Judge, WebTask, as_task, evaluate, located, read_records, read_tasks, shop_helpers)
 from dreamgym.envs.webarena.names import VOCABULARY, other_names
-from dreamgym.envs.webarena.page import STOPPED, Addresses, Screen
+from dreamgym.envs.webarena.page import STOPPED, Addresses, Page
 from dreamgym.envs.webarena.prompts import PROMPTS
 from dreamgym.envs.webarena.scripted import PLAYERS
 from dreamgym.envs.webarena.sites import DATABASES, SiteDatabase
@@ -56,11 +53,10 @@ WAIT_S = 3.0                                     # ... and before an evaluator f
 
 
 class WebArena(Environment):
-    """All of the own sites' databases and tasks follow from `seed`. With `backend` chromium, `workers`
-    browsers play at the same time. `judge` is an endpoint whose model compares answers that only a language
-    model can compare (evaluators.Judge), as "URL,MODEL" or "URL,MODEL,NAME OF THE KEY'S VARIABLE"; "": such
-    tasks are not judged. `drop` is a task file in WebArena's format (WebArena-Lite's): recorded episodes of
-    its tasks are not read. `scoring` lite: by the rules of WebArena-Lite's own repository."""
+    """`data_dir`: a task file in WebArena's format, or a folder with FULL and LITE. `seed`: of the own sites.
+    With `backend` chromium, `workers` browsers play at once. `judge`: "URL,MODEL[,KEY_VARIABLE]" of a
+    language model that compares answers (evaluators.Judge). `drop`: a task file; recorded episodes of its
+    tasks are not read. `scoring` lite: by the rules of WebArena-Lite's own repository."""
 
     name = "webarena"
     prompts = PROMPTS
@@ -73,7 +69,7 @@ class WebArena(Environment):
                 raise ValueError(f"{name} {value!r}: expected one of {', '.join(known)}")
         if judge and not 1 <= judge.count(",") <= 2:
             raise ValueError(f"judge {judge!r}: expected URL,MODEL or URL,MODEL,KEY_VARIABLE")
-        self.seed, self.started, self.drop = seed, 0, drop
+        self.seed, self.drop, self.numbers = seed, drop, count()
         self.judge = Judge(*judge.split(",")) if judge else None
         self.data_dir = data_dir or os.environ.get("WEBARENA_DATA", "")
         self.own = not self.data_dir
@@ -83,7 +79,7 @@ class WebArena(Environment):
             self.sites = OwnSites(seed, backend, workers)
         else:
             self.label, self.max_steps, self.wait_s = "official data", LIVE_STEPS, WAIT_S
-            self.responses = verified.run_folder(RESPONSES)
+            self.responses = RESPONSES / time.strftime("%Y%m%d-%H%M%S")
             tasks = [task for split in self._tasks.values() for task in split]
             self.sites = LiveSites({site for task in tasks for site in task.goal["config"]["sites"]})
             if any(as_task(task.goal["config"]).verified for task in tasks):
@@ -109,8 +105,7 @@ class WebArena(Environment):
         return self._tasks[split]
 
     def reset(self, tasks: list[Task]) -> list[Session]:
-        """Raises ValueError for a generated task, which only the dream can play, and for a task that does not
-        say whose database it is of."""
+        """Raises ValueError for a task that only the dream can play, or without a database."""
         for task in tasks:
             if "config" not in task.goal:
                 raise ValueError(f"task {task.id}: expected goal `config`; a generated task has none")
@@ -130,14 +125,11 @@ class WebArena(Environment):
             for stage in stages:
                 self.sites.give_back(stage)
             raise
-        self.started += len(tasks)
-        first = self.started - len(tasks)
-        return [Session(f"real-{first + i}", task, screen.text, inner=stage)
-                for i, (task, screen, stage) in enumerate(zip(tasks, screens, stages))]
+        return [Session(f"real-{next(self.numbers)}", task, screen.text, inner=stage)
+                for task, screen, stage in zip(tasks, screens, stages)]
 
     def step(self, sessions: list[Session], actions: list[str]) -> list[StepResult]:
-        """One action each. `stop` ends the episode and has it evaluated. The browser finds the element
-        behind a line number; a header line has none."""
+        """`stop` ends the episode and has it evaluated."""
         results = together(session.inner.thread.submit(self._play, session, action)
                            for session, action in zip(sessions, actions))
         for session, result in zip(sessions, results):
@@ -146,12 +138,8 @@ class WebArena(Environment):
         return results
 
     def _play(self, session: Session, text: str) -> StepResult:
-        stage = session.inner
-        try:
-            action = parse(text)
-        except ValueError:
-            return StepResult(session.state)
-        if self.own and action.kind == "press" and action.text.lower() not in OWN_KEYS:
+        stage, action = session.inner, parse(text)
+        if not action or (self.own and action.kind == "press" and action.text.lower() not in OWN_KEYS):
             return StepResult(session.state)
         if action.kind != "stop":
             return StepResult(stage.browser.act(action).text)
@@ -163,7 +151,6 @@ class WebArena(Environment):
         return StepResult(STOPPED, float(score == 1), True, STOPS[score], score or 0.0)
 
     def end(self, sessions: list[Session]) -> None:
-        """Gives each session's sites and browser back, also where the episode was cut short."""
         for session in sessions:
             stage, session.inner = session.inner, None
             if stage is not None:
@@ -172,11 +159,10 @@ class WebArena(Environment):
     def close(self) -> None:
         self.sites.close()
 
-    def ground(self, state: str, action: str) -> str:
-        return ground(state, action)
+    ground = staticmethod(ground)
 
     def players(self) -> dict[str, Player]:
-        """Those of the own sites follow the templates' plans. On official tasks nobody plays by himself."""
+        """On official tasks the scripted players have no plan: "null" and "random" check an installation."""
         if self.own:
             return PLAYERS
         return {name: replace(PLAYERS[name], share=0) for name in ("null", "random")}
@@ -188,8 +174,7 @@ class WebArena(Environment):
         return relabel.counterfactuals(episodes, count, rng, self.seed) if self.own else []
 
     def read_traces(self, path: str, form: str) -> list[Episode]:
-        """Other people's recorded episodes (importers.py), of sites that the same variables name as those to
-        play on. Raises ValueError for what does not fit."""
+        """Other people's recorded episodes (importers.py), at the addresses that are played on, too."""
         dropped = read_tasks(self.drop) if self.drop else []
         ids = {task.task_id if task.old_task_id is None else task.old_task_id for task in dropped}
         bases = [instance.bases for instance in live.read_instances(os.environ, ())]
@@ -206,17 +191,17 @@ class WebArena(Environment):
 
 @dataclass
 class Stage:
-    """Where one episode plays. `browser` is used on `thread` alone. `session(task)` gives the login as
-    `browser.open` takes it. `sites` is the database or the instance behind it."""
+    """Where one episode plays. `session(task)`: the login, as `browser.open` takes it. `sites`: the database
+    or the instance."""
     bases: dict[str, str]
     helpers: dict[str, Callable]
     browser: Any
-    thread: Executor
+    thread: Executor                             # the browser is used on it alone
     session: Callable[[WebTask], dict]
     sites: Any
     folder: Path | None = None                   # where an episode of WebArena-Verified leaves its files
 
-    def start(self, task: WebTask) -> Screen:
+    def start(self, task: WebTask) -> Page:
         log = {"record_har_path": self.folder / verified.NETWORK} if self.folder else {}
         return self.browser.open(located(task, self.bases).start_urls, **self.session(task), **log)
 
@@ -238,14 +223,14 @@ def together(futures: Any) -> list:
 
 
 class OwnSites:
-    """Our sites, a database for each episode: the one of its task. Databases are used again after a
-    rollback; only where there are `slots` of them does one become another, which takes 1 ms."""
+    """Our sites, a database for each episode: the one of its task. They are used again after a rollback; once
+    there are `slots` of them, one becomes another (1 ms)."""
 
     def __init__(self, seed: int, backend: str, workers: int):
         self.seed, self.free, self.served, self.made = seed, [], [], 0
         self.slots = max(1, workers) if backend == "chromium" else OWN_SLOTS
         self.workers = chromium().Workers(self.slots) if backend == "chromium" else None
-        self.turns = cycle(self.workers.pairs) if self.workers else None
+        self.turns = cycle(self.workers.pairs if self.workers else [(SameThread(), None)])
 
     def take(self, task: Task) -> Stage:
         name = task.goal["database"]
@@ -255,14 +240,11 @@ class OwnSites:
             stage.sites.reset(name)
             return stage
         self.made += 1
-        sites, thread = SiteDatabase(self.seed, name), SameThread()
-        if self.workers:
+        sites, (thread, running) = SiteDatabase(self.seed, name), next(self.turns)
+        if running:
             self.served.append(sites.serve())
-            thread, running = next(self.turns)
-            browser = chromium().Chromium(Addresses(sites.bases), running)
-        else:
-            browser = InProcessBrowser(sites)
-        return Stage(sites.bases, PAGE_HELPERS | shop_helpers(OwnShop(sites)), browser, thread,
+        browser = chromium().Chromium(Addresses(sites.bases), running) if running else InProcessBrowser(sites)
+        return Stage(sites.bases, PAGE_HELPERS, browser, thread,
                      lambda task: {"cookies": {site: sites.login(site) for site in sites.bases}}, sites)
 
     def give_back(self, stage: Stage) -> None:
@@ -277,8 +259,7 @@ class OwnSites:
 
 
 class LiveSites:
-    """A user's WebArena: one episode at a time on each instance. Where WA_FULL_RESET is set, the sites are
-    reset before the first episode."""
+    """A user's WebArena: one episode at a time on each instance, reset before the first one."""
 
     def __init__(self, names: set[str]):
         instances, accounts = live.read_instances(os.environ, names), live.read_accounts(os.environ)
@@ -315,7 +296,7 @@ class LiveSites:
 
 
 def chromium() -> Any:
-    """The module of the real browser, which alone needs Playwright."""
+    """The module of the real browser. Raises ValueError without Playwright, which it alone needs."""
     try:
         from dreamgym.envs.webarena import chromium
         return chromium
@@ -325,9 +306,8 @@ def chromium() -> Any:
 
 
 def official_tasks(path: Path) -> dict[str, list[Task]]:
-    """From a folder with both official files: test is Lite, valid an eighth of the other templates, train
-    the rest. From one file: test alone. Raises ValueError. First states are not known before an episode
-    starts, so tasks have none until then: the dream needs recorded episodes of these sites."""
+    """From a folder with both official files: test is Lite, valid an eighth of the other templates, train the
+    rest. From one file: test alone. First states are not known before an episode starts."""
     if path.is_file():
         parts = {"test": read_records(path)}
     elif missing := [name for name in (FULL, LITE) if not (path / name).is_file()]:

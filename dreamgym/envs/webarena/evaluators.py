@@ -3,12 +3,11 @@ must hold.
 
     tasks = read_tasks("test.raw.json")          # official files, Lite's, WebChoreArena's, and generated ones
     verdict = evaluate(located(tasks[0], bases), answer, browser, judge)
-    verdict.score                                # 1.0, 0.0, or None: not judged, verdict.reason says why
 
 A task's text is never run here: `func:` calls name a row of a table, JavaScript goes to the page (without a
-browser: locators.py). An empty text is 0 under a fuzzy match without a question (WebArena's later rule). Left
-out: VisualWebArena's must_exclude, required_values and image questions. `lite` selects the rules of Lite's
-own repository (VisualAgentBench); BrowserGym scores Lite, too, by WebArena's. """
+browser: locators.py). An empty text is 0 under a fuzzy match without a question (WebArena's later rule).
+`lite` selects the rules of Lite's own repository (VisualAgentBench); BrowserGym scores Lite by WebArena's.
+Left out: VisualWebArena's must_exclude, required_values and image questions. """
 from __future__ import annotations
 
 import html
@@ -18,7 +17,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 from urllib.parse import parse_qs, urlsplit
@@ -177,18 +175,15 @@ Check = tuple[bool | None, str | tuple[str, str, str]]      # None: not judged; 
 
 
 class Verdict(NamedTuple):
-    score: float | None                     # 0 when a check fails; else None when one is not judged; or 1
+    score: float | None                     # 0 where a check fails; else None where one is not judged; else 1
     reason: str = ""                        # the check that failed, or why there is no score
 
 
 def evaluate(task: WebTask, answer: str | None, browser: Any, judge: AskJudge | None = None,
              helpers: Helpers | None = None, wait_s: float = 0.0, lite: bool = False) -> Verdict:
-    """The verdict on a finished episode: `answer` of `stop [answer]`, and its browser (tabs.Tabs) with `url`
-    and `front` of the tab in front and `page(url)`, a fresh page. A page has `html`, `evaluate(js)` (None
-    where that throws or gives null) and `close()`; NotSupported: it does not load, or cannot run a script.
-    `judge` is asked last, and only when nothing else is 0. helpers: `PAGE_HELPERS`, and `shop_helpers` for
-    tasks on orders and reviews. wait_s: how long a page may take to show what is wanted (scripts that load
-    content). lite: score by the rules of WebArena-Lite's own repository."""
+    """The verdict on a finished episode: `answer` of `stop [answer]`, and its browser (tabs.Tabs). `judge` is
+    asked last, and only when nothing else is 0. helpers: `PAGE_HELPERS`, and `shop_helpers` for tasks on
+    orders and reviews. wait_s: how long scripts of a page may take to show what is wanted."""
     if task.verified:
         return Verdict(None, "WebArena-Verified's own scorer judges it")
     unknown, questions = [], []
@@ -269,16 +264,14 @@ _TOKEN_RULES = tuple((re.compile(pattern), by) for pattern, by in (
 
 
 def word_tokenize(text: str) -> list[str]:
-    """Penn Treebank tokens of lower-case text, close enough to NLTK's (which WebArena uses) for looking up a
-    word or a character: '$0.00' -> '$', '0.00' and '0.' -> '0', '.'; but 'are 0. the' keeps '0.', as NLTK
-    takes no small letter for the start of a sentence. Its list of abbreviations ('st.') is left out."""
+    """Penn Treebank tokens of lower-case text like NLTK's, which WebArena uses: '$0.00' -> '$', '0.00' and
+    '0.' -> '0', '.'; but 'are 0. the' keeps '0.'. Its list of abbreviations ('st.') is left out."""
     for pattern, by in _TOKEN_RULES:
         text = pattern.sub(by, text)
     return text.split()
 
 
 def _string_checks(task: WebTask, answer: str, lite: bool) -> Iterator[Check]:
-    """The answer was cleaned once and is cleaned again by each comparison, as WebArena does."""
     wanted, must = task.eval.reference_answers, _listed(task.eval.reference_answers.must_include)
     fuzzy = _listed(wanted.fuzzy_match)
     if wanted.exact_match is not None:
@@ -416,28 +409,8 @@ PAGE_HELPERS: Helpers = {
 }
 
 
-@dataclass
-class OwnShop:
-    sites: Any                              # SiteDatabase
-
-    def _row(self, query: str, *arguments: str) -> Any:
-        with self.sites.lock:
-            return self.sites.db.execute(query, arguments).fetchone()
-
-    def latest_order_url(self) -> str | None:
-        order = self._row("SELECT max(id) FROM shop_orders")[0]
-        return order and f"{self.sites.bases['shopping']}/orders/{order}"
-
-    def latest_review(self, sku: str) -> dict[str, str]:
-        row = self._row("SELECT full_name AS author, (stars * 20) || '' AS rating, text FROM shop_reviews "
-                        "JOIN users ON users.id = user_id JOIN shop_products p ON p.id = product_id "
-                        "WHERE sku = ? ORDER BY shop_reviews.id DESC", sku)
-        return dict(row or {})
-
-
 def shop_helpers(shop: Any) -> Helpers:
-    """`shop` (OwnShop, or live.Magento for a real one) has latest_order_url() -> url or None, and
-    latest_review(sku) -> author, rating (percent), text, title, as far as there are any."""
+    """`shop`: live.Magento."""
     reviews = {f"shopping_get_sku_latest_review_{name}":
                lambda sku, name=name: shop.latest_review(sku).get(name, "")
                for name in ("author", "rating", "text", "title")}
@@ -461,6 +434,7 @@ _ASKS = {
         "it gives that reason, be it in other words or between the lines, INCORRECT otherwise."),
 }
 
+
 class Judge:
     """A language model behind an OpenAI-compatible endpoint."""
 
@@ -472,16 +446,15 @@ class Judge:
         record = {"task": intent, named: reference, "assistant": text}
         messages = [{"role": "system", "content": _ASKS[kind]},
                     {"role": "user", "content": json.dumps(record, ensure_ascii=False)}]
-        verdict = None
         try:
             said = self.endpoint.complete(messages, temperature=0.0)
-            verdict = read_judgement(said)
+            if (verdict := read_judgement(said)) is not None:
+                return verdict
             problem = f"answered {said[-80:]!r}, expected CORRECT, PARTIALLY or INCORRECT"
         except EndpointError as error:
             problem = str(error)
-        if verdict is None:
-            warnings.warn(f"judge: {problem}; this answer is not judged", stacklevel=2)
-        return verdict
+        warnings.warn(f"judge: {problem}; this answer is not judged", stacklevel=2)
+        return None
 
 
 def read_judgement(text: str) -> bool | None:

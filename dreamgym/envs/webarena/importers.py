@@ -8,13 +8,9 @@
                 action (thuml/webarena-world-model-cot) are chained by their order
     browsergym  AgentRewardBench's JSON files, one run each, or a folder of them
 
-`bases` are the addresses at which the sites were recorded, where these are not WebArena's own ports or names.
-
 Ids in actions become line numbers, with the `scroll` steps that lead there. What our grammar cannot say (a
-drag, two calls at once) is left out where nothing changed and otherwise cuts the run in two, so that every
-kept step follows from its own action. Left out: a `stop` without a verdict, an agent's thoughts (a step's
-`reasoning` says why the next state follows). Not read: AgentLab's pickles (never unpickle what others made),
-Playwright traces. """
+drag, two calls at once) is left out where nothing changed and otherwise cuts the run in two. Left out: a
+`stop` without a verdict, an agent's thoughts. Not read: AgentLab's pickles, Playwright traces. """
 from __future__ import annotations
 
 import ast
@@ -33,7 +29,7 @@ from msgspec import Struct
 
 from dreamgym.envs.webarena.actions import ON_ELEMENT, Action, parse
 from dreamgym.envs.webarena.ax_tree_sources import from_text, text_rows, webarena_tabs
-from dreamgym.envs.webarena.page import STOPPED, Addresses, Screen, abstract, clean
+from dreamgym.envs.webarena.page import STOPPED, Addresses, Page, abstract, clean
 from dreamgym.envs.webarena.text import ground
 from dreamgym.episode import Episode, Step, StopReason, Task
 
@@ -95,17 +91,14 @@ Aimed = tuple[Action, str]                       # ... and the recorded id of it
 
 
 def webarena_action(text: str) -> Aimed | None:
-    """None for a text that says nothing. `where [12] is ..` comes from the action history, which writes the
-    Enter of `type` as a blank at the end of the words."""
+    """None for no action. `where [12] is ..` comes from the action history, which writes the Enter of `type`
+    as a blank at the end of the words."""
     said, _, history = text.partition(" where [")
     if history and (match := re.fullmatch(r"type ?\[(\d+)\] ?\[(.*)\]", said, re.DOTALL)):
         enter = int(match[2].endswith((" ", "\n")))
         said = f"type [{match[1]}] [{clean(match[2], ANY_LENGTH)}] [{enter}]"
-    try:
-        action = parse(re.sub(r"^page_focus\b", "tab_focus", said.strip()))
-    except ValueError:
-        return None
-    return action, str(action.element)
+    action = parse(re.sub(r"^page_focus\b", "tab_focus", said.strip()))
+    return action and (action, str(action.element))
 
 
 CALLS = {**dict.fromkeys(("click", "check", "uncheck", "focus"), "click"),
@@ -143,16 +136,15 @@ def browsergym_action(text: str) -> Aimed | None:
 _nodes = lru_cache(8)(from_text)                 # a page is asked for several times in a row
 
 
-def screen(seen: Seen, window: int = 0) -> Screen:
+def screen(seen: Seen, window: int = 0) -> Page:
     title, nodes = _nodes(seen.text)
     return abstract(title, seen.address, nodes, seen.tabs, seen.tab, window)
 
 
 def place(seen: Seen, ref: str) -> tuple[int, int] | None:
-    """(window, line) of an element, or of what it holds (a cell around a button), or of what holds it (the
-    text of a link)."""
+    """(window, line) of an element, or of what is in it, or of what it is in."""
     shown = {node.ref: (window, line) for window in range(screen(seen).windows)
-             for line, node in screen(seen, window).refs.items()}
+             for line, node in screen(seen, window).lines.items()}
     rows = text_rows(seen.text)
     at = next((i for i, row in enumerate(rows) if ref and row.ref == ref), None)
     if at is None:
@@ -214,8 +206,8 @@ def _stop(state: str, action: Action, success: bool) -> Step:
 
 
 def _named(run: Run, parts: list[list[Step]], whole: bool) -> list[Episode]:
-    """`whole`: the last part reaches the run's last page. BrowserGym ends a run at success without a `stop`:
-    one is put there."""
+    """`whole`: the last part reaches the run's last page. BrowserGym's runs end at success: `stop` is
+    added."""
     if whole and parts and run.success and not parts[-1][-1].done:
         parts[-1].append(_stop(parts[-1][-1].next_state, Action("stop"), True))
     made = []
@@ -262,8 +254,7 @@ def _render_moves(file: Path, root: etree._Element, short: Short) -> list[Move]:
     def texts(path: str) -> list[str]:
         return ["".join(element.itertext()) for element in root.xpath(path)]
 
-    # the trace never closes its state_obv divs, so that later steps lie inside earlier ones: only the <pre>
-    # of each is its own
+    # the trace never closes its state_obv divs: later steps lie inside earlier ones
     shown = texts("//div[@class='state_obv']/pre[1]")
     urls, said, meant = (texts(f"//*[@class='{name}']")
                          for name in ("url", "raw_parsed_prediction", "parsed_action"))
@@ -273,17 +264,10 @@ def _render_moves(file: Path, root: etree._Element, short: Short) -> list[Move]:
     seen = [Seen(text, short(url.removeprefix("URL: ").strip()), *webarena_tabs(text))
             for text, url in zip(shown, urls)]
     meant += [""] * (len(said) - len(meant))
-    return [Move(before, _spoken(raw.strip("\n"), parsed.strip("\n")), after)
-            for before, after, raw, parsed in zip(seen, [*seen[1:], None], said, meant)]
-
-
-def _spoken(raw: str, parsed: str) -> str:
-    """The agent's own words when they hold an action, else what WebArena made of them."""
-    try:
-        parse(raw)
-        return raw
-    except ValueError:
-        return parsed or raw
+    # the agent's own words where they hold an action, else what WebArena made of them
+    spoken = [raw if parse(raw) else parsed or raw for raw, parsed in
+              zip(*([text.strip("\n") for text in column] for column in (said, meant)))]
+    return [*map(Move, seen, spoken, [*seen[1:], None])]
 
 
 # ---- JSON --------------------------------------------------------------------------------------------------
@@ -359,8 +343,8 @@ def _acctree_runs(path: Path, short: Short) -> Iterator[Run]:
 
 
 def _acctree_moves(rows: list[tuple[str, TreeRow]], short: Short) -> Iterator[Move]:
-    """Where rows hold neither state nor action, the state is the next state of the row before and the action
-    the last of the row after (`previous_actions`), if their histories agree."""
+    """Where rows hold neither state nor action, the row before tells the state and the row after the action
+    (the last of `previous_actions`), if their histories agree."""
     none = TreeRow(0)
     table = [none, *(row for _, row in rows), none]
     for (where, _), earlier, row, later in zip(rows, table, table[1:], table[2:]):
@@ -431,9 +415,9 @@ FORMATS = {"render": (_render_runs, webarena_action), "acctree": (_acctree_runs,
 
 def read_traces(path: Path | str, format: str, dropped_ids: Set[int] = frozenset(),
                 bases: Sequence[Mapping[str, str]] = ()) -> list[Episode]:
-    """All runs of a file or folder, without those of the tasks in `dropped_ids`: the test set's. `bases` has
-    site -> address for each set of sites that was recorded; what they lack is known by its port. Raises
-    ValueError naming the file, and the line or step, that does not fit the format."""
+    """All runs of a file or folder but those of the tasks `dropped_ids`. `bases`: site -> address for each
+    set of sites that was recorded; other sites are known by WebArena's ports and names. Raises ValueError
+    naming the file, and the line or step, that does not fit the format."""
     path = Path(path)
     if format not in FORMATS:
         raise ValueError(f"format {format!r}: expected one of {', '.join(FORMATS)}")

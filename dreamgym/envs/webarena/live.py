@@ -6,10 +6,8 @@
     logins = Logins(instance.bases, read_accounts(os.environ), Path("out/logins"))
     state = logins.state(browser, task.sites)    # for Playwright's new_context(storage_state=...): logged in
 
-Addresses are `$WA_SHOPPING`, `$WA_SHOPPING_ADMIN`, ... (or WebArena's own unprefixed names), the reset
-service is `$WA_FULL_RESET`, accounts are `$WA_SHOPPING_USERNAME` and `$WA_SHOPPING_PASSWORD` (default:
-WebArena's public ones). What is wrong with the outside world raises LiveError. Starting the sites is the
-user's. """
+Addresses are `$WA_SHOPPING`, ... (or WebArena's own unprefixed names), the reset service is `$WA_FULL_RESET`,
+accounts are `$WA_SHOPPING_USERNAME` and `$WA_SHOPPING_PASSWORD` (default: WebArena's public ones). """
 from __future__ import annotations
 
 import hashlib
@@ -50,16 +48,14 @@ class LiveError(ValueError):
 # ---- what the user gives -----------------------------------------------------------------------------------
 
 class Instance(NamedTuple):
-    """One set of sites: base addresses without a last slash, and the base of its reset service ("": it has
-    none)."""
-    bases: dict[str, str]
-    reset_url: str = ""
+    bases: dict[str, str]                        # of each site, without a last slash
+    reset_url: str = ""                          # of its reset service; "": it has none
 
 
 def read_instances(environ: Mapping[str, str], sites: Iterable[str]) -> list[Instance]:
     """The instance that environment variables name; or one for each line of the file `$WA_INSTANCES`, a JSON
-    object of the same names. Raises ValueError where an address of `sites` (those that the tasks need) lacks
-    or stands in two instances, for their episodes would change each other's sites."""
+    object of the same names. Raises ValueError where an address of `sites` (those that the tasks need) lacks,
+    or stands in two instances: their episodes would change each other's sites."""
     path = environ.get("WA_INSTANCES", "")
     if not path:
         return [read_instance(environ, sites)]
@@ -144,8 +140,8 @@ def check_answers(bases: Mapping[str, str], timeout_s: float = 10.0) -> None:
 
 
 def full_reset(reset_url: str, limit_s: float = 900.0, poll_s: float = 5.0) -> None:
-    """All sites back to their first state (minutes): GET /reset, then /status until it says so; a reset that
-    is under way is waited for. Raises LiveError when it refuses, is lost, or takes longer than `limit_s`."""
+    """All sites back to their first state (minutes), also by a reset that is under way. Raises LiveError when
+    it refuses, is lost, or takes longer than `limit_s`."""
     began, path, said = time.monotonic(), "reset", ""
     with tqdm(desc=f"resetting {reset_url}", unit="s") as bar:
         while (taken := time.monotonic() - began) <= limit_s:
@@ -169,11 +165,10 @@ def full_reset(reset_url: str, limit_s: float = 900.0, poll_s: float = 5.0) -> N
 # ---- logins ------------------------------------------------------------------------------------------------
 
 class Recipe(NamedTuple):
-    """How one logs in: the form's address below the site's base, the label of the field for the name, and the
-    form's button. The password has the only password field of the form. Somebody is logged in when the site's
-    first page has neither such a field nor a link to that address."""
-    path: str
-    user_label: str
+    """How one logs in. Somebody is logged in when the site's first page has neither a password field nor a
+    link to `path`."""
+    path: str                                    # of the form, below the site's base
+    user_label: str                              # of the field for the name
     button: str
 
 
@@ -186,8 +181,8 @@ RECIPES = {
 
 
 def log_in(page: Any, base: str, recipe: Recipe, account: tuple[str, str]) -> None:
-    """Fills in and sends the login form on a Playwright page. Whether it worked is for `logged_in` to see.
-    Raises Playwright's errors."""
+    """Sends the login form on a Playwright page; `logged_in` sees whether it worked. Raises Playwright's
+    errors."""
     page.goto(base + recipe.path, wait_until="domcontentloaded")
     form = page.locator("form:has(input[type=password]:visible)").first
     form.get_by_label(recipe.user_label).first.fill(account[0])
@@ -197,8 +192,7 @@ def log_in(page: Any, base: str, recipe: Recipe, account: tuple[str, str]) -> No
 
 
 def logged_in(page: Any, base: str, recipe: Recipe, account: tuple[str, str]) -> bool:
-    """Whether the site's first page, opened now, is one for somebody who is logged in. Raises Playwright's
-    errors."""
+    """Whether the site's first page is one for somebody who is logged in. Raises Playwright's errors."""
     answer = page.goto(f"{base}/", wait_until="domcontentloaded")
     asks = "input[type=password]:visible"
     if recipe.path:
@@ -208,8 +202,8 @@ def logged_in(page: Any, base: str, recipe: Recipe, account: tuple[str, str]) ->
 
 @dataclass
 class Logins:
-    """Logged-in browser states of one instance, one for each set of sites, kept in `folder`, readable by
-    their owner only."""
+    """Logged-in browser states of one instance, one for each set of sites, in `folder`, readable by their
+    owner only."""
     bases: Mapping[str, str]
     accounts: Mapping[str, tuple[str, str]]
     folder: Path
@@ -217,9 +211,8 @@ class Logins:
     seen: dict[tuple[str, ...], float] = field(default_factory=dict)     # when a login was last seen to hold
 
     def state(self, browser: Any, sites: Iterable[str]) -> dict:
-        """The storage state for `new_context` of a Playwright browser, in which the accounts of `sites` are
-        logged in: the kept one if it still holds, else one from new logins. Raises LiveError when a login
-        fails or does not last."""
+        """The storage state in which the accounts of `sites` are logged in: the kept one if it still holds,
+        else one from new logins. Raises LiveError when a login fails or does not last."""
         sites = tuple(sorted(set(sites) & set(RECIPES)))
         key = json.dumps([[site, self.bases[site], self.accounts[site][0]] for site in sites])
         digest = hashlib.sha256(key.encode()).hexdigest()[:12]
@@ -248,8 +241,8 @@ class Logins:
 
     def visit(self, browser: Any, state: dict | None, sites: tuple[str, ...],
               do: Callable[[Any, str, Recipe, tuple[str, str]], Any]) -> tuple[list, dict]:
-        """Does something for each site on the page of a fresh context -> (its results, the context's state).
-        Raises LiveError for a page that does not come."""
+        """Does something for each site in a fresh context -> (results, the context's storage state). Raises
+        LiveError for a page that does not come."""
         from playwright.sync_api import Error
 
         context, found = browser.new_context(storage_state=state), []
@@ -270,8 +263,8 @@ class Logins:
 
 
 def read_state(path: Path) -> dict | None:
-    """A kept state; None when there is none, it cannot be read, or a cookie is about to run out. Cookies that
-    were given for minutes (a message, a form's key) are no login; those without a date (-1) do not say."""
+    """A kept state; None when there is none, or a cookie is about to run out. Cookies given for minutes are
+    no login; those without a date (-1) do not say."""
     try:
         saved, state = path.stat().st_mtime, json.loads(path.read_text(encoding="utf-8"))
         ends = [cookie["expires"] for cookie in state["cookies"]]
@@ -284,13 +277,14 @@ def read_state(path: Path) -> dict | None:
 
 @dataclass
 class Magento:
-    """A real shop for `evaluators.shop_helpers`: its REST interface, asked with the back office's account.
-    Every trouble raises NotSupported: a task that cannot be looked at is not judged."""
+    """A real shop for `evaluators.shop_helpers`, by its REST interface. Every trouble raises NotSupported: a
+    task that cannot be looked at is not judged."""
     base: str
     account: tuple[str, str]                     # of shopping_admin
     timeout_s: float = 30.0
 
     def latest_order_url(self) -> str | None:
+        """None where there is no order."""
         order = {"searchCriteria[sortOrders][0][field]": "created_at",
                  "searchCriteria[sortOrders][0][direction]": "DESC", "searchCriteria[pageSize]": "1"}
         items = self.read(f"orders?{urlencode(order)}",
@@ -298,6 +292,7 @@ class Magento:
         return f"{self.base}/sales/order/view/order_id/{items[0]}/" if items else None
 
     def latest_review(self, sku: str) -> dict[str, str]:
+        """author, rating (percent), text, title; {} where there is none."""
         return self.read(f"products/{quote(sku, safe='')}/reviews", lambda answer: {
             "author": answer[-1]["nickname"], "rating": str(answer[-1]["ratings"][0]["percent"]),
             "text": answer[-1]["detail"], "title": answer[-1]["title"]} if answer else {})

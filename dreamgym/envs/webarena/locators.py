@@ -1,20 +1,21 @@
-"""Locators of the own sites' tasks without a browser: `query(html, js)` follows chains such as
-document.querySelector('.row a').outerText. What is not understood is refused with NotSupported, never
-guessed."""
+"""Locators of the own sites' tasks without a browser: `query` reads document.querySelector('.row
+a').outerText, .value and .checked. What is not understood is refused, never guessed."""
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
 import lxml.html
 from lxml.cssselect import CSSSelector
 
+from dreamgym.envs.webarena.ax_tree_sources import value_of
+
 Element = lxml.html.HtmlElement
-_LINK = re.compile(r"""\.(\w+)(?:\(('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\))?""")
-_LOCATOR = re.compile(rf"document(?:{_LINK.pattern})+;?\s*")
+_TEXT = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
+_LOCATOR = re.compile(rf"document\.querySelector\(({_TEXT})\)\.(outerText|value|checked);?\s*")
 _BLOCKS = frozenset("aside div form h1 h2 h3 h4 h5 h6 header li main nav ol option p section ul".split())
 _HIDDEN = frozenset("script style head template noscript textarea".split())
 _NO_TEXT = frozenset("select ul ol".split())     # blanks between what is inside do not show
@@ -26,23 +27,21 @@ class NotSupported(Exception):
 
 
 def query(html: str, js: str, held: Mapping[str, Any] = {}) -> str | None:  # noqa: B006
-    """What a locator gives on a page without scripts, as text; None where it would throw or give null. `held`
-    is what controls hold by now (direct.Tab.held), by their path in the page, where that is not what the page
-    says. Raises NotSupported for what is not understood."""
-    if not _LOCATOR.fullmatch(js):
+    """What a locator gives on a page without scripts, None where it would throw. `held`: what controls hold
+    by now (direct.Tab.held), by their path. Raises NotSupported."""
+    match = _LOCATOR.fullmatch(js)
+    if not match:
         raise NotSupported(f"locator {js!r:.80} is not understood without a browser")
-    value = lxml.html.document_fromstring(html or "<html></html>")     # an empty tab
-    for name, argument in _LINK.findall(js[len("document"):]):
-        table = _METHODS if argument else _MEMBERS
-        if value is None:
-            return None
-        if name not in table or not isinstance(value, Element):
-            raise NotSupported(f"{name!r} in a locator is not understood without a browser")
-        more = ast.literal_eval(argument) if argument else held.get(value.getroottree().getpath(value))
-        value = table[name](value, more)
-    if isinstance(value, Element):
-        raise NotSupported(f"locator {js!r:.80} gives no text")
-    return str(value).lower() if isinstance(value, bool) else value
+    root = lxml.html.document_fromstring(html or "<html></html>")      # an empty tab
+    element = next(iter(_selector(ast.literal_eval(match[1]))(root)), None)
+    if element is None:
+        return None
+    now = held.get(element.getroottree().getpath(element))
+    if match[2] == "outerText":
+        return inner_text(element)
+    if match[2] == "value":
+        return value_of(element, now)
+    return str("checked" in element.attrib if now is None else now).lower()
 
 
 @lru_cache(maxsize=2000)
@@ -55,22 +54,8 @@ def _selector(css: str) -> CSSSelector:
                            f"({str(error)[:80]})") from None
 
 
-def _value(element: Element, held: str | int | None) -> str | None:
-    if element.tag == "select":
-        options = element.findall(".//option")
-        chosen = [option for option in options if "selected" in option.attrib][-1:] or options[:1]
-        chosen = chosen if held is None else [options[held]]
-        return chosen[0].get("value", inner_text(chosen[0])) if chosen else ""
-    if isinstance(held, str):
-        return held
-    if element.tag == "textarea":
-        return (element.text or "").removeprefix("\n")
-    return element.get("value", "")
-
-
 def inner_text(element: Element) -> str:
-    """The text as it is laid out by default (by element names, not by a stylesheet): white space collapsed, a
-    line for each block."""
+    """The text as element names lay it out: white space collapsed, a line for each block."""
     text = re.sub(r" +", " ", "".join(_marked(element)))
     marked = re.sub(r"[ \x01\x02]*[\x01\x02][ \x01\x02]*",
                     lambda match: "\n\n" if "\x02" in match[0] else "\n", text)
@@ -88,15 +73,3 @@ def _marked(element: Element) -> Iterator[str]:
         yield from _marked(child)
         yield "" if element.tag in _NO_TEXT else re.sub(r"[ \t\n\r\f]+", " ", child.tail or "")
     yield edge
-
-
-_MEMBERS: dict[str, Callable] = {
-    "outerText": lambda e, held: inner_text(e),
-    "value": _value,
-    "checked": lambda e, held: "checked" in e.attrib if held is None else held,
-}
-_METHODS: dict[str, Callable] = {
-    "querySelector": lambda e, css: next((found for found in _selector(css)(e)
-                                           if found is not e or e.getparent() is None), None),
-    "getAttribute": lambda e, name: e.get(name),
-}

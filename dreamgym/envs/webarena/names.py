@@ -1,6 +1,5 @@
-"""Entity randomization: other names for the things of the own sites, for training rows. A small model that
-reads the same products and projects over and over memorizes their names instead of copying them from
-the page."""
+"""Entity randomization: other names for the things of the own sites, for training rows, so that a small model
+copies names from the page instead of memorizing them."""
 from __future__ import annotations
 
 import re

@@ -1,5 +1,4 @@
-"""The abstract state of a web page: accessibility nodes in (ax_tree_sources.py), short lines of text out; and
-the reader of those lines. The experience model writes the same form:
+"""The abstract state of a web page, from accessibility nodes (ax_tree_sources.py); and its reader:
 
     tabs: Home | *Cart                           only with several tabs; the star is the current one
     page: One Stop Mini
@@ -10,14 +9,14 @@ the reader of those lines. The experience model writes the same form:
     text '$19.99'
     window 1 of 3                                only for a page longer than a window
 
-An element's number is that of its line in the state, counted from 1 (`dreamgym.episode.number_lines` writes
-the numbers for a policy), so that the first lines, which are no elements, have numbers too.
+An element's number is that of its line in the state, counted from 1.
 """
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -37,14 +36,14 @@ PASSIVE = frozenset(("text", "heading", "img"))  # nobody operates them; dropped
 NAME = r"'((?:[^']|(?<=\w)'(?=\w))*)'"
 _LINE = re.compile(rf"(\w+) {NAME}(?: value {NAME})?( checked)?(?: options ('.+'))?")
 _OPTION = re.compile(NAME)
-_WINDOW = re.compile(r"window ([1-9]\d*) of ([1-9]\d*)")
+_STATE = re.compile(r"(?:tabs: (.*)\n)?page: (.*)\nurl: (.*)((?:\n.*)*?)"
+                    r"(?:\nwindow ([1-9]\d{0,8}) of ([1-9]\d{0,8}))?")
 _LOOSE_QUOTE = re.compile(r"(?<!\w)'|'(?!\w)")
 
 
 @dataclass(slots=True)
 class Node:
-    """One accessibility node worth showing. `ref` is its source's handle on the element: an lxml element,
-    a CDP backendDOMNodeId, or an id in a recorded text."""
+    """One accessibility node. `ref` is its source's handle on the element (ax_tree_sources.py)."""
     role: str
     name: str = ""
     value: str = ""                              # of a field
@@ -60,17 +59,18 @@ class Node:
 
 @dataclass
 class Page:
-    """What a state text says; `str` writes it. `lines` maps the number of an element's line in the state
-    to the element."""
+    """What a state text says."""
     title: str
     address: str
-    lines: dict[int, Node]
+    lines: dict[int, Node]                       # by number
     tabs: tuple[str, ...] = ()
     tab: int = 0
     window: int = 0                              # scrolling position, from 0
     windows: int = 1
 
-    def __str__(self) -> str:
+    @property
+    def text(self) -> str:
+        """The state."""
         rows = []
         if len(self.tabs) > 1:
             rows.append("tabs: " + " | ".join("*" * (i == self.tab) + tab for i, tab in enumerate(self.tabs)))
@@ -78,15 +78,6 @@ class Page:
         if self.windows > 1:
             rows.append(f"window {self.window + 1} of {self.windows}")
         return "\n".join(rows)
-
-
-@dataclass
-class Screen:
-    """A shown state: its text, and the node behind each element's line number."""
-    text: str
-    refs: dict[int, Node]
-    window: int = 0
-    windows: int = 1
 
 
 def clean(text: str, most: int = MAX_CHARS) -> str:
@@ -99,8 +90,7 @@ def clean(text: str, most: int = MAX_CHARS) -> str:
 
 
 def quotable(text: str) -> str:
-    """`clean`, and safe between single quotes: an apostrophe that is not between letters or digits becomes
-    ’."""
+    """`clean`, and safe between single quotes: an apostrophe that no letters surround becomes ’."""
     text = clean(text)
     return _LOOSE_QUOTE.sub("’", text) if "'" in text else text
 
@@ -144,15 +134,14 @@ def _drop_label(shown: list[Node], name: str) -> None:
 
 
 def _numbered(nodes: Sequence[Node], tabs: Sequence[str]) -> dict[int, Node]:
-    """The number of each element's line: the title and the address stand above, and the tabs where there
-    are several."""
+    """By number: title and address stand above, and the tabs where there are several."""
     return dict(enumerate(nodes, 4 if len(tabs) > 1 else 3))
 
 
 def abstract(title: str, address: str, nodes: list[Node], tabs: Sequence[str] = (), tab: int = 0,
-             window: int = 0, size: int = LINES) -> Screen:
-    """Nodes in document order -> the state. `tabs` are titles; `tab` and `window` count from 0, and a
-    window past the last is the last. Never raises on odd text."""
+             window: int = 0, size: int = LINES) -> Page:
+    """Nodes in document order -> the state. `tabs` are titles; `tab` and `window` count from 0; a window past
+    the last is the last."""
     shown = _shown(nodes)
     windows = max(1, -(-len(shown) // size))
     window = min(max(window, 0), windows - 1)
@@ -160,43 +149,36 @@ def abstract(title: str, address: str, nodes: list[Node], tabs: Sequence[str] = 
     if len(tabs) > 1:
         short = [clean(t).replace("|", "/").lstrip("* ")[:MAX_TAB_CHARS].rstrip() for t in tabs]
         titles = tuple(t or "untitled" for t in short)
-    refs = _numbered(shown[window * size:(window + 1) * size], titles)
-    page = Page(clean(title) or "untitled", clean(address, 300), refs, titles, tab if titles else 0, window,
+    lines = _numbered(shown[window * size:(window + 1) * size], titles)
+    return Page(clean(title) or "untitled", clean(address, 300), lines, titles, tab if titles else 0, window,
                 windows)
-    return Screen(str(page), refs, window, windows)
 
 
 # ---- reading a state ---------------------------------------------------------------------------------------
 
-def read_line(line: str) -> Node:
-    """`link 'Home'` -> Node. Raises ValueError."""
+def read_line(line: str) -> Node | None:
+    """`link 'Home'` -> Node; None for what is none."""
     match = _LINE.fullmatch(line)
     if not match:
-        raise ValueError(f"state line {line[:80]!r}: expected ROLE 'NAME', then value, checked or options")
+        return None
     role, name, value, checked, options = match.groups()
     return Node(role, name, value or "", bool(checked) if role in CHECKED else None,
                 tuple(_OPTION.findall(options or "")))
 
 
-def read_screen(text: str) -> Page:
-    """The parts of a state text: `str(read_screen(text)) == text`. Raises ValueError unless `abstract`
-    could have written it."""
-    rows = text.split("\n")
-    tabs = rows.pop(0)[len("tabs: "):].split(" | ") if rows[0].startswith("tabs: ") else []
-    if len(rows) < 2 or not rows[0].startswith("page: ") or not rows[1].startswith("url: "):
-        raise ValueError(f"state {text[:80]!r}: expected the lines page: and url: first")
-    title, address, *rest = rows
-    window, windows = 0, 1
-    if rest and (match := _WINDOW.fullmatch(rest[-1])):
-        window, windows = int(match[1]) - 1, int(match[2])
-        rest.pop()
-    lines = _numbered([read_line(row) for row in rest], tabs)
-    current = next((i for i, t in enumerate(tabs) if t[:1] == "*"), 0)
-    titles = tuple(t.removeprefix("*") for t in tabs)
-    page = Page(title[len("page: "):], address[len("url: "):], lines, titles, current, window, windows)
-    if window >= windows or str(page) != text:
-        raise ValueError(f"state {text[:80]!r}: not in the form that `abstract` writes")
-    return page
+@lru_cache(maxsize=50_000)
+def read_page(state: str) -> Page | None:
+    """The parts of a state; None unless `abstract` could have written it."""
+    if not (match := _STATE.fullmatch(state)):
+        return None
+    tabs, title, address, rows, window, windows = match.groups()
+    tabs, nodes = tabs.split(" | ") if tabs else [], [read_line(row) for row in rows.split("\n")[1:]]
+    if None in nodes:
+        return None
+    current = next((i for i, tab in enumerate(tabs) if tab[:1] == "*"), 0)
+    page = Page(title, address, _numbered(nodes, tabs), tuple(tab.removeprefix("*") for tab in tabs), current,
+                int(window or 1) - 1, int(windows or 1))
+    return page if page.window < page.windows and page.text == state else None
 
 
 # ---- addresses --------------------------------------------------------------------------------------------
@@ -229,8 +211,7 @@ class Addresses:
         return site + ("" if rest == "/" else f"/{rest}" if rest[:1] == "?" else rest)
 
     def full(self, address: str) -> str:
-        """The url of a short address or of a full url. Raises ValueError for one that is on none of the
-        sites."""
+        """The url of a short address or of a full url. Raises ValueError where it is on none of the sites."""
         address = address.strip()
         site = re.split(r"[/?#]", address, maxsplit=1)[0]
         if site in self.bases:

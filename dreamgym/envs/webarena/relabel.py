@@ -1,9 +1,8 @@
 """Reasoning by rule for the own sites' steps, and counterfactual reward examples.
 
-A trace states facts first and the verdict last, because a small model can only conclude from what it has
-already written. Counterfactuals make the reward a judgement: a `stop` on a page under a sentence that it
-fulfils, or misses, mostly by a single constraint. Without them the reward would follow from the task alone,
-because only the task that is played is ever won.
+A trace states facts first and the verdict last: a small model concludes only from what it has written.
+Counterfactuals make the reward a judgement: a `stop` on a page under a sentence that it fulfils, or misses,
+mostly by a single constraint. In played episodes the reward would follow from the task alone.
 """
 from __future__ import annotations
 
@@ -14,17 +13,17 @@ from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 
-from dreamgym.envs.webarena.actions import ON_ELEMENT
+from dreamgym.envs.webarena.actions import ON_ELEMENT, Action
 from dreamgym.envs.webarena.evaluators import NOT_ACHIEVABLE
 from dreamgym.envs.webarena.names import other_names
-from dreamgym.envs.webarena.page import FIELDS, STOPPED, Page, quotable
+from dreamgym.envs.webarena.page import FIELDS, STOPPED, Node, Page, quotable
 from dreamgym.envs.webarena.scripted import other_fact
 from dreamgym.envs.webarena.sites import DATABASES, SiteDatabase
 from dreamgym.envs.webarena.tasks import (
     TaskConstraints, address, checks, drawn, fact, fields, filled, find, is_missing, read_task, rule_success)
 from dreamgym.envs.webarena.templates import TEMPLATES, Template
 from dreamgym.envs.webarena.text import (
-    Command, action_type, ground, is_stop, message, page_kind, read_action, read_page)
+    action_type, ground, is_stop, message, page_kind, read_action, read_page)
 from dreamgym.episode import Episode, Step, StopReason, Task
 
 NO_STOP = "no stop"
@@ -36,8 +35,8 @@ _SEAM = re.compile(r"([ /-])")                   # between them
 # ---- reasoning traces --------------------------------------------------------------------------------------
 
 def explain(task_text: str, history: list[Step], step: Step, own: bool = True) -> tuple[str, str]:
-    """(why the next page follows, why the reward follows); "" where the rules expect another outcome or
-    cannot tell. `own`: the task is one of the own sites'."""
+    """(why the next page follows, why the reward follows); "" where the rules expect another outcome. `own`:
+    the task is one of the own sites'."""
     before, after = read_page(step.state), read_page(step.next_state)
     if is_stop(step.action):
         ended = before is not None and step.next_state == STOPPED
@@ -69,8 +68,8 @@ def _verdict(task_text: str, step: Step) -> str:
 
 
 def _by_word(one: str, other: str, met: bool) -> str:
-    """'Blue Blue yes Lamp Mat no': a small model sees most easily that a token repeats the one before, and
-    hardly learns to compare whole names. "" where the words do not decide."""
+    """'Blue Blue yes Lamp Mat no': a small model hardly learns to compare whole names. "" where the words do
+    not decide."""
     words, others = _WORDS.findall(one), _WORDS.findall(other)
     if (words == others) != met:
         return ""
@@ -79,8 +78,8 @@ def _by_word(one: str, other: str, met: bool) -> str:
 
 
 def _place(wanted: TaskConstraints, state: str, met: bool, others: bool) -> str:
-    """The page wanted, and the page this is. What other constraints compare is `*` here (an address spells it
-    in its own way), unless the address alone tells that it is another page."""
+    """The page wanted, and the page this is. What other constraints compare is `*` here, unless the address
+    alone tells that it is another page."""
     template, missing = wanted.template, is_missing(wanted, state)
     pattern = (template.missing[0] if missing else template.page).split(" |OR| ")[0]
     compared = set() if missing else {name for line in template.shows for name in fields(line, as_said=True)}
@@ -91,7 +90,7 @@ def _place(wanted: TaskConstraints, state: str, met: bool, others: bool) -> str:
 
 
 def _places(pattern: str, wanted: TaskConstraints, state: str, compared: set[str]) -> tuple[str, str]:
-    """The address wanted and the part of the page's that it speaks of, with `*` for parameters `compared`."""
+    """The address wanted and its part of the page's, with `*` for parameters `compared`."""
     starred = re.sub(r"\{(\w+)[.\w]*\}", lambda m: "*" if m[1] in compared else m[0], pattern)
     asked = filled(starred, wanted.values)
     path, _, query = asked.partition("?")
@@ -107,22 +106,20 @@ def _places(pattern: str, wanted: TaskConstraints, state: str, compared: set[str
 
 
 def _next_page(wanted: TaskConstraints | None, history: list[Step], step: Step) -> str:
-    """What the page says of the action, then what comes of it: the same page, a field's content, or where it
-    leads, whether that was seen before, and whether it shows what the task names first."""
+    """What the page says of the action, then what comes of it, and whether that shows what the task names."""
     before, after = read_page(step.state), read_page(step.next_state)
-    kind, command = action_type(step.state, step.action), read_action(step.state, step.action)
-    facts = _facts(kind, command, before, after)
+    kind, (action, field) = action_type(step.state, step.action), read_action(step.state, step.action)
+    facts = _facts(kind, action, field, before, after)
     if step.next_state == step.state:
         return f"{facts} so the same page"
     if kind == "refused":
-        return ""                                # the world did something that the rules do not know
+        return ""
     nodes = after.lines.values()
     if kind in ("fill", "choose") and after.address == before.address:
-        field = command.node
         held = next((node.value for node in nodes if (node.role, node.name) == (field.role, field.name)), "")
         return f"{facts} so {field.name} holds {held or 'nothing'}"
     if kind == "tick":
-        return f"{facts} so {'not checked' if command.node.checked else 'checked'}"
+        return f"{facts} so {'not checked' if field.checked else 'checked'}"
     seen = [*(earlier.state for earlier in history), step.state]
     pages = {(page.address, page.window) for state in seen if (page := read_page(state))}
     is_known = "known" if step.next_state in seen else \
@@ -135,9 +132,9 @@ def _next_page(wanted: TaskConstraints | None, history: list[Step], step: Step) 
     return " ; ".join(result)
 
 
-def _facts(kind: str, command: Command, before: Page, after: Page) -> str:
-    act, text, node = command.kind, command.text, command.node
-    if command.action is None:
+def _facts(kind: str, action: Action, node: Node | None, before: Page, after: Page) -> str:
+    act, text = action.kind, action.text
+    if not act:
         return "not an action"
     if act in ON_ELEMENT and node is None:
         return "not on this page"
@@ -151,7 +148,7 @@ def _facts(kind: str, command: Command, before: Page, after: Page) -> str:
         if act in ("tab_focus", "close_tab"):
             return f"tabs {max(1, len(before.tabs))}"
         return f"{named} takes no {'text' if act == 'type' else 'click'}"
-    if kind == "button" and (held := _form(before, command.action.element)):
+    if kind == "button" and (held := _form(before, action.element)):
         return f"{named} with {held}"
     return {"choose": f"{name} has {text} yes", "search": f"{name} for {text}",
             "back": act.replace("go_", ""), "scroll": f"window {after.window + 1} of {after.windows}",
@@ -173,8 +170,7 @@ def _form(page: Page, button: int) -> str:
 # ---- counterfactuals ---------------------------------------------------------------------------------------
 
 # What a `stop` misses, as shares on recorded pages: nothing, one kind of constraint, all but the thing
-# (`kind`: another task about it), or more. Where few of the compared words differ, a small model says "yes"
-# to all.
+# (`kind`: another task about it), or more. With few "no" a small model says "yes" to all.
 SHARES = {"none": 0.28, "answer": 0.20, "page": 0.04, "entity": 0.20, "done": 0.10, "kind": 0.05,
           "many": 0.13}
 PER_PAGE = 6                                     # sentences tried on a page
@@ -185,8 +181,7 @@ Rows = dict[Template, list[Values]]              # what can be asked on a databa
 
 def counterfactuals(episodes: list[Episode], count: int, rng: np.random.Generator,
                     seed: int) -> list[Episode]:
-    """As many of each database that the episodes were played on: at most half on their pages, the rest
-    synthetic. They name things of that database, and renamed ones."""
+    """As many of each database that was played on: at most half on recorded pages, the rest synthetic."""
     played: dict[str, list[Episode]] = {}
     for episode in episodes:
         played.setdefault(episode.task.goal.get("database", DATABASES[0]), []).append(episode)
@@ -204,8 +199,8 @@ def counterfactuals(episodes: list[Episode], count: int, rng: np.random.Generato
 
 def _on_recorded_pages(episodes: list[Episode], count: int, rng: np.random.Generator,
                        rows: Rows, taken: dict[str, int]) -> list[Episode]:
-    """No (page, sentence) occurs twice, and none as it was played. At most `count`. `taken`: how many there
-    are by what they miss."""
+    """At most `count`; no (page, sentence) twice, and none as it was played. `taken`: how many there are by
+    what they miss."""
     steps = [(step, episode.task.text) for episode in episodes for step in episode.steps]
     pages = sorted({step.state for step, _ in steps if read_page(step.state)})
     used = {(step.state, text) for step, text in steps if is_stop(step.action)}
@@ -260,8 +255,8 @@ def _by_shared_word(rows: set[tuple[str, ...]]) -> dict[tuple[int, str], list[st
 
 def _candidates(state: str, rows: Rows, alike: dict,
                 rng: np.random.Generator) -> Iterator[tuple[TaskConstraints, str]]:
-    """Sentences about a page with a `stop`: what the page says put into every template of its site, the same
-    with a name that shares a word, and with one value of another sentence."""
+    """Sentences about a page with a `stop`: what the page says in every template of its site, also with a
+    name that shares a word, and with a value of another sentence."""
     for template in TEMPLATES:
         others = rows.get(template)
         if not others or template.page.split("/")[0] != page_kind(state):
@@ -321,8 +316,8 @@ LABELS = sorted({t.answer for t in TEMPLATES
 
 
 def synthetic(count: int, rng: np.random.Generator, rows: Rows) -> list[Episode]:
-    """Pages of a few lines with random names teach a small model to copy and compare names in a third of the
-    tokens of a real page; a quarter of the comparisons fail."""
+    """Pages of a few lines with random names, a third of the tokens of a real page, teach a small model to
+    copy and compare names."""
     templates = [template for template, part in rows.items() if part and fields(template.intents[0])]
     results: list[Episode] = []
     while len(results) < count:
@@ -344,8 +339,8 @@ def synthetic(count: int, rng: np.random.Generator, rows: Rows) -> list[Episode]
 
 def _small_page(template: Template, values: Values, others: list[Values],
                 rng: np.random.Generator) -> tuple[str, list[str]]:
-    """A page for a task's values, in which each part may be off, and wrong answers. `others`: values of other
-    tasks of the template."""
+    """A page for a task's values, in which each part may be off, and wrong answers. `others`: of other
+    tasks."""
     off = {what: rng.random() < share for what, share in OFF.items()}
     shown = dict(values)
     if off["value"]:

@@ -1,9 +1,5 @@
-"""Who acts on the own sites when no model does: an oracle, a searching expert, an imperfect one, random
-exploration, and a prober of what is refused.
-
-`PLAYERS[name].make(session, rng)` -> a function `act(state) -> action` with its own memory of one episode.
-All but the random one follow the plan of the task's template on the pages they see. Only the oracle is told
-the answer, by the task's hidden parameters. """
+"""Scripted policies of the own sites. All but the random one follow the plan of the task's template on the
+pages they see. Only the oracle is told the answer, by the task's hidden parameters."""
 from __future__ import annotations
 
 import re
@@ -28,8 +24,8 @@ _OTHER_WORDS = "Blue Red Green old small Rose Moon Wool tiny chat".split()
 
 
 class Searcher:
-    """Follows the plan step by step, each where the last one led to. What was filled in is looked at again
-    before the next step, because a form that was left is empty when one comes back."""
+    """Follows the plan step by step, each where the last one led to. A form that was left is filled in
+    again."""
 
     def __init__(self, session: Session, rng: np.random.Generator):
         self.wanted, self.rng = read_task(session.task.text), rng
@@ -83,8 +79,7 @@ class Searcher:
         return f"click [{number}]" if verb == "click" else f"type [{number}] [{text}] [{enter or 1}]"
 
     def _unfilled(self, page: Page) -> int | None:
-        """The first of the steps just before the next one that filled in what the page does not hold any
-        more."""
+        """The first of the last steps that filled in what the page does not hold any more."""
         step, lost = self.at, None
         while step and (held := self._holds(page, self.plan[step - 1])) is not None:
             step -= 1
@@ -143,15 +138,14 @@ class Imperfect(Searcher):
         return str(slips[self.rng.integers(len(slips))]()) if slips else super().choose(state, page)
 
     def _slips(self, state: str, page: Page) -> list[Callable[[], str]]:
-        """What could go wrong here: another link, mostly a neighbour, another text, a button taken for
-        pressed, a wrong answer."""
+        """What could go wrong here."""
         links = [number for number, node in page.lines.items() if node.role == "link"]
         slips = [lambda: f"click [{self.rng.choice(links)}]"] if links else []
         wrong_stop = lambda: f"stop [{other_fact(self.wanted, state, self.rng)}]"
         if self.at == len(self.plan):
             return [*slips, wrong_stop] if self.wanted.template.answer else slips
         planned = self.do(page, self.plan[self.at])
-        action = parse(planned) if planned else Action("")
+        action = parse(planned) or Action("")
         if action.kind == "type":
             slips += [lambda: self._mistype(action, page.lines[action.element])] * 3
         role = page.lines[action.element].role if action.kind == "click" else ""
@@ -235,7 +229,7 @@ class Prober(Searcher):
             self.errand = (f"goto [{self.place}]", "close_tab")
             return "new_tab"
         if rng.random() < 0.06:
-            return f"stop [{other_fact(self.wanted, str(page), rng)}]"
+            return f"stop [{other_fact(self.wanted, page.text, rng)}]"
         return str(rng.choice(families[rng.integers(len(families))]))
 
 

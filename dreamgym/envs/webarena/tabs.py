@@ -1,14 +1,13 @@
 """What both back ends share: an episode in a browser is a row of tabs, and an action works on the one in
-front.
-
-`Tabs` turns an action into a screen; `InProcessBrowser` and `Chromium` supply the tabs. A tab has
+front. `InProcessBrowser` and `Chromium` supply the tabs; `page(url)` is a fresh one for evaluators. A tab has
 
     url, title, window, read() -> [Node]         what it shows; url "" until something was loaded
     goto(url)                                    raises ValueError when the address does not load
     click(node)   hover(node)   press(key)   options(node) -> [label]   choose(node, index)
     fill(node, text) -> whether the field took it
     move(step)                                   one page back or forward, where there is one
-    html, evaluate(js)                           for evaluators: the page as it is now, what is typed included
+    html                                         as it is now, what is typed included
+    evaluate(js) -> its text                     None where it throws or gives null; raises NotSupported
     close()
 
 Choices that hold in both: what the page does not allow changes nothing; `type` replaces what a field holds;
@@ -22,7 +21,7 @@ from contextlib import suppress
 from typing import Any
 
 from dreamgym.envs.webarena.actions import Action
-from dreamgym.envs.webarena.page import TYPED, Addresses, Node, Screen, abstract, quotable
+from dreamgym.envs.webarena.page import TYPED, Addresses, Node, Page, abstract, quotable
 
 NEW_TAB = "New tab"
 NOTHING = [Node("StaticText", "empty tab: goto an address")]
@@ -36,15 +35,15 @@ class Tabs:
         self.addresses = addresses
         self.tabs: list[Any] = []
         self.opened: list[Any] = []              # tabs that a page opened during the action
-        self.at, self.shown = 0, Screen("", {})
+        self.at, self.shown = 0, Page("", "", {})
 
     def new_tab(self) -> Any:
         """An empty tab."""
         raise NotImplementedError
 
-    def start(self, urls: Sequence[str]) -> Screen:
-        """One tab for each url, the first in front. Raises ValueError for a url that is on none of the sites,
-        or does not load."""
+    def start(self, urls: Sequence[str]) -> Page:
+        """One tab for each url, the first in front. Raises ValueError for one that is on none of the sites or
+        does not load."""
         if not urls:
             raise ValueError("no address to start from; expected at least one")
         full = [self.addresses.full(url) for url in urls]
@@ -57,7 +56,7 @@ class Tabs:
                 raise ValueError(f"{url}: {error}") from None
         return self.screen()
 
-    def act(self, action: Action) -> Screen:
+    def act(self, action: Action) -> Page:
         with suppress(ValueError):               # an address that is on none of the sites, or does not load
             self.do(action)
         if self.opened:
@@ -72,10 +71,10 @@ class Tabs:
 
     @property
     def url(self) -> str:
-        """Full address of the tab in front, "" while it is empty."""
+        """Of the tab in front, "" while it is empty."""
         return self.front.url if self.tabs else ""
 
-    def screen(self) -> Screen:
+    def screen(self) -> Page:
         tab = self.front
         nodes = tab.read() if tab.url else NOTHING
         titles = [t.title if t.url else NEW_TAB for t in self.tabs]
@@ -86,7 +85,7 @@ class Tabs:
 
     def do(self, action: Action) -> None:
         tab = self.front
-        node = self.shown.refs.get(action.element) if tab.url else None
+        node = self.shown.lines.get(action.element) if tab.url else None
         match action.kind:
             case "click" if node and not node.options:
                 tab.click(node)

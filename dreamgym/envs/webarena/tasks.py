@@ -1,5 +1,4 @@
-"""Tasks of the own sites, from the declarations in templates.py: sentences, rule checks, and tasks in
-WebArena's JSON."""
+"""Tasks of the own sites from the declarations in templates.py: sentences, rule checks, WebArena's JSON."""
 from __future__ import annotations
 
 import re
@@ -62,8 +61,8 @@ def filled(text: str, values: Mapping[str, str] | Iterable[tuple[str, str]]) -> 
 
 
 def fields(text: str, as_said: bool = False) -> list[str]:
-    """The names of a text's parameters, in order. `as_said`: without those in another form ({product.slug}),
-    which cannot be read off a page."""
+    """The names of a text's parameters, in order. `as_said`: without those in another form
+    ({product.slug})."""
     return list(dict.fromkeys(match[1] for match in _FIELD.finditer(text)
                               if match[1] and not (as_said and match[2])))
 
@@ -132,7 +131,7 @@ def checks(wanted: TaskConstraints, state: str, action: str) -> list[Check]:
     found = [Check("page", "", asked, address(state), _on(place, wanted, state)),
              *(_line_check(pattern, wanted.values, state) for pattern in lines)]
     if template.answer:
-        said, right = read_action(state, action).text, fact(wanted, state)
+        said, right = read_action(state, action)[0].text, fact(wanted, state)
         before = "" if missing else _before(template.answer, "answer")
         found.append(Check("answer", before, said or "none", right or "none",
                            bool(right) and exact_match(right, said)))
@@ -142,7 +141,7 @@ def checks(wanted: TaskConstraints, state: str, action: str) -> list[Check]:
 def rule_success(task_text: str, state: str, action: str) -> bool | None:
     """None for other actions than `stop`, and where task or page cannot be read."""
     wanted = read_task(task_text)
-    if wanted is None or read_action(state, action).kind != "stop" or read_page(state) is None:
+    if wanted is None or read_action(state, action)[0].kind != "stop" or read_page(state) is None:
         return None
     return all(check.met for check in checks(wanted, state, action))
 
@@ -167,8 +166,8 @@ def _kind(pattern: str) -> str:
 
 
 def _line_check(pattern: str, values: tuple[tuple[str, str], ...], state: str) -> Check:
-    """Found is what stands in the place of the parameters; of a pattern without any ('status Canceled'), in
-    the place of its last word; of a button, the one whose name is a part of it ('Star' for 'Unstar')."""
+    """Found is what stands in the place of the parameters; without any, in that of the last word ('status
+    Canceled'); of a button, the one whose name is a part of it ('Star' for 'Unstar')."""
     kind, literal = _kind(pattern), _literal(pattern)
     met = find(pattern.removeprefix("no "), state, values) is not None
     if pattern.startswith("no "):
@@ -222,8 +221,7 @@ def drawn(template: Template, world) -> list[dict[str, str]]:
 
 
 def sentence_split(template: Template, values: Mapping[str, str]) -> str:
-    """The split that may ask this, in any database: the words of some tasks name nothing that a database
-    makes up ('Set my status to "On call".')."""
+    """The split that may ask this: some tasks name nothing of a database ('Set my status to "On call".')."""
     if not fields(template.intents[0]):
         return "train"
     return Random(filled(template.intents[0], values)).choices(*zip(*SENTENCES.items()))[0]
@@ -231,8 +229,8 @@ def sentence_split(template: Template, values: Mapping[str, str]) -> str:
 
 def make_tasks(split: str, seed: int) -> list[Task]:
     """The tasks of a split, one of each template and database in turn. No two splits share a database or a
-    sentence; some test tasks are of a new kind. `goal` holds WebArena's JSON record (`config`), the
-    `database`, and `parameters`, which only the oracle may read."""
+    sentence. `goal`: WebArena's JSON record (`config`), `database`, and `parameters`, for the oracle
+    alone."""
     worlds = [SiteDatabase(seed, name) for name in DATABASES if name.startswith(split)]
     rng = Random(f"tasks {seed} {split}")
     starts = [_first_states(world) for world in worlds]
@@ -265,7 +263,7 @@ def make_tasks(split: str, seed: int) -> list[Task]:
 
 
 def turn(*lists: Iterable) -> Iterator:
-    """The first of each list, then the second of each, and so on."""
+    """The first of each, then the second of each, and so on."""
     return (item for items in zip_longest(*lists) for item in items if item is not None)
 
 

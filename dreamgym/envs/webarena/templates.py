@@ -1,10 +1,8 @@
-"""The task templates of the own sites, read from templates.ini. `tasks` says how they are used.
+"""The task templates of the own sites, read from templates.ini; `tasks` uses them.
 
-A template is text. `draw`, an SQL query, gives every set of parameters; `intents` ask for it; `plan` is the
-actions of the shortest way, with elements in words; `page`, `shows` and `answer` say what the page must show
-on which one may `stop`; `html` is what WebArena's evaluator looks up afterwards. Only parameters that an
-intent names may occur in plan, page, shows and answer: rules and players know no more than a task's sentence
-and pages. `reference` and `html` may use any column of the query, and `answer` is its column of that name.
+`plan` is the actions of the shortest way; `page`, `shows` and `answer` say what the page must show on which
+one may `stop`; `html` is what WebArena's evaluator looks up afterwards. Only parameters that an intent names
+may occur in plan, page, shows and answer: rules and players know no more than a task's sentence and pages.
 
     lines of a page     heading '{product}'    link 'Order {order}' > text '*, {answer}'
                         `>` is the next line, `*` is anything
@@ -13,7 +11,7 @@ and pages. `reference` and `html` may use any column of the query, and `answer` 
 
 In the file, `draw` may use @part, and @name(1, 2) for a table of one column. `on` is the page of a thing:
 `plan` and `shows` go on from there, `before` comes first; where `page` is another, only its plan is used.
-`absent` is a table and a column: names whose halves occur in it, but not together, are asked for too.
+`absent` is a table and a column: names whose halves occur in it, but not together, are asked for, too.
 """
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ class Template:
     id: int
     sites: tuple[str, ...]
     intents: tuple[str, ...]            # the same task in other words
-    draw: str                           # a column for each parameter, and `answer` (NULL: no such thing)
+    draw: str                           # SQL: a column for each parameter, and `answer` (NULL: no such thing)
     plan: tuple[str, ...]               # up to `stop`
     page: str                           # address to stop on, by url_match's rule
     shows: tuple[str, ...]              # lines of it; `no ...`: a line that must not be there

@@ -6,40 +6,13 @@ grounded, the words of the line follow (`click [3] link 'Cart'`). Every function
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from functools import lru_cache
 
 from dreamgym.envs.webarena.actions import ON_ELEMENT, Action, parse
-from dreamgym.envs.webarena.page import NAME, STOPPED, TYPED, Node, Page, read_screen
+from dreamgym.envs.webarena.page import NAME, STOPPED, TYPED, Node, read_page
 from dreamgym.prompts import clean
 
 _GROUNDED = re.compile(rf"(.+) \w+ {NAME}")      # a bare action never ends with a quote after a role
 CLICKED = {"link": "link", "button": "button", "checkbox": "tick", "radio": "tick", "switch": "tick"}
-
-
-@lru_cache(maxsize=50_000)
-def read_page(state: str) -> Page | None:
-    """The parts of a state; None when the text is not one."""
-    try:
-        return read_screen(state)
-    except ValueError:
-        return None
-
-
-@dataclass
-class Command:
-    """An action on a page. `node` is the element it names, None where it names none or the page has no
-    such element."""
-    action: Action | None                        # None: not of the grammar
-    node: Node | None = None
-
-    @property
-    def kind(self) -> str:
-        return self.action.kind if self.action else ""
-
-    @property
-    def text(self) -> str:
-        return self.action.text if self.action else ""
 
 
 def bare(action: str) -> str:
@@ -48,33 +21,27 @@ def bare(action: str) -> str:
     return match[1] if match and match[1].endswith("]") else action
 
 
-def read_action(state: str, action: str) -> Command:
-    """An action as the policy writes it, or grounded, on a page."""
-    try:
-        parsed = parse(bare(action))
-    except ValueError:
-        return Command(None)
-    page = read_page(state) if parsed.kind in ON_ELEMENT else None
-    return Command(parsed, page.lines.get(parsed.element) if page else None)
+def read_action(state: str, action: str) -> tuple[Action, Node | None]:
+    """An action, as the policy writes it or grounded, and its element on the page. `kind` "": no action."""
+    said = parse(bare(action)) or Action("")
+    page = read_page(state) if said.kind in ON_ELEMENT else None
+    return said, page.lines.get(said.element) if page else None
 
 
 def ground(state: str, action: str) -> str:
-    """The action with the words of the element that it names: `click [3]` -> `click [3] link 'Cart'`. For
-    `stop` it is the first line that shows the answer. An action on no element is written in its usual
-    form; what is no action stays as it is, on one line."""
-    command, page = read_action(state, action), read_page(state)
-    if command.action is None:
+    """The action with the words of its element: `click [3]` -> `click [3] link 'Cart'`; of `stop`, the first
+    line that shows the answer. What is no action stays as it is, on one line."""
+    (said, node), page = read_action(state, action), read_page(state)
+    if not said.kind:
         return clean(action)
-    node = command.node
-    if command.kind == "stop" and command.text and page:
-        answer = re.compile(rf"(?<!\w){re.escape(command.text)}(?!\w)")
+    if said.kind == "stop" and said.text and page:
+        answer = re.compile(rf"(?<!\w){re.escape(said.text)}(?!\w)")
         node = next((line for line in page.lines.values() if answer.search(line.name)), None)
-    return clean(f"{command.action} {node.role} '{node.name}'" if node else str(command.action))
+    return clean(f"{said} {node.role} '{node.name}'" if node else str(said))
 
 
 def is_stop(action: str) -> bool:
-    """Whether an action ends the episode: only `stop` does."""
-    return read_action("", action).kind == "stop"
+    return read_action("", action)[0].kind == "stop"
 
 
 def page_kind(state: str) -> str:
@@ -88,29 +55,28 @@ def page_kind(state: str) -> str:
 def action_type(state: str, action: str) -> str:
     """link | button | search | fill | choose | tick | scroll | back | tab | goto | hover | press | stop,
     or refused: an action of which the page shows that nothing comes of it."""
-    command, page = read_action(state, action), read_page(state)
-    kind, node = command.kind, command.node
-    if page is None or command.action is None or (kind in ON_ELEMENT and node is None):
+    (said, node), page = read_action(state, action), read_page(state)
+    kind = said.kind
+    if page is None or not kind or (kind in ON_ELEMENT and node is None):
         return "refused"
     if kind == "click":
         return CLICKED.get(node.role, "refused")
     if kind == "type":
         if node.options:
-            return "choose" if command.text.lower() in map(str.lower, node.options) else "refused"
-        return "refused" if node.role not in TYPED else "search" if command.action.enter else "fill"
+            return "choose" if said.text.lower() in map(str.lower, node.options) else "refused"
+        return "refused" if node.role not in TYPED else "search" if said.enter else "fill"
     if kind == "scroll":
-        window = page.window + (1 if command.text == "down" else -1)
+        window = page.window + (1 if said.text == "down" else -1)
         return "scroll" if 0 <= window < page.windows else "refused"
     if kind == "tab_focus":
-        return "tab" if command.action.element < max(1, len(page.tabs)) else "refused"
+        return "tab" if said.element < max(1, len(page.tabs)) else "refused"
     if kind == "close_tab":
         return "tab" if len(page.tabs) > 1 else "refused"
     return {"go_back": "back", "go_forward": "back", "new_tab": "tab"}.get(kind, kind)
 
 
 def message(state: str) -> str:
-    """What a page tells of the action before, in its last line ('You added Blue Speaker to your cart.');
-    "" where it tells nothing."""
+    """What the last line tells of the action before ('You added Blue Speaker to your cart.'), or ""."""
     page = read_page(state)
     last = list(page.lines.values())[-1] if page and page.lines else None
     return last.name if last and last.role == "text" and last.name.endswith(".") else ""

@@ -1,5 +1,5 @@
-"""WebArena-Verified (ServiceNow; pip install webarena-verified): its tasks are played here, and its
-own scorer judges them from two files a task, in the folders that it reads:
+"""WebArena-Verified (ServiceNow; pip install webarena-verified): its own scorer judges an episode from two
+files, in the folders that it reads:
 
     out/webarena-verified/STARTED/attempt-1/21/agent_response.json
     out/webarena-verified/STARTED/attempt-1/21/network.har
@@ -10,7 +10,6 @@ An episode without `stop` leaves `null`, which is no success. The network log ho
 from __future__ import annotations
 
 import json
-import time
 from itertools import count
 from pathlib import Path
 
@@ -22,13 +21,8 @@ FORM = ('Answer with stop [JSON]: {"task_type": "RETRIEVE", "MUTATE" or "NAVIGAT
         'or null}')
 
 
-def run_folder(parent: Path) -> Path:
-    """Of one run: its answers are not mixed with those of another policy."""
-    return parent / time.strftime("%Y%m%d-%H%M%S")
-
-
 def start_attempt(run: Path, task_id: int) -> Path:
-    """A new folder for one more attempt at a task, without an answer yet."""
+    """A new folder for one more attempt at a task, without an answer yet. `run`: the folder of one policy."""
     for number in count(1):
         folder = run / f"attempt-{number}" / str(task_id)
         try:

@@ -5,19 +5,14 @@ from dreamgym.episode import Step, Task
 
 
 class WebShopAudit(Audit):
-
-    def action_type(self, state: str, action: str) -> str:
-        return text.action_type(state, action)
+    action_type = staticmethod(text.action_type)
 
     def success(self, task: Task, state: str, action: str, next_state: str) -> bool | None:
         """A price range counts by its lower end; the price that is drawn within it is not on the page."""
-        item = text.read_item(state)
-        if text.action_type(state, action) != "buy" or item is None:
+        item, wanted = text.read_item(state), text.read_task(task.text)
+        if text.action_type(state, action) != "buy" or item is None or wanted is None:
             return None
-        try:
-            return all(met for _, _, met in text.checks(text.read_task(task.text), item))
-        except ValueError:
-            return None
+        return all(met for _, _, met in text.checks(wanted, item))
 
     def inconsistencies(self, steps: list[Step]) -> tuple[int, int]:
         """(item pages seen again, those of them whose options differ from the first time)."""

@@ -1,8 +1,7 @@
 """Full-text search that ranks like Lucene's BM25 (k1 0.9, b 0.4) behind English text analysis, in NumPy.
 
-WebShop's search box is pyserini's default searcher, so all its details count: Lucene's tokens, Porter's
-stemmer with its author's later departures, document lengths rounded as Lucene stores them in one byte,
-float32 scores, ties by document id.
+WebShop's search box is pyserini's default searcher, so its details count: Lucene's tokens, Porter's stemmer,
+document lengths rounded to one byte, float32 scores, ties by document id.
 """
 import math
 import re
@@ -73,8 +72,7 @@ _SUFFIX_RULES = [_suffix_rule(*step) for step in _STEPS]
 
 
 def _shape(word: str) -> str:
-    """One 'v' or 'c' a letter; y is a vowel only after a consonant. `shape.count("vc")` is Porter's
-    measure."""
+    """One 'v' or 'c' a letter; y is a vowel only after a consonant. `count("vc")` is Porter's measure."""
     shape = ""
     for letter in word:
         shape += "v" if letter in "aeiou" or (letter == "y" and shape[-1:] == "c") else "c"
@@ -99,8 +97,8 @@ def _drop_ed_ing(word: str) -> str:
 
 
 def porter_stem(word: str) -> str:
-    """Porter's stem of a lower-case word (M. F. Porter, 1980), with the departures of his own later code
-    (bli, logi, words of 1 or 2 letters)."""
+    """Porter's stem of a lower-case word (1980), with the departures of his own later code (bli, logi, words
+    of 1 or 2 letters)."""
     if len(word.encode("utf-16-le")) <= 4:
         return word
     if word.endswith(("sses", "ies")):
@@ -143,9 +141,8 @@ def analyze(text: str) -> list[str]:
 
 
 class BM25Index:
-    """An inverted index: built once, read only, shared by all sessions. ids: one ASCII id a document; equal
-    scores are ordered by it. Scores are Lucene's BM25Similarity in float32: idf = ln(1 + (N - n + 0.5) / (n +
-    0.5)), times tf / (tf + K1 (1 - B + B length / mean length))."""
+    """An inverted index. ids: one ASCII id a document; equal scores are ordered by it. Scores are Lucene's
+    BM25Similarity: ln(1 + (N - n + 0.5) / (n + 0.5)) tf / (tf + K1 (1 - B + B length / mean length))."""
 
     def __init__(self, texts: Iterable[str], ids: list[str]):
         self._postings = defaultdict(lambda: array("i"))       # term -> document, frequency, document, ...
@@ -163,8 +160,7 @@ class BM25Index:
         self._inverse_norm = np.float32(1) / (K1 * ((np.float32(1) - B) + B * stored / mean_length))
 
     def search(self, query: str, k: int) -> np.ndarray:
-        """Positions of the at most `k` best documents, best first; a repeated query term counts that
-        often."""
+        """Positions of the at most `k` best documents, best first; a repeated query term counts so often."""
         totals = np.zeros(len(self._id_rank), np.float64)      # Lucene, too, sums its float32 parts in double
         for term, boost in Counter(analyze(query)).items():
             docs, freqs = np.array(self._postings.get(term, ()), np.int32).reshape(-1, 2).T
@@ -180,8 +176,7 @@ class BM25Index:
 
 
 def one_byte_lengths(lengths: np.ndarray) -> np.ndarray:
-    """Document lengths as Lucene reads them back from one byte: exact below 24, above that 24 plus a number
-    cut to its 4 highest bits."""
+    """Document lengths as Lucene reads them back: exact below 24, then 24 plus a number cut to 4 bits."""
     excess = np.maximum(lengths - 24, 0)
     shift = np.maximum(np.frexp(excess.astype(np.float64))[1] - 4, 0)
     return np.minimum(lengths, 24) + ((excess >> shift) << shift)

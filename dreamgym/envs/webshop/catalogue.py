@@ -1,9 +1,5 @@
-"""WebShop's catalogue: products, goals and the search index from upstream's JSON files; loaded once, then
-shared by all sessions.
-
-The folder holds items_shuffle_1000.json and items_ins_v2_1000.json (the small set) or items_shuffle.json and
-items_ins_v2.json (the full one, 1.18 M products), and for human goals items_human_ins.json. Left out: images,
-reviews, upstream's goal filters and goal weights.
+"""WebShop's catalogue: products, goals and the search index from upstream's JSON files, the small set or the
+full one (1.18 M products). Left out: images, reviews, upstream's goal filters and goal weights.
 """
 import json
 import math
@@ -90,8 +86,8 @@ class Goal(NamedTuple):
 
 
 class SyntheticGoals(Sequence):
-    """One goal for each combination of option values of each target, in upstream's shuffled order. The full
-    set has millions: here one is 4 bytes until it is asked for."""
+    """One goal for each combination of option values of each target, in upstream's shuffled order; one is 4
+    bytes until it is asked for."""
 
     def __init__(self, targets: list[Target]):
         self._targets = targets
@@ -118,9 +114,8 @@ class SyntheticGoals(Sequence):
 
 
 class Catalogue:
-    """All that sessions share. `seed` is what upstream gets from `random.seed(seed)` before it starts its
-    server: prices within ranges, then the goals' price limits, in its order. `nouns`: see
-    `reward.noun_tagger`. Raises ValueError, naming file, product and field, for what is not as expected."""
+    """All that sessions share. `seed`, as of upstream's `random.seed`: prices within ranges, then the goals'
+    price limits. `nouns`: see `reward.noun_tagger`. Raises ValueError naming file, product and field."""
 
     def __init__(self, data_dir: str | Path, human_goals: bool = False, seed: int = 7,
                  nouns: Callable[[str], list[str]] | None = None):
@@ -216,8 +211,7 @@ def _read_object(path: Path) -> dict:
 
 
 def _stream_array(path: Path) -> Iterator[object]:
-    """The entries of a JSON array, one at a time: the full catalogue's file is larger than most memories.
-    Brackets and commas are not checked."""
+    """The entries of a JSON array, one at a time: the full catalogue is larger than most memories."""
     decode, at = json.JSONDecoder().raw_decode, 1
     try:
         with open(path, encoding="utf-8") as file:

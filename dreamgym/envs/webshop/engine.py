@@ -5,12 +5,10 @@ them, quirks included.
     page = engine.reset(catalogue.goals[0])
     page, reward, done = engine.step("search[red shoes]")
 
-Yao et al., WebShop (arXiv 2207.01206); the behaviour is that of its repository at commit 64fa2a5c, and
-tests/test_webshop_engine.py compares it with recordings of that code. Left out: HTML and pictures, reviews
-(upstream never loads any), weighted random goals, earlier observations prefixed to later ones, a step limit,
-and queries that begin with <r>, <a>, <c> or <q>, which upstream answers specially or crashes on: here they
-are invalid.
-"""
+Yao et al. (arXiv 2207.01206), repository at commit 64fa2a5c; tests/test_webshop_engine.py compares it with
+recordings of that code. Left out: HTML and pictures, reviews (upstream never loads any), weighted random
+goals, earlier observations, a step limit. Queries that begin with <r>, <a>, <c> or <q>, which upstream
+answers specially or crashes on, are invalid. """
 import json
 from collections.abc import Sequence
 
@@ -27,9 +25,9 @@ DONE = ("Thank you for shopping with us!|Your code: |None| (Paste it in your MTu
 
 
 class WebShopEngine:
-    """One shopping session. observation_mode: "text" (segments joined by [SEP]; a chosen option does not
-    show) or "text_rich" (a line each, buttons and choices marked). `page` is "index", "results", "item", one
-    of SUB_PAGES, or "done"; `valid`: the last action did something; `options`: name -> chosen value."""
+    """One shopping session. observation_mode: "text" (segments joined by [SEP]) or "text_rich" (a line each,
+    buttons and choices marked). `page`: "index", "results", "item", one of SUB_PAGES, or "done"; `valid`: the
+    last action did something; `options`: name -> chosen value."""
 
     def __init__(self, catalogue: Catalogue, observation_mode: str = "text"):
         self.catalogue, self.observation_mode = catalogue, observation_mode
@@ -40,9 +38,7 @@ class WebShopEngine:
         return self.observation
 
     def step(self, action: str) -> tuple[str, float, bool]:
-        """(page, reward, done). Anything but `search[words]` or `click[an available target]` changes nothing
-        and sets `valid` to False. As upstream, a search is accepted on every page, also after the end, where
-        it goes on shopping: the caller stops."""
+        """(page, reward, done). As upstream, a search is accepted on every page, also after the end."""
         verb, argument = split_action(action)
         self.valid, done = True, False
         keywords = argument.split(" ")
@@ -56,9 +52,9 @@ class WebShopEngine:
         return self.observation, self.score if done else 0.0, done
 
     def _click(self, target: str) -> bool:
-        """Follow a click; True for the purchase. Upstream goes by the target's text first: an option value
-        that reads like a button is one. And it looks for the names of its pages anywhere in the address,
-        which holds the keywords and options too."""
+        """Follows a click; True for the purchase. Upstream goes by the target's text: an option value that
+        reads like a button is one. It looks for its pages' names in the whole address, keywords and options
+        too."""
         on_results, on_item = (name in self._address for name in ("search_results", "item_page"))
         if target == "buy now":
             self.score = judge(self.goal, self.product, self.options, self.catalogue.nouns).score
@@ -101,7 +97,7 @@ class WebShopEngine:
 
     @property
     def page_products(self) -> Sequence[Product]:
-        """The at most ten products of the current results page, best first; empty on other pages."""
+        """The at most ten products of the results page, best first; empty on other pages."""
         end = self.page_number * PAGE_SIZE
         return self._hits[end - PAGE_SIZE:end] if self.page == "results" else ()
 
@@ -172,8 +168,7 @@ class WebShopEngine:
 
 
 def _parsed(text: str) -> str:
-    """What is left of a text after upstream's HTML parser: white space alone becomes one blank, or nothing if
-    a line break is in it."""
+    """A text after upstream's HTML parser: white space alone is one blank, or nothing with a line break."""
     if text.strip(" \t\n\f\r"):
         return text
     return "" if "\n" in text or not text else " "

@@ -1,11 +1,8 @@
-"""WebShop as an environment: tasks, sessions and abstract text states, on top of the exact engine.
-
-With `$WEBSHOP_DATA` (or `data_dir`) set, the official catalogue is read; otherwise one is generated into
-`cache`. `describe()` says which, and with which noun tagger: both belong into every result. Reward is 1 where
-upstream's score R is 1; R is the raw score.
-"""
+"""WebShop as an environment on top of the exact engine. Reward is 1 where upstream's score R is 1; R is the
+raw score."""
 import os
 from functools import cached_property
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +14,7 @@ from dreamgym.envs.webshop.catalogue import Catalogue
 from dreamgym.envs.webshop.engine import WebShopEngine
 from dreamgym.envs.webshop.prompts import PROMPTS
 from dreamgym.envs.webshop.toy_catalogue import embedded_nouns, make_catalogue
-from dreamgym.episode import Episode, Step, StopReason, Task
+from dreamgym.episode import Episode, StopReason, Task
 
 # Goal numbers; upstream calls "valid" eval.
 OFFICIAL_SPLITS = {"test": slice(0, 500), "valid": slice(500, 1500), "train": slice(1500, None)}
@@ -26,7 +23,8 @@ VALID_EVERY = 6                                  # and of the others one in six 
 
 
 class WebShop(Environment):
-    """WebShop, real. `human_goals` (official data): instructions by people instead of synthetic ones."""
+    """The official catalogue in `data_dir` or `$WEBSHOP_DATA`; otherwise one is generated into `cache`.
+    `human_goals` (official data): instructions by people instead of synthetic ones."""
     name = "webshop"
     prompts = PROMPTS
     audit = WebShopAudit()
@@ -41,7 +39,7 @@ class WebShop(Environment):
         self.catalogue = Catalogue(folder, human_goals, seed, embedded_nouns if self.generated else None)
         self.seed, self.human_goals = seed, human_goals
         self.results_shown = 5 if self.generated else 10            # of a page's ten results
-        self.started = 0
+        self.numbers = count(1)
 
     def describe(self) -> dict:
         nouns = "catalogue's own nouns" if self.generated else self.catalogue.noun_tagger
@@ -51,8 +49,7 @@ class WebShop(Environment):
                 "results_shown": self.results_shown}
 
     def tasks(self, split: str) -> list[Task]:
-        """Official data is split by goal number, as upstream splits it. The generated catalogue is split by
-        target product: no product and no instruction is in two splits."""
+        """Official data is split by goal number, as upstream; a generated catalogue by target product."""
         if split not in OFFICIAL_SPLITS:
             raise ValueError(f"split {split!r}: expected {', '.join(OFFICIAL_SPLITS)}")
         goals = self.catalogue.goals
@@ -63,8 +60,7 @@ class WebShop(Environment):
 
     @cached_property
     def _splits(self) -> dict[str, list[int]]:
-        """Split -> goal numbers of the generated catalogue. Two products may have the same instruction: it
-        stays where it is seen first."""
+        """Split -> goal numbers of the generated catalogue. An instruction stays where it is seen first."""
         targets = sorted({goal.product.asin for goal in self.catalogue.goals})
         test = set(targets[::TEST_EVERY])
         valid = set([asin for asin in targets if asin not in test][::VALID_EVERY])
@@ -84,8 +80,7 @@ class WebShop(Environment):
                 raise ValueError(f"task {task.id}: has no goal_index; only a dream plays a generated task")
             engine = WebShopEngine(self.catalogue, "text_rich")
             engine.reset(self.catalogue.goals[task.goal["goal_index"]])
-            self.started += 1
-            sessions.append(Session(f"real-{self.started}", task, text.START, inner=engine))
+            sessions.append(Session(f"real-{next(self.numbers)}", task, text.START, inner=engine))
         return sessions
 
     def step(self, sessions: list[Session], actions: list[str]) -> list[StepResult]:
@@ -106,16 +101,14 @@ class WebShop(Environment):
         for session in sessions:
             session.inner = None
 
-    def ground(self, state: str, action: str) -> str:
-        return text.ground(state, action)
+    ground = staticmethod(text.ground)
 
     def players(self) -> dict[str, Player]:
         products = self.catalogue.products[:2000]
         values = {value for product in products for values in product.options.values() for value in values}
         return scripted.players(sorted(values) or ["red"])
 
-    def explain(self, task: Task, history: list[Step], step: Step) -> tuple[str, str]:
-        return relabel.explain(task.text, step)
+    explain = staticmethod(relabel.explain)
 
     def counterfactuals(self, episodes: list[Episode], count: int, rng: np.random.Generator) -> list[Episode]:
         return relabel.counterfactuals(self.catalogue, episodes, count, rng)
@@ -123,7 +116,7 @@ class WebShop(Environment):
 
 def official_action(engine: WebShopEngine, state: str, action: str) -> str:
     """`click[2]` on a results page -> upstream's click on that product; a value as the state shows it ->
-    upstream's own text of it, which may hold no-break or double blanks; anything else as it is."""
+    upstream's own text of it; anything else as it is."""
     (verb, argument), kind = text.split_action(action), text.page_kind(state)
     # '01', '\u00b2' and the like are not among the numbers of a results page.
     if verb == "click" and kind == "results" and argument in text.read_results(state):

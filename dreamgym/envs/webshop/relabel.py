@@ -1,8 +1,8 @@
 """Rule traces for WebShop's steps, and counterfactuals: recorded item pages bought under other instructions.
 
-A trace states the facts first and the verdict last, because a model can only conclude from what it has
-already written. Counterfactuals make the reward a judgement: the same real page with an instruction that it
-meets, or with one that breaks a single constraint.
+A trace states the facts first and the verdict last: a model concludes only from what it has written.
+Counterfactuals make the reward a judgement: a real page with an instruction that it meets, or that breaks a
+single constraint.
 """
 from collections.abc import Callable, Iterable
 
@@ -17,9 +17,8 @@ PLACED = "the order is placed"
 NO_PURCHASE = "no purchase"
 MAX_LOOKED_UP = 16                               # candidates that a trace compares one by one
 MATCHING = 0.45                                  # share of counterfactuals that fulfil their task
-# What the other counterfactuals break: one constraint (the near misses), or whatever another product's wishes
-# break. The latter are easy, but they hold as many "no" as "yes" per word, without which a small model says
-# "yes" to every word of a title.
+# What the others break: one constraint, or what another product's wishes break ("many"), without which a
+# small model says "yes" to every word of a title.
 BREAKABLE = {"attribute": 0.20, "noun": 0.15, "price": 0.10, "option": 0.15, "many": 0.40}
 BUY = "click[buy now]"
 Check = tuple[str, str, bool]                    # kind (title, option, price), what is wanted, met
@@ -27,22 +26,18 @@ Check = tuple[str, str, bool]                    # kind (title, option, price), 
 
 # ---- traces ------------------------------------------------------------------------------------------------
 
-def explain(task_text: str, step: Step) -> tuple[str, str]:
-    """(why the next state follows, why the reward follows), from task, page and action alone. Either is ""
-    where the rules would have expected something else than what was recorded."""
+def explain(task: Task, history: list[Step], step: Step) -> tuple[str, str]:
+    """(why the next state follows, why the reward follows); "" where the rules expect another outcome."""
     if text.action_type(step.state, step.action) == "buy":
         placed = step.done and step.next_state == text.PLACED
-        return PLACED if placed else "", _explain_reward(task_text, step)
+        return PLACED if placed else "", _explain_reward(task.text, step)
     return _explain_page(step), "" if step.done or step.reward else NO_PURCHASE
 
 
 def _explain_reward(task_text: str, step: Step) -> str:
     """The check of a purchase, word by word."""
-    item = text.read_item(step.state)
-    try:
-        rows = text.checks(text.read_task(task_text), item) if item and step.done else []
-    except ValueError:
-        rows = []
+    item, wanted = text.read_item(step.state), text.read_task(task_text)
+    rows = text.checks(wanted, item) if item and wanted and step.done else []
     return _verdict(rows, item) if rows and all(met for _, _, met in rows) == (step.reward == 1) else ""
 
 
@@ -122,8 +117,8 @@ def item_pages(catalogue: Catalogue, states: Iterable[str]) -> list[tuple[str, P
 
 def other_goal(catalogue: Catalogue, product: Product, chosen: dict[str, str], broken: str,
                rng: np.random.Generator) -> Goal | None:
-    """A goal that buying `product` with `chosen` options fulfils (`broken` "none"), or whose constraint
-    `broken` it does not meet. None where this page cannot break that constraint."""
+    """A goal that buying `product` with `chosen` options fulfils but for its constraint `broken` ("none":
+    all). None where this page cannot break that one."""
     attributes = [a for a in product.attributes if a in product.title.lower().split()] or product.attributes
     wanted: list[str] = []
     if attributes:

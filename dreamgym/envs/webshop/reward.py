@@ -1,8 +1,7 @@
 """WebShop's reward, with all of upstream's quirks, and the noun taggers it needs.
 
-R = type score (attributes met + options met + [price <= limit]) / (attributes + options + 1). Source: Yao et
-al., WebShop (arXiv 2207.01206), section 3 and appendix A; where the code differs from the paper, the code is
-followed.
+R = type score (attributes met + options met + [price <= limit]) / (attributes + options + 1): Yao et al.,
+WebShop (arXiv 2207.01206), section 3 and appendix A, as upstream's code has it.
 """
 import re
 from collections.abc import Callable
@@ -33,8 +32,7 @@ _NOT_NOUNS = frozenset((
 
 @lru_cache(maxsize=1 << 16)
 def _cleaned(text: str) -> str:
-    """What thefuzz compares: lower case, without the characters 128-255, all but letters and digits
-    blanked."""
+    """What thefuzz compares: lower case, no characters 128-255, all but letters and digits blanked."""
     return default_process(text.translate(_LATIN_1))
 
 
@@ -44,9 +42,9 @@ def alike(first: str, second: str) -> bool:
 
 
 def _color_in(option) -> str:
-    """The first colour word "in" the option, else the option as text. For a (name, value) pair that is
-    equality with a member, for a string it is any substring ('standard' is 'tan'): upstream's asymmetry,
-    which puts R = 1 out of reach for some goals."""
+    """The first colour word "in" the option, else the option as text: equality with a member of a (name,
+    value) pair, any substring of a string ('standard' is 'tan'). This puts R = 1 out of reach for some
+    goals."""
     return next((color for color in COLORS if color in option), None) or str(option)
 
 
@@ -87,8 +85,7 @@ def judge(goal, product, chosen: dict[str, str], nouns: Callable[[str], list[str
 
 
 def rule_nouns(title: str) -> list[str]:
-    """A stand-in for a part-of-speech tagger: all words that begin with a letter but for function words. It
-    calls adjectives nouns, on both sides of the comparison alike."""
+    """A stand-in for a part-of-speech tagger: all words that begin with a letter but for function words."""
     words = re.findall(r"[a-z][a-z0-9]*", re.sub(r"['\u2019]s\b", "", title.lower()))
     return [word for word in words if word not in _NOT_NOUNS]
 

@@ -1,9 +1,5 @@
-"""Who acts in WebShop when no model does: a demonstrator, an imperfect one, random exploration, and a prober.
-
-All of them read abstract states only (never the engine), so that whatever they do can be imitated. A player
-is a function `act(state) -> action` with its own memory of one episode. The mix of an offline set follows the
-paper's (demonstrations, oracle and random policies); the shares are ours.
-"""
+"""Scripted policies of WebShop. All but the oracle read abstract states only, so that whatever they do can be
+imitated. The mix follows the paper's (demonstrations, oracle and random policies); the shares are ours."""
 from collections.abc import Callable
 
 import numpy as np
@@ -19,16 +15,12 @@ MAX_PROBES = 4                                   # of a prober in one episode
 
 def wishes(task_text: str) -> Wanted:
     """What an instruction asks for; where its options cannot be read, the words alone."""
-    try:
-        return read_task(task_text)
-    except ValueError:
-        return Wanted(title_words(task_text) or task_text.split(), {})
+    return read_task(task_text) or Wanted(title_words(task_text) or task_text.split(), {})
 
 
 class Shopper:
     """Searches for the wanted words, opens each fitting result, goes back when an option is absent, chooses
-    the options, buys. `slip` is the chance of a mistake in a step: a clean imitation gives GRPO no
-    variance."""
+    the options, buys. `slip`: the chance of a mistake in a step."""
 
     def __init__(self, task_text: str, rng: np.random.Generator, slip: float = 0.0):
         self.wanted = wishes(task_text)
@@ -92,8 +84,8 @@ def explorer(task_text: str, rng: np.random.Generator) -> Act:
 
 
 def prober(task_text: str, rng: np.random.Generator, values: list[str]) -> Act:
-    """A shopper who keeps trying what the shop refuses: option values that are not on the page (some of
-    `values`, which exist somewhere in the shop), numbers that are not listed, buttons of other pages."""
+    """A shopper who keeps trying what the shop refuses: option values that are not on the page (of `values`,
+    too), numbers that are not listed, buttons of other pages."""
     shopper, probes = Shopper(task_text, rng, slip=0.2), 0
 
     def act(state: str) -> str:

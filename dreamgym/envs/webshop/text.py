@@ -1,7 +1,4 @@
-"""WebShop as text: the one mapping from official pages to short states, and everything that reads them.
-
-The experience model writes the same form, so that a policy sees one language in both worlds (DreamGym,
-section 4: abstract text states). Nothing here sees the engine, a goal, or a model. The forms:
+"""WebShop as text: the one mapping from official pages to short states, and everything that reads them:
 
     search page | results page 1 of 5    | item classic jacket $40   | details of the item | order placed
                 | classic jacket $40 [1] | color: red / blue / black | this jacket is slim |
@@ -139,8 +136,7 @@ def read_results(state: str) -> dict[str, tuple[str, str]]:
 
 
 def split_action(action: str) -> tuple[str, str]:
-    """('search' | 'click', argument in lower case), or ('', '') for anything that upstream refuses. The last
-    '[' that a ']' follows counts; text after that ']' is ignored."""
+    """('search' | 'click', argument in lower case), or ('', '') for anything that upstream refuses."""
     match = re.match(r"(.+)\[(.+)\]", action)
     return (match[1], match[2].lower()) if match and match[1] in ("search", "click") else ("", "")
 
@@ -193,8 +189,9 @@ def title_words(text: str) -> list[str]:
     return [word for word in words if word and word not in _FILLER]
 
 
-def read_task(text: str) -> Wanted:
-    """Raises ValueError for an instruction of another form than the one that the message names."""
+def read_task(text: str) -> Wanted | None:
+    """None for an instruction of another form than 'find me WORDS [with NAME: VALUE[, and NAME: VALUE]][, and
+    price lower than N dollars]', each name once."""
     match = _TASK.match(clean(text).lower()[:MAX_TASK_CHARS])
     words, options, readable = title_words(match["words"]), {}, len(text) <= MAX_TASK_CHARS
     for part in filter(None, (match["options"] or "").split(", and ")):
@@ -203,14 +200,12 @@ def read_task(text: str) -> Wanted:
         readable &= bool(value) and name not in options and "price lower" not in value
         options[name] = value
     if not words or not readable or any(word.endswith(":") for word in words):
-        raise ValueError(f"task {text[:80]!r}: cannot be read; expected 'find me WORDS [with NAME: VALUE[, "
-                         "and NAME: VALUE]][, and price lower than N dollars]', each name once")
+        return None
     return Wanted(words, options, float(match["price"]) if match["price"] else None)
 
 
 def checks(wanted: Wanted, item: Item) -> list[tuple[str, str, bool]]:
-    """(kind, what is wanted, met) for each constraint of a task against an item page. Kinds: title, option,
-    price."""
+    """(title | option | price, what is wanted, met) for each constraint of a task against an item page."""
     title = item.title.lower().split()
     rows = [("title", word, word in title) for word in wanted.words]
     rows += [("option", value, value in item.chosen) for value in wanted.options.values()]

@@ -1,10 +1,8 @@
-"""The embedded shop: a generated catalogue in upstream's own JSON formats, read by the same engine as the
-official one.
+"""The generated catalogue, in upstream's own JSON formats.
 
-1,000 products in 5 categories x 8 nouns x 5 leading attributes = 200 kinds of product, 5 products of each,
-which are near misses of each other. All words are our own and few (about 250), so that a model of 200k
-parameters trained from scratch can read them. Product categories share one level only, so that upstream's
-reward tells nouns apart (two shared levels would count as the same type).
+1,000 products of 200 kinds (5 categories x 8 nouns x 5 leading attributes), near misses of each other. The
+words are our own and few (about 250). Product categories share one level only: two would count as the same
+type in upstream's reward.
 """
 import json
 import os
@@ -72,7 +70,7 @@ def _product(rng: random.Random, asin: str, kind: tuple[str, str, str], line: st
 
 def make_catalogue(folder: Path | str, seed: int = 0) -> Path:
     """Writes a small set in upstream's file names; the same seed gives the same bytes. 42 % of the products
-    carry an instruction, as upstream; the others are only there to be found."""
+    have an instruction, as upstream."""
     rng = random.Random(f"dreamgym-shop-{seed}")
     items, instructions = [], {}
     for category, (nouns, attributes, _) in CATEGORIES.items():

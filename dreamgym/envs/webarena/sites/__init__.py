@@ -1,17 +1,15 @@
 """The own sites: a shop, its back office, a forum, a code host and a map, small but real web sites on one
-database, for `--env webarena`.
+database (schema.sql).
 
-`SiteDatabase` is all of them with their data. The same Flask apps answer in process (`handle`, what the
-browserless back end calls) and over HTTP (`serve`, what a browser is given). They are stand-ins: they take
-WebArena's site names, account names and login forms, and none of its content; results on them are no results
-on WebArena.
+The same Flask apps answer in process (`handle`) and over HTTP (`serve`). They are stand-ins: they take
+WebArena's site names, account names and login forms, and none of its content.
 """
 from __future__ import annotations
 
 import io
 import sqlite3
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, partial
 from http.cookies import SimpleCookie
 from random import Random
@@ -22,7 +20,7 @@ from werkzeug.serving import WSGIRequestHandler, make_server
 
 from dreamgym.envs.webarena.sites import cms, code, forum, homepage, shop
 from dreamgym.envs.webarena.sites import map as maps
-from dreamgym.envs.webarena.sites.site import DATABASE, SCHEMA, build_app, open_session
+from dreamgym.envs.webarena.sites.site import DATABASE, FOLDER, build_app, open_session
 
 _SITES = {module.SITE.name: module.SITE for module in (shop, cms, forum, code, maps, homepage)}
 SITES = tuple(_SITES)
@@ -32,12 +30,10 @@ DATABASES = tuple(f"{split} {number}" for split, count in COUNTS.items() for num
 
 @dataclass(frozen=True)
 class Response:
-    """An answer as a browser sees it. `set_cookies` maps names to values, "" for a cookie that is to be
-    forgotten."""
     status: int
     headers: dict[str, str]
     body: str
-    set_cookies: dict[str, str] = field(default_factory=dict)
+    set_cookies: dict[str, str]                  # "": to be forgotten
 
 
 def _connect() -> sqlite3.Connection:
@@ -48,12 +44,10 @@ def _connect() -> sqlite3.Connection:
 
 @cache
 def _first_data(seed: int, name: str) -> sqlite3.Connection:
-    """What all databases of that seed and name begin with. Each site draws from its own generator, so that
-    one site's data does not hang on another's."""
+    """What all databases of that seed and name begin with. Each site draws from its own generator."""
     db = _connect()
-    db.executescript(SCHEMA)
+    db.executescript((FOLDER / "schema.sql").read_text())
     for module in (shop, cms, forum, code, maps):
-        db.executescript(module.SCHEMA)
         db.execute("BEGIN")
         module.fill(db, Random(f"{seed} {name} {module.SITE.name}"), name.split()[0])
         db.execute("COMMIT")
@@ -79,10 +73,9 @@ def _apps() -> dict[str, flask.Flask]:
 
 
 class SiteDatabase:
-    """All sites with their data, which follow from the seed and the name, one of DATABASES; independent of
-    any other. Databases of two splits share no product, customer, user, post, project, issue, town or place.
-    `accounts` are (user, password) of the account that agents use on a site; `db` may be read and written by
-    anybody, but all of it is one transaction that `reset` rolls back: a commit is refused."""
+    """All sites with their data, which follow from the seed and the name, one of DATABASES. Databases of two
+    splits share no product, person, post, project, issue, town or place. `accounts`: (user, password) of the
+    agents by site. All writes to `db` are one transaction that `reset` rolls back: a commit is refused."""
 
     def __init__(self, seed: int = 7, name: str = DATABASES[0]):
         self.seed, self.name, self.db, self.lock = seed, "", _connect(), threading.RLock()
@@ -94,8 +87,8 @@ class SiteDatabase:
         self.apps = _apps()
 
     def reset(self, name: str = "") -> None:
-        """Everything that was done since the first moment, or the last reset, is undone; sessions that
-        `login` gave out stay good. With another `name` it becomes that database."""
+        """Undoes everything that was done; sessions that `login` gave out stay good. With another `name` it
+        becomes that database."""
         with self.lock:
             self.db.execute("ROLLBACK")
             if name and name != self.name:
@@ -104,13 +97,12 @@ class SiteDatabase:
             self.db.execute("BEGIN")
 
     def login(self, site: str) -> dict[str, str]:
-        """Cookies of a session of the site's account, always the same; none for a site without accounts."""
+        """Cookies of the session of the site's account; none for a site without accounts."""
         with self.lock:
             return {f"sid_{site}": _open_account(self.db, site)} if site in self.accounts else {}
 
     def answer(self, site: str, environ: dict) -> flask.Response:
-        """The answer to one WSGI request. Raises what a view raises (an error of the sites, not of the
-        visitor)."""
+        """The answer to one WSGI request. Raises what a view raises."""
         with self.lock, self.apps[site].request_context({**environ, DATABASE: self}):
             return self.apps[site].full_dispatch_request()
 
@@ -131,8 +123,6 @@ class SiteDatabase:
         return Response(answer.status_code, dict(answer.headers), answer.get_data(as_text=True), jar)
 
     def serve(self) -> Served:
-        """All sites over HTTP on loopback ports, until the result is closed (it is a context manager).
-        Meanwhile `bases` are those addresses."""
         return Served(self)
 
 
@@ -142,8 +132,8 @@ class _Handler(WSGIRequestHandler):
 
 
 class Served:
-    """A SiteDatabase over HTTP: `bases` maps each site to http://127.0.0.1:PORT. Requests are answered one at
-    a time, whichever thread brings them."""
+    """A SiteDatabase over HTTP on loopback ports, which are its `bases` until this is closed. Requests are
+    answered one at a time, whichever thread brings them."""
 
     def __init__(self, sites: SiteDatabase):
         self.sites, self.before = sites, sites.bases

@@ -16,7 +16,6 @@ from dreamgym.envs.webarena.sites.site import (
 NAV = ("Products", "Orders", "Customers", "Reviews")
 SITE = Site("shopping_admin", "Shop Admin", {"Home": "/"} | {name: f"/{name.lower()}" for name in NAV},
             account=("admin", "admin1234"), login_text="Sign in", private=True)
-SCHEMA = ""                                      # the shop's tables
 SHOWN = {"All": "1", "Enabled": "enabled", "Disabled": "NOT enabled", "Out of stock": "stock = 0"}
 SOLD = """SELECT name, slug, sum(quantity) AS sold FROM shop_order_items
     JOIN shop_orders ON shop_orders.id = order_id JOIN shop_products ON shop_products.id = product_id
@@ -49,8 +48,7 @@ def home():
 
 @SITE.get("/reports")
 def reports():
-    """Sales of the months of a year, or the bestsellers of a year or of one of its months; canceled orders do
-    not count."""
+    """Sales of the months of a year, or the bestsellers of a year or month, without canceled orders."""
     years = [row[0] for row in rows("SELECT DISTINCT substr(date, 1, 4) FROM shop_orders ORDER BY 1 DESC")]
     report, year = chosen("report", ("Sales", "Bestsellers")), chosen("year", years)
     month = chosen("month", ("All", *(f"{month:02d}" for month in range(1, 13))))
@@ -107,11 +105,7 @@ def change_order(order):
 
 @SITE.post("/orders/<int:order>/cancel")
 def cancel(order):
-    path = f"/orders/{order['id']}"
-    if order["status"] not in ("Pending", "Processing"):
-        return go("Only an open order can be canceled.", path)
-    close_order(order)
-    return go(f"You canceled order {order['id']}.", path)
+    return close_order(order, ("Pending", "Processing"), "an open", f"You canceled order {order['id']}.")
 
 
 @SITE.get("/customers")

@@ -1,8 +1,7 @@
 """The code host of the own sites, after GitLab: projects, issues, merge requests, commits, members, profiles.
 WebArena's name for it is `gitlab`.
 
-There is no git behind it: a commit is a title, an author and a day. Issues and merge requests are one table
-of items, with the same pages.
+A commit is a title, an author and a day. Issues and merge requests are one table of items.
 """
 from __future__ import annotations
 
@@ -42,27 +41,12 @@ KINDS = {"issues": "issue", "merge-requests": "merge request"}        # in addre
 STATES = {"issues": ("open", "closed"), "merge-requests": ("open", "merged", "closed")}
 NOBODY = "nobody"
 SORTS = {"name": "path", "stars": "stars DESC, path", "updated": "updated DESC, path"}
-SCHEMA = """
-CREATE TABLE code_projects (id INTEGER PRIMARY KEY, path UNIQUE, owner, description, readme, license,
-    visibility, stars INT, forks INT, updated);
-CREATE TABLE code_stars (user, project INT, PRIMARY KEY (user, project));
-CREATE TABLE code_members (project INT, user, role, PRIMARY KEY (project, user));
-CREATE TABLE code_items (id INTEGER PRIMARY KEY, project INT, kind, number INT, title, body, author, assignee,
-    label, state, created, UNIQUE (project, kind, number));
-CREATE TABLE code_notes (id INTEGER PRIMARY KEY, item INT, author, body, created);
-CREATE TABLE code_commits (id INTEGER PRIMARY KEY, project INT, author, title, created);
-CREATE TABLE code_profiles (user PRIMARY KEY, email, status, token);
-CREATE TABLE code_follows (user, followed, PRIMARY KEY (user, followed));
-CREATE INDEX code_notes_item ON code_notes (item);
-CREATE INDEX code_commits_project ON code_commits (project);
-"""
 
 
 # ---- first data --------------------------------------------------------------------------------------------
 
 def fill(db: sqlite3.Connection, rng: Random, split: str) -> None:
-    """Five projects belong to the account. Stars differ from project to project, commits from contributor to
-    contributor: 'the most' is always one."""
+    """Five projects belong to the account. Stars and commits differ: 'the most' is always one."""
     account = SITE.account[0]
     people = [account, *rng.sample(of_split(map(str.lower, FIRST_NAMES), split), 10)]
     for person in people:
@@ -298,7 +282,7 @@ def save_settings(led):
 # ---- issues and merge requests -----------------------------------------------------------------------------
 
 def _items(title: str, kind: str, where: str, argument: Any, project: sqlite3.Row | None = None):
-    """Issues or merge requests, newest first, of the state and label that were asked for."""
+    """Issues or merge requests of a state and label, newest first."""
     state = chosen("state", (*STATES[kind], "any"), strict=False)
     label = chosen("label", ("any", *LABELS), strict=False)
     found = paged("SELECT number, title, state, label, path FROM code_items JOIN code_projects "

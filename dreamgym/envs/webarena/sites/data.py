@@ -1,5 +1,4 @@
-"""The shop's tables and their first data, which the shop and its back office share. Money is whole cents,
-dates are ISO text.
+"""The first data of the shop and its back office.
 
 Names come from a small vocabulary ('Blue Speaker', 'Wool Scarf'), so that a tiny language model can read and
 write them. Only draws whose outcome Python keeps the same over versions and machines are used (`random()`,
@@ -19,32 +18,6 @@ SITE = Site("shopping", "One Stop Mini", {"Home": "/", "Cart": "/cart", "Account
 STATUSES = ("Pending", "Processing", "Complete", "Canceled")
 PAYMENTS = ("Card", "Check")
 CUSTOMERS, ORDERS, REVIEWS, DAYS = 25, 150, 270, 730
-SCHEMA = """
-CREATE TABLE shop_categories (id INTEGER PRIMARY KEY, name UNIQUE, slug UNIQUE);
-CREATE TABLE shop_products (id INTEGER PRIMARY KEY, sku UNIQUE, slug UNIQUE, name UNIQUE,
-    category_id INT REFERENCES shop_categories, brand, color, picture, price INT, stock INT,
-    enabled DEFAULT 1, featured DEFAULT 0);
-CREATE TABLE shop_addresses (user_id INTEGER PRIMARY KEY REFERENCES users, street, city, zip, phone);
-CREATE TABLE shop_orders (id INTEGER PRIMARY KEY, user_id INT REFERENCES users, date, status, payment,
-    total INT);
-CREATE TABLE shop_order_items (order_id INT REFERENCES shop_orders, product_id INT REFERENCES shop_products,
-    price INT, quantity INT, PRIMARY KEY (order_id, product_id)) WITHOUT ROWID;
-CREATE TABLE shop_cart (user_id INT REFERENCES users, product_id INT REFERENCES shop_products, quantity INT,
-    PRIMARY KEY (user_id, product_id));
-CREATE TABLE shop_wishes (user_id INT REFERENCES users, product_id INT REFERENCES shop_products,
-    PRIMARY KEY (user_id, product_id));
-CREATE TABLE shop_reviews (id INTEGER PRIMARY KEY, product_id INT REFERENCES shop_products,
-    user_id INT REFERENCES users, stars INT, text, date, status);
-CREATE TABLE shop_subscribers (user_id INTEGER PRIMARY KEY REFERENCES users);
-CREATE TABLE shop_messages (id INTEGER PRIMARY KEY, user_id INT REFERENCES users, subject, text);
-CREATE INDEX shop_products_by_category ON shop_products (category_id);
-CREATE INDEX shop_orders_by_user ON shop_orders (user_id);
-CREATE INDEX shop_items_by_product ON shop_order_items (product_id);
-CREATE INDEX shop_reviews_by_product ON shop_reviews (product_id);
-CREATE VIEW shop_shelf AS SELECT shop_products.*, shop_categories.name AS category, shop_categories.slug AS
-    category_slug, (SELECT avg(stars) FROM shop_reviews WHERE product_id = shop_products.id AND status =
-    'Approved') AS stars FROM shop_products JOIN shop_categories ON shop_categories.id = category_id;
-"""
 # of products, and of the map's places; the first eight have a colour in the stylesheet
 LOOKS = """Black Blue Gray Green Pink Red White Yellow Amber Bright Cedar Coral Cotton Crystal Gold Happy
     Leather Linen Little Maple Moon Ocean Quiet River Rose Royal Silk Silver Stone Sunny Velvet
@@ -75,8 +48,7 @@ def slug(name: str) -> str:
 
 
 def fill(db: sqlite3.Connection, rng: Random, split: str) -> None:
-    """120 products, 25 customers (Emma Lopez is the first), 150 orders over the two years before TODAY, some
-    250 reviews."""
+    """120 products, 25 customers (Emma Lopez is the first), 150 orders of two years, some 250 reviews."""
     _add_products(db, rng, split)
     people = of_split([f"{first} {last}" for first in FIRST_NAMES for last in LAST_NAMES], split)
     names = sorted(rng.sample(people, CUSTOMERS - 1))

@@ -53,20 +53,6 @@ BIOS = ("I like quiet days", "Here for the photos", "Always learning", "Coffee f
         "New here", "Ask me about trees", "I build things")
 SORTS = {"hot": "score + posts.id / 8 DESC, posts.id DESC", "new": "posts.id DESC",
          "top": "score DESC, posts.id DESC"}
-SCHEMA = """
-CREATE TABLE forum_forums (name PRIMARY KEY, description, sidebar, subscribers);
-CREATE TABLE forum_posts (id INTEGER PRIMARY KEY AUTOINCREMENT, forum, author, title, body, score INT,
-    created, comments DEFAULT 0, words AS (lower(title || ' ' || body || ' ' || forum)) STORED);
-CREATE TABLE forum_comments (id INTEGER PRIMARY KEY, post_id INT, author, body, score INT, created,
-    answered DEFAULT '');
-CREATE TABLE forum_votes (user, kind, item INT, value INT, PRIMARY KEY (user, kind, item));
-CREATE TABLE forum_subscriptions (user, forum, PRIMARY KEY (user, forum));
-CREATE TABLE forum_bios (user PRIMARY KEY, bio);
-CREATE INDEX forum_posts_forum ON forum_posts (forum);
-CREATE INDEX forum_posts_author ON forum_posts (author);
-CREATE INDEX forum_comments_post ON forum_comments (post_id);
-CREATE INDEX forum_comments_author ON forum_comments (author);
-"""
 POST = "/f/<forum>/<int(max=999999):post>"
 OWN = "/f/<forum>/<int(max=999999):own_post>"
 COMMENT = f"{POST}/comment/<int(max=999999):comment>"
@@ -95,8 +81,7 @@ SITE.loaders |= {
 
 
 def fill(db: sqlite3.Connection, rng: Random, split: str) -> None:
-    """Posts in the order of their days, so that a higher id is a newer post; every member posts and comments,
-    the account's own posts are in several forums."""
+    """Posts in the order of their days: a higher id is a newer post."""
     people = [SITE.account[0], *rng.sample(of_split(map(str.lower, FIRST_NAMES), split), 12)]
     for person in people:
         SITE.add_user(db, person, rng, joined=range(300, 1500))

@@ -1,9 +1,8 @@
 """The map of the own sites: four towns, about sixty places, search, directions, what is nearby. Nothing here
 changes; nobody has to log in.
 
-Positions are whole metres on a plane (x east, y north). Streets run straight and cross at right angles, so
-the way between two places of a town is |dx| + |dy|; between towns it follows the main road. The same distance
-is driven, cycled and walked; only the speed differs.
+Positions are whole metres on a plane (x east, y north). Streets run straight and cross at right angles. The
+same distance is driven, cycled and walked. The one picture, static/towns.svg, shows towns and roads.
 """
 from __future__ import annotations
 
@@ -12,10 +11,10 @@ import math
 import sqlite3
 from collections import namedtuple
 from functools import cache
-from itertools import groupby, pairwise, product
+from itertools import groupby, pairwise
 from random import Random
 
-from flask import Response, abort, g, request
+from flask import abort, g
 
 from dreamgym.envs.webarena.sites.data import LOOKS
 from dreamgym.envs.webarena.sites.site import Site, asked, chosen, of_split, page, paged
@@ -41,15 +40,10 @@ KINDS = {  # category: (noun of the names, least and most in a town, opening hou
     "school": ("School", 1, 1, ("8:00 to 15:00",), True),
     "station": ("Station", 1, 1, ("5:00 to 24:00",), True),
 }
-SCHEMA = """
-CREATE TABLE map_places (id INTEGER PRIMARY KEY, slug UNIQUE, name UNIQUE, category, town, street, number INT,
-    zip, phone, hours, x INT, y INT);
-CREATE TABLE map_streets (name, town, x1 INT, y1 INT, x2 INT, y2 INT);
-"""
 
 
 class Place(namedtuple("Place", "id slug name category town street number zip phone hours x y")):
-    """A place, or a town as a whole (category 'town'). `phone` and `hours` are "" where a place has none."""
+    """A place, or a town as a whole (category 'town'). `phone`, `hours`: "" for none."""
 
     @property
     def at(self) -> tuple[int, int]:
@@ -65,8 +59,7 @@ class Place(namedtuple("Place", "id slug name category town street number zip ph
 
 
 def fill(db: sqlite3.Connection, rng: Random, split: str) -> None:
-    """Streets and places; a word of the names is used once for each category, so that every name is the only
-    one of its kind."""
+    """Streets and places; every name is the only one of its kind."""
     towns = rng.sample(of_split(TOWN_NAMES, split), len(TOWNS))
     places = [(town.lower(), town, "town", town, "", 0, code, "", "", x, y)
               for town, (x, y, code) in zip(towns, TOWNS)]
@@ -100,12 +93,11 @@ class Atlas:
     def __init__(self, db: sqlite3.Connection):
         self.places = [Place(*row) for row in db.execute("SELECT * FROM map_places ORDER BY id")]
         self.by_slug = {place.slug: place for place in self.places}
-        self.streets = [tuple(row) for row in db.execute("SELECT name, x1, y1, x2, y2 FROM map_streets")]
         crossings = {(x + i, y + j) for x, y, _ in TOWNS for i in LINES for j in LINES}
         points = sorted(crossings | {place.at for place in self.places})
         self.ways: dict[tuple, list[tuple]] = {point: [] for point in points}
         # the points of a street, in order, are joined one to the next
-        for name, x1, y1, x2, y2 in self.streets:
+        for name, x1, y1, x2, y2 in db.execute("SELECT name, x1, y1, x2, y2 FROM map_streets"):
             on = [(x1, y1), (x2, y2)] if name.startswith("Road") else [(x, y) for x, y in points
                                                                        if x1 <= x <= x2 and y1 <= y <= y2]
             for a, b in pairwise(on):
@@ -129,18 +121,17 @@ class Atlas:
     def metres(self, a: Place, b: Place) -> int:
         return self.tree(a.at)[b.at][0]
 
-    def way(self, a: Place, b: Place) -> tuple[list[tuple[str, int]], list[tuple]]:
-        """([(street, metres on it)], points passed) from a to b."""
+    def way(self, a: Place, b: Place) -> list[tuple[str, int]]:
+        """[(street, metres on it)] from a to b."""
         best, points = self.tree(a.at), [b.at]
         while points[0] != a.at:
             points.insert(0, best[points[0]][1])
         parts = [(best[point][2], best[point][0] - best[before][0]) for before, point in pairwise(points)]
         legs = groupby(parts, lambda part: part[0])
-        return [(street, sum(metres for _, metres in leg)) for street, leg in legs], points
+        return [(street, sum(metres for _, metres in leg)) for street, leg in legs]
 
     def search(self, query: str) -> list[Place]:
-        """Places that have every word of the query in their name, category or address; a place of exactly
-        that name comes first."""
+        """Places with every word of the query in name, category or address, one of just that name first."""
         words = query.lower().split()
         found = [place for place in self.places
                  if all(word in f"{place.name} {place.category} {place.address} {place.zip}".lower()
@@ -161,19 +152,14 @@ def minutes(metres: int, by: str) -> int:
 
 @cache
 def atlas_of(first: sqlite3.Connection) -> Atlas:
-    """Of the first data of a database: no page changes what is on the map."""
-    return Atlas(first)
+    return Atlas(first)                          # no page changes what is on the map
 
 
 def _atlas() -> Atlas:
     return atlas_of(g.sites.first)
 
 
-def _place(slug: str, _: dict | None = None) -> Place:
-    return _atlas().by_slug.get(slug) or abort(404)
-
-
-SITE.loaders["place"] = _place
+SITE.loaders["place"] = lambda slug, _: _atlas().by_slug.get(slug) or abort(404)
 
 
 @SITE.get("/")
@@ -206,69 +192,8 @@ def nearby(place):
 def directions():
     texts, by = [asked("from"), asked("to")], chosen("by", SPEED)
     start, end = ends = [next(iter(_atlas().search(text)), None) for text in texts]
-    legs = _atlas().way(start, end)[0] if start and end else []
+    legs = _atlas().way(start, end) if start and end else []
     metres = sum(length for _, length in legs)
     return page("Directions", start=start, end=end, legs=[(street, km(length)) for street, length in legs],
                 wrong=[text for text, found in zip(texts, ends) if text and found is None], km=km(metres),
                 minutes=minutes(metres, by))
-
-
-@SITE.get("/picture.svg")
-def picture():
-    """A drawing of the map: everything, around a place (`at`), or of a way (`from`, `to`); all slugs. The
-    pages' alternative texts say what is on it."""
-    atlas = _atlas()
-    marks = [_place(request.args[name]) for name in ("at", "from", "to") if request.args.get(name)]
-    line = atlas.way(*marks)[1] if len(marks) == 2 else []
-    return Response(draw(atlas, marks, line), headers={"Cache-Control": "no-store"},
-                    content_type="image/svg+xml")
-
-
-def draw(atlas: Atlas, marks: list[Place], line: list[tuple], across: int = 640, down: int = 400) -> str:
-    """The SVG text of the streets, places and names around the marked places and the way between them."""
-    axes = list(zip(*(line or [place.at for place in marks or atlas.places])))
-    middle = [(min(axis) + max(axis)) / 2 for axis in axes]
-    scale = across / max(2600, *(2.4 * (max(axis) - min(axis)) for axis in axes))
-    near = scale > 0.08                          # close enough for dots and their names
-
-    def at(x: float, y: float) -> tuple[float, float]:
-        return round(across / 2 + (x - middle[0]) * scale, 1), round(down / 2 - (y - middle[1]) * scale, 1)
-
-    def polyline(points: list[tuple], style: str) -> str:
-        return f'<polyline points="{" ".join("{},{}".format(*at(*point)) for point in points)}" {style}/>'
-
-    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {across} {down}" '
-             f'font-family="sans-serif" font-size="12" text-anchor="middle">',
-             f'<rect width="{across}" height="{down}" fill="#f1efe6"/>']
-    river = [(x, 14000 + 2500 * math.sin(x / 4000)) for x in range(-10000, 50000, 500)]
-    parts.append(polyline(river, f'fill="none" stroke="#a9cfe8" stroke-width="{max(5, 300 * scale):.0f}"'))
-    for x, y, _ in TOWNS:
-        (left, top), side = at(x - 1700, y + 1700), 3400 * scale
-        parts.append(f'<rect x="{left}" y="{top}" width="{side:.1f}" height="{side:.1f}" rx="{side / 8:.1f}" '
-                     f'fill="#e3ddcb"/>')
-    for x, y in [at(*place.at) for place in atlas.places if place.category == "park"]:
-        parts.append(f'<circle cx="{x}" cy="{y}" r="{170 * scale:.1f}" fill="#b9dca5"/>')
-    for casing, (name, *ends) in product((True, False), atlas.streets):
-        is_road = name.startswith("Road")
-        wide = (5 if is_road else max(1, 60 * scale)) + 2 * casing
-        colour = "#c9bf9f" if casing else "#f7d774" if is_road else "#ffffff"
-        parts.append(polyline([ends[:2], ends[2:]],
-                              f'stroke="{colour}" stroke-width="{wide:.1f}" stroke-linecap="round"'))
-    for (name, x1, y1, x2, _), along in product(atlas.streets if near else (), (REACH - 400, REACH + 400)):
-        if not name.startswith("Road"):
-            (x, y), turn = (at(x1 + along, y1 - 10), 0) if x1 != x2 else (at(x1 + 10, y1 + along), -90)
-            parts.append(f'<text transform="translate({x} {y}) rotate({turn})" dy="3" '
-                         f'font-size="10" fill="#8a8266">{name}</text>')
-    if line:
-        parts.append(polyline(line, 'fill="none" stroke="#2563eb" stroke-width="5" '
-                                    'stroke-linejoin="round" opacity=".8"'))
-    shown = [place for place in atlas.places if (place.category != "town") == near and place not in marks]
-    for place in [*shown, *marks]:
-        x, y = at(*place.at)
-        above, weight, radius, colour = ((-12, 700, 8, "#d6336c") if place in marks else
-                                         (20 if place.id % 2 else -10, 400, 4, "#6b7280"))
-        parts.append(f'<circle cx="{x}" cy="{y}" r="{radius}" fill="{colour}" stroke="#fff" '
-                     f'stroke-width="2"/><text x="{x}" y="{y + above:.1f}" font-weight="{weight}" '
-                     f'fill="#374151" stroke="#fff" stroke-width="3" '
-                     f'paint-order="stroke">{place.name}</text>')
-    return "".join([*parts, "</svg>"])

@@ -1,16 +1,15 @@
-"""The shop: categories, search, products with reviews, a cart and a checkout, and the customer's account.
-Its data is in `data.py`."""
+"""The shop: categories, search, products with reviews, a cart and a checkout, and the customer's account."""
 from __future__ import annotations
 
 import sqlite3
 
 from flask import g, request
 
-from dreamgym.envs.webarena.sites.data import PAYMENTS, SCHEMA, SITE, fill
+from dreamgym.envs.webarena.sites.data import PAYMENTS, SITE, fill
 from dreamgym.envs.webarena.sites.site import (
     TODAY, all_words, asked, chosen, go, insert, number, one, page, paged, rows, run, words)
 
-__all__ = ["SCHEMA", "SITE", "fill"]
+__all__ = ["SITE", "fill"]
 SORTS = {"Name": "name", "Cheapest": "price, name", "Priciest": "price DESC, name",
          "Stars": "stars DESC, name"}
 # not *: stars cost a query for each product
@@ -172,11 +171,15 @@ def order_items(order: sqlite3.Row) -> list[sqlite3.Row]:
                 "WHERE order_id = ? ORDER BY shop_products.name", order["id"])
 
 
-def close_order(order: sqlite3.Row) -> None:
-    """Cancels an order; what it held goes back into stock."""
+def close_order(order: sqlite3.Row, states: tuple[str, ...], what: str, done: str):
+    """Cancels an order in one of some states; what it held goes back into stock."""
+    path = f"/orders/{order['id']}"
+    if order["status"] not in states:
+        return go(f"Only {what} order can be canceled.", path)
     run("UPDATE shop_orders SET status = 'Canceled' WHERE id = ?", order["id"])
     for item in order_items(order):
         _change_stock(item, 1)
+    return go(done, path)
 
 
 @SITE.get("/orders/<int:order>", member=True)
@@ -186,11 +189,7 @@ def order(order):
 
 @SITE.post("/orders/<int:order>/cancel")
 def cancel(order):
-    path = f"/orders/{order['id']}"
-    if order["status"] != "Pending":
-        return go("Only a pending order can be canceled.", path)
-    close_order(order)
-    return go(f"Your order {order['id']} was canceled.", path)
+    return close_order(order, ("Pending",), "a pending", f"Your order {order['id']} was canceled.")
 
 
 @SITE.post("/orders/<int:order>/reorder")

@@ -1,11 +1,9 @@
 """What every own site is made of: one layout, logins, confirmations, lists. No page of a site is here.
 
-A site is a module with `SITE`, its tables (`SCHEMA`) and its first data (`fill(db, rng)`). Its views are
-registered with `SITE.get` and `SITE.post`; its pages are the blocks of templates/SITE.html, named like the
-views. A view finds the database in `g.db`, the visitor in `g.user` (a row of `users`, or None) and the user
-name in `g.name`. Every POST ends in `go`: a redirect, and a message that the next page shows once. A
-session is a row of `sessions`, not a signed cookie, so that a reset of the database also logs everybody out.
-"""
+A site is a module with `SITE` and its first data (`fill(db, rng, split)`). Its views are registered with
+`SITE.get` and `SITE.post`; its pages are the blocks of templates/SITE.html, named like the views. A view
+finds the database in `g.db`, the visitor in `g.user` (a row of `users`, or None) and the user name in
+`g.name`. Every POST ends in `go`: a redirect, and a message that the next page shows once. """
 from __future__ import annotations
 
 import hashlib
@@ -33,15 +31,10 @@ FIRST_NAMES = """Abel Adam Alice Anna Bella Ben Boris Carl Clara Daniel David Do
     Otto Paul Petra Rosa Sam Simon Theo Tina Vera Victor Willa""".split()
 LAST_NAMES = """Baker Brown Clark Cook Davis Fox Green Hill Jones King Lee Miller Moore Reed Smith Stone White
     Young""".split()
-SCHEMA = """
-CREATE TABLE users (id INTEGER PRIMARY KEY, site, name, password, full_name, joined, UNIQUE (site, name));
-CREATE TABLE sessions (id INTEGER PRIMARY KEY, sid UNIQUE, user_id INT REFERENCES users, message DEFAULT '');
-"""
 
 
 @dataclass(eq=False)
 class Site(Blueprint):
-    """How a site is called, where its header leads, how one logs in, and its views."""
     name: str                                    # one of SITES; also the body's class in the stylesheet
     title: str
     nav: dict[str, str]                          # text -> path of the header's links
@@ -58,8 +51,7 @@ class Site(Blueprint):
         super().__init__(self.name, __name__)
 
     def get(self, *rules: str, member: bool = False) -> Callable:
-        """Registers a view. With `member`, as with every `post`, it is for those who are logged in: others
-        get the login form, and come back after it."""
+        """Registers a view. `member`, as every `post`: others get the login form, and come back after it."""
         return partial(self._register, rules, "GET", member)
 
     def post(self, *rules: str) -> Callable:
@@ -79,7 +71,7 @@ class Site(Blueprint):
 
     def add_user(self, db: sqlite3.Connection, name: str, rng: Random, full_name: str = "",
                  joined: range | None = None) -> int:
-        """Adds somebody who joined so many days ago. Nobody knows the password, but that of `account`."""
+        """Adds somebody who joined so many days ago, with a random password but for `account`."""
         password = self.account[1] if name == self.account[0] else f"{rng.getrandbits(64):016x}"
         return insert(db, "users", site=self.name, name=name, password=password, full_name=full_name or name,
                       joined=day(rng.choice(joined)) if joined else TODAY)
@@ -95,8 +87,8 @@ def insert(db: sqlite3.Connection, table: str, **values: Any) -> int:
 
 
 def of_split(names: Iterable[str], split: str) -> list[str]:
-    """The names that only databases of a split give to things: half of all are train's, a quarter valid's and
-    a quarter test's, whatever the seed."""
+    """The names that only databases of a split use, whatever the seed: half are train's, a quarter valid's, a
+    quarter test's."""
     names = list(names)
     Random(" ".join(names)).shuffle(names)
     quarter = len(names) // 4
@@ -130,8 +122,7 @@ def day(ago: int) -> str:
 
 
 def open_session(db: sqlite3.Connection, user_id: int, key: str = "") -> str:
-    """The id of a session of that user: a new one, or with `key` always the same. Ids follow from the
-    database alone, so that episodes repeat exactly."""
+    """The id of a session of that user: a new one, or with `key` always the same."""
     key = key or str(db.execute("SELECT ifnull(max(id), 0) + 1 FROM sessions").fetchone()[0])
     sid = hashlib.sha256(f"{user_id} {key}".encode()).hexdigest()[:24]
     db.execute("INSERT OR IGNORE INTO sessions (sid, user_id) VALUES (?, ?)", (sid, user_id))
@@ -141,8 +132,7 @@ def open_session(db: sqlite3.Connection, user_id: int, key: str = "") -> str:
 # ---- pages -------------------------------------------------------------------------------------------------
 
 class _Environment(jinja2.Environment):
-    """Reads `row.column` at once: Jinja's own way tries an attribute first, and its failure costs a quarter
-    of a page's time."""
+    """Reads `row.column` at once: Jinja tries an attribute first, a quarter of a page's time."""
 
     def getattr(self, obj, attribute: str):
         return obj[attribute] if type(obj) is sqlite3.Row else super().getattr(obj, attribute)
@@ -150,7 +140,6 @@ class _Environment(jinja2.Environment):
 
 @cache
 def _templates() -> jinja2.Environment:
-    """One for the process: templates compile once, however many worlds there are."""
     env = _Environment(loader=jinja2.FileSystemLoader(FOLDER / "templates"), autoescape=True,
                        trim_blocks=True, lstrip_blocks=True, auto_reload=False,
                        undefined=jinja2.StrictUndefined)
@@ -162,7 +151,7 @@ def _templates() -> jinja2.Environment:
 
 
 def page(title: str, view: str = "", code: int = 200, **context: Any) -> Response:
-    """A page of the site: the block of the view that answers, or of `view`. Shows the waiting message."""
+    """The block of the view that answers, or of `view`, with the waiting message."""
     message = g.user["message"] if g.user else ""
     if message:
         run("UPDATE sessions SET message = '' WHERE sid = ?", g.user["sid"])
@@ -176,7 +165,7 @@ def page(title: str, view: str = "", code: int = 200, **context: Any) -> Respons
 
 
 def go(message: str = "", path: str = "") -> Response:
-    """The answer to a form: a redirect to a path, or the form's own, where `message` is shown."""
+    """A redirect to a path, or the form's own, where `message` is shown."""
     if message and g.user:
         run("UPDATE sessions SET message = ? WHERE sid = ?", message, g.user["sid"])
     return Response("", 303, {"Location": path or request.path, "Cache-Control": "no-store"})
@@ -195,14 +184,14 @@ def number(name: str, lowest: int = 0, highest: int = 999) -> int | None:
 
 
 def asked(name: str) -> str:
-    """A text of the address, white space collapsed and cut. With those of `chosen` it is one of the page's
-    filters, which the macros `filter_form` and `paging` show and pass on."""
+    """A text of the address, white space collapsed and cut. As what is `chosen`, a filter of the page, which
+    the macros `filter_form` and `paging` show and pass on."""
     g.filters[name] = " ".join(request.args.get(name, "").split())[:100]
     return g.filters[name]
 
 
 def chosen(name: str, options: Iterable[str], label: str = "", strict: bool = True) -> str:
-    """One of some options, from the address; by default, and with `strict` for any other text, the first."""
+    """One of some options, from the address; by default, and for any other text if `strict`, the first."""
     options = list(options)
     value = request.args.get(name, options[0])
     g.filters[name] = value if value in options or not strict else options[0]
@@ -211,12 +200,11 @@ def chosen(name: str, options: Iterable[str], label: str = "", strict: bool = Tr
 
 
 def all_words(text: str, parts: list[str]) -> str:
-    """The SQL condition that `text` has every one of some words; false where there is none."""
+    """The SQL condition that `text` has every one of some words; false for none."""
     return " AND ".join([f"instr({text}, ?)"] * len(parts)) or "0"
 
 
 class Paged(NamedTuple):
-    """One page of a longer list, as the macro `paging` wants it."""
     rows: list
     page: int
     pages: int
@@ -265,8 +253,8 @@ def _logout() -> Response:
 
 
 def build_app(site: Site) -> Flask:
-    """The Flask app of a site: its views, the login and the logout (POST /logout), the stylesheet, and a page
-    for what is not there. Each request brings the SiteDatabase that it is for."""
+    """The Flask app of a site: its views, login, logout, static files. Each request brings its
+    SiteDatabase."""
     app = Flask(site.name, static_folder=str(FOLDER / "static"))
     app.config.update(PROPAGATE_EXCEPTIONS=True, SEND_FILE_MAX_AGE_DEFAULT=3600)
 
