@@ -2,7 +2,6 @@
 every way a server can fail."""
 import json
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import pytest
@@ -14,35 +13,23 @@ from dreamgym.experience_model import load_experience_model
 from dreamgym.model import load_model
 from dreamgym.served_model import open_experience_model
 from dreamgym.teacher import Endpoint
-from conftest import EXAMPLE, TRAIN
+from conftest import EXAMPLE, TRAIN, http_server
 
 
 @pytest.fixture
 def server(monkeypatch):
     """A chat endpoint; `server.reply(messages, settings)` gives (status, body). `asked` keeps the requests."""
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            state.asked.append(body)
-            status, answer = state.reply(body["messages"], body)
-            text = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text)
+    def answer(method, path, headers, body):
+        state.asked.append(json.loads(body))
+        status, said = state.reply(state.asked[-1]["messages"], state.asked[-1])
+        return status, {}, said if isinstance(said, bytes) else json.dumps(said)
 
-        def log_message(self, *_):
-            pass
-
-    web = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=web.serve_forever, daemon=True).start()
-    state = SimpleNamespace(asked=[], url=f"http://127.0.0.1:{web.server_port}/v1")
-    state.args = SimpleNamespace(expmodel=state.url, expmodel_name="m", expmodel_key_env="NO_KEY")
     monkeypatch.setattr(Endpoint, "retries", 1)
     monkeypatch.setattr("openai._base_client.BaseClient._calculate_retry_timeout", lambda *_: 0.0)
-    yield state
-    web.shutdown()
-    web.server_close()
+    with http_server(answer) as url:
+        state = SimpleNamespace(asked=[], url=f"{url}/v1")
+        state.args = SimpleNamespace(expmodel=state.url, expmodel_name="m", expmodel_key_env="NO_KEY")
+        yield state
 
 
 def said(text, finish="stop"):
@@ -80,8 +67,7 @@ def test_an_exported_model_answers_as_at_home(server, trained, script, tmp_path)
 
 
 def test_an_untrained_model_is_a_world(server, workspace):
-    """A world that is not told what it is, has no demonstrations, takes a cut answer for a page, or keeps a
-    think block in it."""
+    """A world that is not told what it is, has no demonstrations, or takes a cut answer for a page."""
     env, episodes = make_env(EXAMPLE), read_episodes(workspace.data / "train.jsonl")
     thought = "<think>\nhm\n</think>\n"
     server.reply = lambda messages, settings: said(

@@ -32,14 +32,12 @@ def test_what_parses(text, action):
     ("stop", r"stop \[answer\]"), ("click [5] now", r"click \[N\]"), ("go_back [1]", "needs the form go_back"),
     ("click [99999999999999]", r"click \[N\]"), ("click [5]\nclick [6]", r"click \[N\]")])
 def test_what_does_not_parse_says_what_was_expected(text, told):
-    """Stops half an action from being guessed."""
     with pytest.raises(ValueError, match=told) as error:
         parse(text)
     assert len(str(error.value)) < 200
 
 
 def test_the_canonical_text_always_parses_back():
-    """Stops brackets inside typed words and answers from moving the end of an argument."""
     rng, bits = random.Random(5), ["]", "[", "[1]", "] [0]", " ", "a", "words", "'", "[ "]
     for _ in range(500):
         words = "".join(rng.choice(bits) for _ in range(rng.randint(0, 6)))
