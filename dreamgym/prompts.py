@@ -78,8 +78,8 @@ def policy_turn(task_text: str, state: str, turns: Sequence[tuple[str, str]] = (
 
 def policy_answer(action: str, grounded: str, policy_format: str) -> str:
     """What a policy is taught to write for a recorded action; its thought is the element that the action
-    names. Without tags an answer has the form that actions have in the questions to the experience model, from
-    which a small policy starts (docs/lab-notes.md)."""
+    names. Without tags an answer has the form of actions in the questions to the experience model, from which
+    a small policy starts (docs/lab-notes.md)."""
     thought = grounded.removeprefix(action).strip()
     if policy_format == "action" or (policy_format == "lines" and not thought):
         return f"action: {action}"

@@ -1,5 +1,5 @@
 """What the ALFWorld tests share: official games rebuilt from ../shared/data/alfworld, the stock engine,
-skips, and one played episode."""
+skips."""
 from __future__ import annotations
 
 import ast
@@ -11,7 +11,6 @@ import pytest
 
 from dreamgym.envs.alfworld.engine import require
 from dreamgym.envs.alfworld.library import own_argv
-from dreamgym.episode import Episode, Step, StopReason
 
 SOURCE = Path(__file__).resolve().parents[2] / "shared" / "data" / "alfworld" / "official_games.jsonl.gz"
 KINDS = {
@@ -71,6 +70,11 @@ class StockEngine:
         return {fact for fact in named if not fact[0].startswith(("not_", "new-axiom")) and fact[0] != "ison"}
 
 
+def page(short: str) -> str:
+    """'at desk 1: | mug 1 | holding: nothing' as a state."""
+    return short.replace(" | ", "\n")
+
+
 def records() -> list[dict]:
     with gzip.open(SOURCE, "rt", encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]
@@ -95,20 +99,3 @@ def rebuild(folder: Path, split: str = "", limit: int = 10_000) -> list[Path]:
         traj["task_type"] = record["task_type"]
         paths[-1].with_name("traj_data.json").write_text(json.dumps(traj))
     return paths
-
-
-def play(env, task, name: str, rng, act=None) -> Episode:
-    """An episode of the player `name`, or of `act`, with reasoning."""
-    [session] = env.reset([task])
-    act, steps, result = act or env.players()[name].make(session, rng), [], None
-    while len(steps) < env.max_steps and not (result and result.done):
-        state = session.state
-        action = act(state)
-        [result] = env.step([session], [action])
-        step = Step(
-            state=state, action=action, next_state=result.state, reward=result.reward, done=result.done)
-        step.reasoning, step.reward_reasoning = env.explain(task, steps, step)
-        steps.append(step)
-    env.end([session])
-    return Episode(id=f"{task.id}-{name}", task=task, steps=steps, source=name,
-                   stop=result.stop or StopReason.STEP_LIMIT)

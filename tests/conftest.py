@@ -3,6 +3,9 @@ main() in this process."""
 import importlib
 import socket
 import sys
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,6 +35,45 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
+@contextmanager
+def http_server(answer):
+    """A server on loopback: its address. answer(method, path, headers, body) gives (status, headers, text)."""
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            status, headers, text = answer(self.command, self.path, self.headers, body)
+            payload = text if isinstance(text, bytes) else text.encode()
+            self.send_response(status)
+            for name, value in {"Content-Length": len(payload), **headers}.items():
+                self.send_header(name, str(value))
+            self.end_headers()
+            self.wfile.write(payload)
+
+        do_POST = do_GET
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.handle_error = lambda *_: None        # a client that gives up
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def random_model(kind: str, vocab: int, seed: int = 0, **changes):
+    """A small model of a family, its random weights large enough that a wrong position or a leak shows."""
+    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+    torch.manual_seed(seed)
+    size = {"vocab_size": vocab, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.25, "pad_token_id": None,
+            "max_position_embeddings": 4096, "bos_token_id": None, "eos_token_id": None}
+    return AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**size | changes)).eval()
+
+
 @pytest.fixture
 def script():
     return run_main
@@ -57,7 +99,25 @@ def trained(workspace):
 def shop(tmp_path_factory):
     """WebShop with its generated catalogue."""
     from dreamgym.envs.base import make_env
-    return make_env("webshop", options=[f"cache={tmp_path_factory.mktemp('shop')}"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("WEBSHOP_DATA", raising=False)
+        return make_env("webshop", options=[f"cache={tmp_path_factory.mktemp('shop')}"])
+
+
+@pytest.fixture(scope="session")
+def alfworlds(tmp_path_factory):
+    """ALFWorld on games made here, of all six types twice, and on official ones where they are."""
+    from alfworld_official import SOURCE, packages_missing, rebuild
+    from dreamgym.envs.alfworld.env import ALFWorld
+    from dreamgym.envs.alfworld.games import generate
+    if packages_missing():
+        pytest.skip(packages_missing())
+    base = tmp_path_factory.mktemp("alfworld")
+    generate(base / "generated", 3, {"train": 12, "valid": 1, "test": 2}, check=False)
+    if SOURCE.exists():
+        for split, count in (("train", 6), ("valid_seen", 3), ("valid_unseen", 2)):
+            rebuild(base / "official", split, count)
+    return {path.name: ALFWorld(str(path), cache=str(base / "cache")) for path in sorted(base.iterdir())}
 
 
 @pytest.fixture(autouse=True)

@@ -74,8 +74,7 @@ def winning(engine, path):
 
 @pytest.mark.parametrize("kind", range(6), ids=KINDS)
 def test_text_won_commands_and_facts_equal_the_stock_engine(games, kind):
-    """A cache keyed by too little, an effect forgotten, another order of names: 6 x 17 observations, one of
-    them a win."""
+    """A cache keyed by too little, an effect forgotten, and another order of names: 6 x 17 observations."""
     stock, ours, rng, wins = StockEngine(games[kind]), Engine(games[kind]), random.Random(kind), 0
     assert ours.reset() == stock.reset() and ours.task == stock.task and ours.admissible == stock.admissible
     script = winning(ours, games[kind]) if kind == 0 else iter(())
@@ -111,7 +110,6 @@ def test_interleaved_sessions_answer_as_alone(games, fresh):
 
 
 def test_a_command_off_the_list_changes_nothing(games):
-    """An invalid command that moves the state, or that is kept in memory for ever."""
     engine = Engine(games[0])
     node, before, moves = engine._node, (engine.admissible, engine.facts), len(engine._node.moves)
     for command in ("", "go to the moon", "Help", "look around", "take apple 1"):
@@ -121,7 +119,6 @@ def test_a_command_off_the_list_changes_nothing(games):
 
 
 def test_memory_is_bounded(games, fresh, monkeypatch):
-    """Graphs and library copies that pile up over the games."""
     made = []
     monkeypatch.setattr(alfworld_engine, "GAMES_KEPT", 2)
     monkeypatch.setattr(alfworld_engine, "Library", lambda: made.append(1) or alfworld_library.Library())
@@ -132,8 +129,6 @@ def test_memory_is_bounded(games, fresh, monkeypatch):
 
 
 def test_a_large_graph_is_begun_anew_without_its_sessions_noticing(games, fresh, monkeypatch):
-    """A graph that grows for ever when one game is played for ever; or one that is thrown away under a
-    running session."""
     expected = list(walk(games[1], 5))
     fresh()
     monkeypatch.setattr(alfworld_engine, "STATES_KEPT", 4)
@@ -185,7 +180,6 @@ def grammar(old, new):
                    + "(:goal (opened nowhere)))"}, "out of reach"),
     (None, "cannot be read")])
 def test_a_file_that_is_no_game_is_refused_in_one_line(games, tmp_path, change, said):
-    """A traceback from deep inside, or a game that starts and cannot be played."""
     path = tmp_path / "game.tw-pddl"
     if change:
         changed = change(read_game(games[1]))

@@ -48,8 +48,6 @@ def facts(text: str) -> dict[str, list[tuple]]:
 
 @needs_packages
 def test_every_type_is_won_by_its_walkthrough_and_not_before(folder):
-    """Stops a game that cannot be won, that is won at the start, or whose stored walkthrough belongs to other
-    names; and a type that is missing."""
     games = find_games(folder / DATA / "train")
     assert {task_type for _, task_type, _ in games} == set(TASK_TYPES)
     for path, _, game in games:
@@ -62,7 +60,6 @@ def test_every_type_is_won_by_its_walkthrough_and_not_before(folder):
 
 @needs_packages
 def test_an_unwinnable_game_is_not_kept(tmp_path, monkeypatch):
-    """Stops a check that lets everything pass."""
     monkeypatch.setattr(alfworld_games, "_walkthrough", lambda *_: ["look"])
     with pytest.raises(RuntimeError, match="none of 5 layouts"):
         generate(tmp_path, counts={"train": 1})
@@ -71,8 +68,7 @@ def test_an_unwinnable_game_is_not_kept(tmp_path, monkeypatch):
 
 @needs_packages
 def test_splits_are_balanced_with_disjoint_rooms_and_layouts(folder):
-    """Stops a home of one split in another, an official unseen room outside the test split, and equal
-    layouts."""
+    """A home of one split in another, an official unseen room outside the test split."""
     games = games_of(folder)
     for split, n in COUNTS.items():
         assert Counter(kind for name, kind, *_ in games if name == split) == Counter(TASK_TYPES[:n])
@@ -84,8 +80,7 @@ def test_splits_are_balanced_with_disjoint_rooms_and_layouts(folder):
 
 @needs_packages
 def test_targets_start_where_the_goal_does_not_hold(folder):
-    """Stops a pick or two-object game with a copy already at its goal, too few copies, or a target on the
-    floor where no command reaches it."""
+    """A pick or two-object game with a copy already at its goal, too few copies."""
     for path in folder.rglob("game.tw-pddl"):
         record = json.loads(path.with_name("traj_data.json").read_text())
         params, task_type = record["pddl_params"], record["task_type"]
@@ -100,8 +95,6 @@ def test_targets_start_where_the_goal_does_not_hold(folder):
 
 @needs_packages
 def test_a_room_is_the_same_in_all_its_games():
-    """Stops receptacles or view points that move between games of a room, and unstable choices (hash order)
-    behind them."""
     first = room(10)
     room.cache_clear()
     assert room(10) == first
@@ -122,8 +115,6 @@ def test_a_room_is_the_same_in_all_its_games():
 
 @needs_packages
 def test_same_seed_same_bytes_and_resume(tmp_path, monkeypatch):
-    """Stops hidden randomness, time stamps, and an interrupted run that ends otherwise than an uninterrupted
-    one."""
     counts, write = {"train": 4, "test": 3}, alfworld_games._write_game
     generate(tmp_path / "a", 5, counts, check=False)
 
@@ -147,8 +138,7 @@ def test_same_seed_same_bytes_and_resume(tmp_path, monkeypatch):
 
 @needs_packages
 def test_kept_when_it_fits_and_replaced_when_not(tmp_path):
-    """Stops a needless second generation, a cache of another seed that is used, and unchecked games passed
-    off as checked."""
+    """A needless second generation, a cache of another seed that is used."""
     generate(tmp_path, 1, {"train": 6}, check=False)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.name != ".lock"}
     generate(tmp_path, 1, {"train": 6}, check=False)
@@ -160,7 +150,6 @@ def test_kept_when_it_fits_and_replaced_when_not(tmp_path):
 
 @needs_packages
 def test_two_processes_at_once(tmp_path):
-    """Stops the ranks of one run from tripping over each other's half-written games."""
     spawn = multiprocessing.get_context("spawn")
     processes = [spawn.Process(target=generate, args=(tmp_path, 4, {"train": 6}, False)) for _ in range(2)]
     for process in processes:
@@ -196,7 +185,6 @@ def sizes(found: dict[str, list[tuple]]) -> dict[str, float]:
 
 @needs_packages
 def test_sizes_lie_in_the_range_of_official_games(tmp_path):
-    """Stops empty rooms, and one instance of everything."""
     generate(tmp_path, counts={"train": 60}, check=False)
     games = [sizes(found) for *_, found in games_of(tmp_path)]
     mean = {key: sum(game[key] for game in games) / len(games) for key in games[0]}
@@ -209,8 +197,6 @@ def test_sizes_lie_in_the_range_of_official_games(tmp_path):
 
 @needs_packages
 def test_the_packages_own_environment_plays_the_folder(folder, monkeypatch):
-    """Stops a folder that only our reader understands: the unmodified AlfredTWEnv finds all games and wins
-    one."""
     monkeypatch.setenv("ALFWORLD_DATA", str(folder))
     monkeypatch.setattr(sys, "argv", ["test"])  # Fast Downward reads the command line
     from alfworld.agents.environment.alfred_tw_env import AlfredTWEnv
@@ -248,7 +234,7 @@ def write_game(split: Path, goal: str, **changes) -> Path:
 
 
 def test_find_games_takes_what_the_package_takes(tmp_path):
-    """Stops movable, sliced, unsolvable and half-deleted games, and an order that depends on the disk."""
+    """Movable, sliced, unsolvable and half-deleted games, and an order that depends on the disk."""
     for goal in ("pick_two_obj_and_place-Mug-None-Desk-7", "look_at_obj_in_light-Mug-None-DeskLamp-7",
                  "pick_and_place_with_movable_recep-Mug-Pan-Desk-7",
                  "pick_cool_then_place_in_recep-AppleSliced-None-Desk-7"):
@@ -268,7 +254,6 @@ def test_find_games_takes_what_the_package_takes(tmp_path):
     ("traj_data.json", "{", "not a record"),
     ("traj_data.json", "[]", "not a record")])
 def test_errors_are_one_clear_line(tmp_path, file, content, said):
-    """Stops a traceback, or work begun, on an empty folder, a broken file, games of the old grammar."""
     if file:
         (write_game(tmp_path, "pick_and_place_simple-Mug-None-Desk-7") / file).write_text(content)
     with pytest.raises(ValueError, match=re.escape(said)) as caught:

@@ -6,11 +6,10 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from alfworld_official import KINDS, SOURCE, needs_packages, play, rebuild
+from alfworld_official import KINDS, needs_packages, page
 
+from dreamgym import offline
 from dreamgym.envs.alfworld import relabel, text
-from dreamgym.envs.alfworld.env import ALFWorld
-from dreamgym.envs.alfworld.games import generate
 from dreamgym.envs.alfworld.scripted import PLAYERS
 from dreamgym.envs.base import Session
 from dreamgym.episode import (
@@ -21,15 +20,12 @@ READERS = ("searcher", "imperfect", "prober")  # of states only
 
 
 @pytest.fixture(scope="module")
-def envs(tmp_path_factory):
-    """Generated games of all six types twice, and official ones where they are."""
-    folder = tmp_path_factory.mktemp("alfworld")
-    generate(folder / "generated", seed=3, counts={"train": 12}, check=False)
-    envs = [ALFWorld(str(folder / "generated"), cache=str(folder))]
-    if SOURCE.exists():
-        rebuild(folder / "official", "train", 6)
-        envs.append(ALFWorld(str(folder / "official"), cache=str(folder)))
-    return envs
+def envs(alfworlds):
+    return list(alfworlds.values())
+
+
+def play(env, task, name, rng) -> Episode:
+    return offline.play(env, task, env.players()[name], rng, f"{task.id}-{name}")
 
 
 @pytest.fixture(scope="module")
@@ -59,17 +55,10 @@ def start(name: str, sentence: str):
     return PLAYERS[name].make(Session("s", Task(id="t", text=sentence), ""), np.random.default_rng(0))
 
 
-def page(short: str) -> str:
-    """'at desk 1: | mug 1 | holding: nothing' as a state."""
-    return short.replace(" | ", "\n")
-
-
-# ---- players -----------------------------------------------------------------------------------------------
+# ---- players ----
 
 @needs_packages
 def test_how_well_each_player_does(played, everything):
-    """Stops an expert that teaches failure on some type of task, and mistakes that leave nothing to improve
-    on or to imitate."""
     share = {name: np.mean([episode.success for episode in episodes]) for name, episodes in played.items()}
     steps = {name: np.mean([len(episode.steps) for episode in episodes]) for name, episodes in played.items()}
     assert len({text.read_task(episode.task.text).kind for episode in played["searcher"]}) == 6
@@ -83,7 +72,7 @@ def test_how_well_each_player_does(played, everything):
 
 @needs_packages
 def test_only_the_prober_asks_for_what_is_refused(played):
-    """Stops refused actions in what is imitated, and probes that probe nothing or always the same thing."""
+    """Refused actions in what is imitated, and probes that probe nothing or always the same thing."""
     looks = ("look", "inventory", "examine")
     valid = {name: np.mean([step.valid or step.action.split()[0] in looks for _, step in steps_of(episodes)])
              for name, episodes in played.items()}
@@ -95,8 +84,7 @@ def test_only_the_prober_asks_for_what_is_refused(played):
 
 
 def test_who_plays_how_often_and_reads_what():
-    """Stops a mix that does not add up, a policy that imitates the prober, an expert that nobody could
-    imitate because it looks into closed drawers, and a traceback without an engine."""
+    """A mix that does not add up, and a policy that imitates the prober."""
     assert sum(player.share for player in PLAYERS.values()) == pytest.approx(1)
     assert [name for name, player in PLAYERS.items() if player.imitate] == ["imperfect"]
     for name in PLAYERS:
@@ -112,7 +100,7 @@ def test_who_plays_how_often_and_reads_what():
 
 @needs_packages
 def test_the_oracle_finds_a_way_back(envs):
-    """Stops labels that are right only along the oracle's own path."""
+    """Labels that are right only along the oracle's own path."""
     env, rng = envs[0], np.random.default_rng(5)
     for task in env.tasks("train")[::3]:
         [session] = env.reset([task])
@@ -161,14 +149,13 @@ def test_what_the_searcher_does(sentence):
 
 @needs_packages
 def test_the_same_seed_plays_the_same_episode(envs):
-    """Stops players that draw from anywhere but their generator."""
     task = envs[0].tasks("train")[1]
     for name in PLAYERS:
         first, second = (play(envs[0], task, name, np.random.default_rng(7)) for _ in range(2))
         assert first == second
 
 
-# ---- traces ------------------------------------------------------------------------------------------------
+# ---- traces ----
 
 def agrees(reason: str, reward_reason: str, step: Step) -> bool:
     """Whether the verdict words of a step's traces agree with what happened."""
@@ -195,8 +182,7 @@ def agrees(reason: str, reward_reason: str, step: Step) -> bool:
 
 @needs_packages
 def test_every_trace_agrees_with_what_happened(everything):
-    """Stops reasoning that ends in another verdict than the engine's, rules that cannot explain the engine,
-    and an agreement test that agrees with everything (a trace is held against another step's outcome)."""
+    """Reasoning that ends in another verdict than the engine's."""
     steps, rng = [step for _, step in steps_of(everything)], np.random.default_rng(2)
     assert len(steps) >= 1000
     assert not [step for step in steps if not agrees(step.reasoning, step.reward_reasoning, step)][:3]
@@ -210,8 +196,6 @@ def test_every_trace_agrees_with_what_happened(everything):
 
 @needs_packages
 def test_traces_are_short_plain_lines(everything, others):
-    """Stops traces that break the form of an answer, and long talk about steps that plainly cannot end an
-    episode."""
     for _, step in steps_of([*everything, *others]):
         for trace in (step.reasoning, step.reward_reasoning):
             assert trace == " ".join(trace.lower().split()) and not TAGS.search(trace) and len(trace) < 200
@@ -263,6 +247,8 @@ HOLD, FITS = "hold apple 1 : apple 1 yes", "at desk 1 : desk 1 yes ; fits yes so
      "apple : apple yes fridge : fridge yes another apple : nothing no so no"),
     (LOOK, LAMP, "use desklamp 1", LIT, "look for desklamp 1 : desklamp 1 yes so it is on",
      "apple : apple yes desklamp : on yes so yes"),
+    (LOOK, SHUT.replace("nothing", "apple 1"), "go to desk 1", LIT, "desk 1 is known",      # the lamp came first
+     "apple : apple yes desklamp : on yes so yes"),
     (HEAT, LAMP, "use desklamp 1", LIT, "look for desklamp 1 : desklamp 1 yes so it is on",
      "desk : use no so no"),
     (HEAT, DESK, "use apple 1", "=", "look for apple 1 : apple 1 yes ; is a lamp no", ""),
@@ -276,8 +262,7 @@ HOLD, FITS = "hold apple 1 : apple 1 yes", "at desk 1 : desk 1 yes ; fits yes so
     (HEAT, AT_DESK + "apple 1", "move apple 1 to desk 1", PUT, f"{HOLD} ; {FITS}", "paid for nothing"),
     (HEAT, DESK, "go to drawer 1", "a page of another form", "", "")])
 def test_what_a_trace_says(task, state, action, after, trace, reward_trace):
-    """Stops a change of the words that trained models conclude from, and made-up reasons for impossible
-    outcomes."""
+    """Stops a change of the words that trained models conclude from."""
     if after == "=":
         after, trace, reward_trace = state, f"{trace} so the same page", "same page: no"
     seen = [ROOM, DESK] if trace.endswith("known") else [ROOM]
@@ -288,32 +273,11 @@ def test_what_a_trace_says(task, state, action, after, trace, reward_trace):
     assert relabel.explain(Task(id="t", text=task), before, step) == expected
 
 
-@needs_packages
-def test_coming_back_to_a_lit_lamp_is_a_success_too(envs):
-    """Stops a trace and an audit without a verdict for the one way to win by walking: the lamp first, then
-    the thing."""
-    env = envs[0]
-    task = next(task for task in env.tasks("train") if text.read_task(task.text).kind == "look")
-    wanted, [session] = text.read_task(task.text), env.reset([task])
-    where = {fact[1]: fact[2] for fact in sorted(session.inner.engine.facts) if fact[0] == "inreceptacle"}
-    lamp = next(thing for thing in where if thing.startswith(wanted.place))
-    thing = next(thing for thing, place in where.items()
-                 if thing.startswith(f"{wanted.thing} ") and place != where[lamp])
-    at, stand = where[thing], where[lamp]
-    actions = iter([f"go to {stand}", f"use {lamp}", f"go to {at}", f"open {at}", f"take {thing} from {at}",
-                    f"go to {stand}"])
-    last = play(env, task, "imperfect", None, act=lambda state: next(actions)).steps[-1]
-    assert last.reward == 1 and last.action == f"go to {stand}" and last.reasoning == f"{stand} is known"
-    assert last.reward_reasoning == f"{wanted.thing} : {wanted.thing} yes {wanted.place} : on yes so yes"
-    assert env.audit.success(task, last.state, last.action, last.next_state) is True
-
-
-# ---- counterfactuals ---------------------------------------------------------------------------------------
+# ---- counterfactuals ----
 
 @needs_packages
 def test_counterfactuals_are_real_steps_judged_by_rule(envs, everything, others):
-    """Stops invented pages, sentences outside ALFWorld's templates, rewards that no rule supports, and easy
-    negatives: all but the `kind` and `many` ones would be fulfilled but for one constraint."""
+    """Invented pages, sentences outside ALFWorld's templates, rewards that no rule supports."""
     real = {(step.state, step.action, step.next_state) for _, step in steps_of(everything)}
     played = {(step.state, episode.task.text) for episode, step in steps_of(everything)}
     labels = Counter(episode.label for episode in others)
@@ -337,7 +301,6 @@ def test_counterfactuals_are_real_steps_judged_by_rule(envs, everything, others)
 
 
 def test_counterfactuals_of_nothing():
-    """Stops a crash on data without a step that could end an episode."""
     state = "room:\ndesk 1\nholding: nothing"
     episode = Episode(id="e", task=Task(id="t", text="put a mug in desk"),
                       steps=[Step(state=state, action="look", next_state=state)])
@@ -346,7 +309,7 @@ def test_counterfactuals_of_nothing():
 
 @needs_packages
 def test_a_renamed_episode_is_still_true(envs, everything):
-    """Stops entity randomization that breaks a verdict, a trace, or the order of the room."""
+    """Entity randomization that breaks a verdict, a trace, or the order of the room."""
     rng = np.random.default_rng(3)
     for episode in everything[::7]:
         renamed = check_episode(rename_episode(episode, envs[0].renamer(rng)))
@@ -358,7 +321,6 @@ def test_a_renamed_episode_is_still_true(envs, everything):
 
 @needs_packages
 def test_templates_are_the_packages_own():
-    """Stops sentences that ALFWorld never says."""
     from dreamgym.envs.alfworld.rooms import shipped
 
     for name, kind in KINDS.items():

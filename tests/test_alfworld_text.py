@@ -10,13 +10,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from alfworld_official import (
-    KINDS, SOURCE, needs_official, needs_packages, packages_missing, rebuild, records)
+from alfworld_official import needs_packages, page
 
 from dreamgym.envs.alfworld import text
 from dreamgym.envs.alfworld.audit import ALFWorldAudit
 from dreamgym.envs.alfworld.env import ALFWorld
-from dreamgym.envs.alfworld.games import generate
 from dreamgym.episode import Step, Task
 from dreamgym.page_diff import decode, encode
 
@@ -25,12 +23,7 @@ TAG_FACTS = {"isclean": "clean", "ishot": "hot", "iscool": "cool", "istoggled": 
 KEPT = (*TAG_FACTS, "inreceptacle", "holds", "opened", "atlocation")
 
 
-def page(short: str) -> str:
-    """'at desk 1: | mug 1 | holding: nothing' as a state."""
-    return short.replace(" | ", "\n")
-
-
-# ---- the mapping, on the engine's own sentences ------------------------------------------------------------
+# ---- the mapping, on the engine's own sentences ----
 
 def states_after(*feedbacks: str) -> list[str]:
     memory, states = text.ObservationMemory(), []
@@ -46,7 +39,7 @@ ROOM = (
 
 
 def test_mapping_of_each_sentence():
-    """Stops a changed state form, which every trained model and every imported log depends on."""
+    """A changed state form, which every trained model and every imported log depends on."""
     alarm, lit = "at desk 1: | alarmclock 1 |", "at desk 1: | alarmclock 1 | lit desklamp 1 |"
     rows = [
         (ROOM, "room: | desk 1 | drawer 1 | drawer 2 | drawer 10 | microwave 1 | holding: nothing"),
@@ -78,15 +71,14 @@ def test_mapping_of_each_sentence():
     "You are carrying: a pen 1.", "There's nothing special about pen 1.", "holding: mug 1",
     "You put the pen 1 in/on the desk 1.", "At desk 1", "You arrive at desk 2"])
 def test_looking_and_unknown_sentences_note_nothing(feedback):
-    """Stops a neighbour's contents, a description, or text of another engine that is taken for the page."""
+    """A neighbour's contents, a description, or text of another engine that is taken for the page."""
     before = "You arrive at desk 1. On the desk 1, you see a pen 1."
     states = states_after(before, "You pick up the pen 1 from the desk 1.", feedback)
     assert states[-1] == page("at desk 1: | nothing | holding: pen 1")
 
 
 def test_a_thing_taken_from_one_of_its_two_places_stays_in_the_other():
-    """Stops a page that forgets what the engine still lists: things of official games may lie in two
-    receptacles at once."""
+    """A page that forgets what the engine still lists."""
     states = states_after(
         "You arrive at stoveburner 1. On the stoveburner 1, you see a pan 1.",
         "You arrive at stoveburner 2. On the stoveburner 2, you see a pan 1.",
@@ -96,7 +88,7 @@ def test_a_thing_taken_from_one_of_its_two_places_stays_in_the_other():
     assert states[2:] == [page(there + "pan 1"), page(there + "nothing")]
 
 
-# ---- readers and audit, by hand ----------------------------------------------------------------------------
+# ---- readers and audit, by hand ----
 
 @pytest.mark.parametrize("state", [
     "no state", "", "holding: nothing", "room:", "room: | holding: nothing", "at desk 1 | holding: nothing",
@@ -106,15 +98,13 @@ def test_a_thing_taken_from_one_of_its_two_places_stays_in_the_other():
     "at desk 1: | mug 1 | holding: nothing | look", "at desk 1: | nothing | mug 1 | holding: nothing",
     "at desk 1: | mug 1 | holding: nothing | commands: look"])
 def test_what_is_no_state(state):
-    """Stops a half-written page of a model that is read as a page."""
     assert text.read_view(page(state)) is None
 
 
 DESK = "at desk 1: | clean mug 1 | lit desklamp 1 | apple 1 | holding: "
 # state -> (what is done there, what is refused)
 CASES = {
-    "room: | desk 1 | holding: nothing": (
-        "go to desk 1; look", "take mug 1 from desk 1; help; open desk 1"),
+    "room: | desk 1 | holding: nothing": ("go to desk 1; look", "take mug 1 from desk 1; help; open desk 1"),
     DESK + "nothing": (
         "go to bed 1; take mug 1 from desk 1; use desklamp 1; examine desk 1",
         "go to desk 1; take clean mug 1 from desk 1; take mug 2 from desk 1; take mug 1 from bed 1; "
@@ -136,7 +126,7 @@ CASES = {
 
 @pytest.mark.parametrize("state", CASES)
 def test_action_types(state):
-    """Stops a report that calls an impossible action possible, or the other way round."""
+    """A report that calls an impossible action possible, or the other way round."""
     done, refused = (actions.split("; ") if actions else [] for actions in CASES[state])
     for action in done:
         verb = action.split()[0]
@@ -170,7 +160,7 @@ buy a mug / desk: - + mug 1 / put / desk: mug 1 + - -> None"""
 
 @pytest.mark.parametrize("row", VERDICTS.strip().splitlines())
 def test_success_by_rule(row):
-    """Stops an audit of the dream's rewards that is itself wrong."""
+    """An audit of the dream's rewards that is itself wrong."""
     line, _, verdict = row.partition(" -> ")
     task, before, action, after = line.split(" / ")
     states = [re.sub(r"(\w+): (.*) \+ (.*)", r"at \1 1: | \2 | holding: \3", short.replace("-", "nothing"))
@@ -185,24 +175,10 @@ def test_success_by_rule(row):
     "find three mug and put them in desk", "look at the mug", "put a mug in desk and win",
     "put a mug in desk" * 99])
 def test_sentences_that_are_no_task(sentence):
-    """Stops a sentence outside ALFWorld's templates that is read as some task."""
     assert text.read_task(sentence) is None
 
 
-@needs_official
-def test_every_official_sentence():
-    """Stops a template that cannot be read, or is read as another task than the game's own parameters say."""
-    found = records()
-    for record in found:
-        params, wanted = record["pddl_params"], text.read_task(record["task"])
-        place = (params["parent_target"] or params["toggle_target"]).lower()
-        assert wanted == text.Wanted(KINDS[record["task_type"]], params["object_target"].lower(), place)
-        assert text.read_task(record["task"].capitalize() + ". ") == wanted
-    words = [(KINDS[r["task_type"]], *r["task"].split()[:2]) for r in found]
-    assert len({(kind, first, second in ("some", "two")) for kind, first, second in words}) >= 12
-
-
-# ---- walks in the real engine ------------------------------------------------------------------------------
+# ---- walks in the real engine ----
 
 @dataclass
 class Moment:
@@ -275,19 +251,12 @@ def walk(env: ALFWorld, task: Task, player: str, mix: float, seed: int) -> list[
 
 
 @pytest.fixture(scope="module")
-def walks(tmp_path_factory) -> list[list[Moment]]:
+def walks(alfworlds) -> list[list[Moment]]:
     """Walks in six generated games, and in six official ones where they are; the counts below hold for
     either."""
-    if packages_missing():
-        pytest.skip(packages_missing())
-    base = tmp_path_factory.mktemp("walks")
-    generate(base / "games", 7, {"train": 6}, check=False)
-    envs = [ALFWorld(str(base / "games"), cache=str(base))]
-    if SOURCE.exists():
-        rebuild(base / "official", "train", 6)
-        envs.append(ALFWorld(str(base / "official"), cache=str(base)))
     plans = [("oracle", 0.0), ("searcher", 0.1), ("imperfect", 0.3), ("prober", 0.6), ("searcher", 1.0)]
-    return [walk(env, task, player, mix, seed) for env in envs for task in env.tasks("train")
+    return [walk(env, task, player, mix, seed) for env, step in zip(alfworlds.values(), (2, 1))
+            for task in env.tasks("train")[::step]
             for seed, (player, mix) in enumerate(plans)]
 
 
@@ -306,8 +275,6 @@ def test_walks_cover_what_is_claimed(walks, moments):
 
 
 def test_states_tell_the_truth(moments):
-    """Stops a mapping that loses, invents or misplaces a thing, a door, a place, or what was done to a
-    thing."""
     checked = Counter()
     for m in moments:
         view, lying, memory = m.view, m.facts["inreceptacle"], m.memory
@@ -333,8 +300,7 @@ def test_states_tell_the_truth(moments):
 
 
 def test_states_are_read_back_and_differ_little(moments):
-    """Stops a state that is written in one form and read in another, and a form whose differences are long or
-    wrong."""
+    """A state that is written in one form and read in another."""
     edits = []
     for m in moments:
         view, state = m.view, m.step.next_state
@@ -352,8 +318,6 @@ def test_states_are_read_back_and_differ_little(moments):
 
 
 def test_refusals_are_the_engines(moments):
-    """Stops rules that refuse what the engine does, or expect a change where it refuses, but for neighbours
-    and what does not fit."""
     odd = Counter()
     for m in moments:
         step, said = m.step, (m.step.state, m.step.action)
@@ -372,8 +336,6 @@ def test_refusals_are_the_engines(moments):
 
 
 def test_success_by_rule_is_the_engines(moments):
-    """Stops a rule check of rewards that disagrees with the engine, but for things that were cold or in two
-    places from the start."""
     verdicts = Counter()
     for m in moments:
         step, odd = m.step, m.home.cold | m.home.doubled
@@ -387,8 +349,7 @@ def test_success_by_rule_is_the_engines(moments):
 
 
 def test_the_real_environment_does_not_contradict_itself(walks):
-    """Stops a measure that blames the dream for what the real engine does, and one that overlooks a thing
-    that moved by itself."""
+    """A measure that blames the dream for what the real engine does."""
     told = Counter()
     for walk in walks:
         steps, doubled = [m.step for m in walk], walk[0].home.doubled
@@ -403,7 +364,7 @@ def test_the_real_environment_does_not_contradict_itself(walks):
     assert told["plain"] == 0 and told["pages"] > 200, told
 
 
-# ---- fuzz --------------------------------------------------------------------------------------------------
+# ---- fuzz ----
 
 PIECES = [
     *"room:|at |holding: |nothing|commands:|closed| open:|:|, | |desk 1|hot mug 2|clean |lit desklamp 1|"
@@ -412,7 +373,7 @@ PIECES = [
 
 
 def test_malformed_text_is_no_exception_and_no_reward():
-    """Stops text of a model, a log or a user that breaks a rule, is paid, or takes minutes to read."""
+    """Text of a model, a log or a user that breaks a rule, is paid, or takes minutes to read."""
     rng, paid = random.Random(0), 0
     states = [page(state) for state in CASES]
     actions = ["go to desk 1", "take mug 1 from desk 1", "move cup 1 to desk 1", "use desklamp 1", "look"]
@@ -423,7 +384,7 @@ def test_malformed_text_is_no_exception_and_no_reward():
         odd = "".join(rng.choices([*PIECES, *good], k=rng.randint(0, 7)))
         return rng.choice(good) if rng.random() < 0.6 else odd
 
-    for _ in range(5_000):
+    for _ in range(2_000):
         state, action, after, task = make(states), make(actions), make(states), make(tasks)
         verdict = AUDIT.success(Task(id="t", text=task), state, action, after)
         paid += verdict is True
@@ -444,11 +405,11 @@ def test_malformed_text_is_no_exception_and_no_reward():
         text.ObservationMemory().read("You arrive at desk 1. On the desk 1, you see " + long)
 
 
-# ---- entity randomization ----------------------------------------------------------------------------------
+# ---- entity randomization ----
 
 @needs_packages
 def test_classes_are_the_engines():
-    """Stops a renamed thing that can be heated, cleaned or lit where the first one cannot."""
+    """A renamed thing that can be heated, cleaned or lit where the first one cannot."""
     from dreamgym.envs.alfworld.rooms import shipped
 
     able = shipped()[1].VAL_ACTION_OBJECTS
@@ -462,8 +423,6 @@ def test_classes_are_the_engines():
 
 
 def test_renaming_is_one_to_one_and_leaves_the_rest(moments):
-    """Stops rows whose task and page name different things, two things that become one, and a page that the
-    change breaks."""
     rng, kinds = np.random.default_rng(0), Counter()
     for i, m in enumerate(moments):
         change, before = text.renamer(rng), m.view
@@ -476,12 +435,8 @@ def test_renaming_is_one_to_one_and_leaves_the_rest(moments):
         wanted, new = text.read_task(m.task.text), text.read_task(change(m.task.text))
         place = change(wanted.place) if wanted.kind == "look" else wanted.place
         assert (new.kind, new.thing, new.place) == (wanted.kind, change(wanted.thing), place)
-        if m.command and i % 10 == 0:
-            state, action, page_after = (change(t) for t in (m.step.state, m.step.action, m.step.next_state))
-            renamed = text.Command(m.command.verb, change(m.command.thing), change(m.command.place))
-            assert text.read_action(action) == renamed and AUDIT.action_type(state, action) == m.kind
-            told = AUDIT.success(m.task, m.step.state, m.step.action, m.step.next_state)
-            assert AUDIT.success(Task(id="t", text=change(m.task.text)), state, action, page_after) == told
+        if i % 10 == 0:
+            assert AUDIT.action_type(change(m.step.state), change(m.step.action)) == m.kind
         kinds[wanted.thing == new.thing] += 1
     assert kinds[False] > 0.5 * len(moments)
     listed = text.renamer(rng)("room:\ndesk 1\ndrawer 1\nholding: nothing\ncommands:\nexamine mug 1\n"

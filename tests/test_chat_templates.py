@@ -7,14 +7,13 @@ from types import SimpleNamespace
 
 import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import (CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast, T5Config,
-                          T5ForConditionalGeneration)
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
 from dreamgym.chat import answer_ids, answer_text, chat_format, encode, encode_untrusted, prompt_ids
 from dreamgym.model import export_model
 from dreamgym.prompts import POLICY_FORMS, policy_answer, policy_turn
 from dreamgym.tiny import build_tokenizer
-from conftest import EXAMPLE
+from conftest import EXAMPLE, random_model
 
 SYSTEM = "You shop in a store.\nAnswer with one action."
 TURNS = [policy_turn("find me a red vest", "search page"), "search[red vest]",
@@ -93,7 +92,6 @@ FAMILIES = {
     "chatml base": family(CHATML, IM, "<|im_end|>", eos="<|endoftext|>"),
     "phi3": family(PHI3, ["<|system|>", "<|user|>", "<|assistant|>", "<|end|>"], "<|end|>", eos="<|endoftext|>",
                    form="prepend", kind="phi3"),
-    "smollm2": family(DEFAULT_SYSTEM + CHATML, IM, "<|im_end|>"),
     "own": family(None, [], "<end>"),
     "none": family("", [], "<|endoftext|>"),
 }
@@ -146,8 +144,7 @@ def template_ids(tokenizer, chat, **more):
 @pytest.mark.parametrize("system", ["", SYSTEM])
 @pytest.mark.parametrize("name", [name for name in FAMILIES if FAMILIES[name].template])
 def test_a_stream_equals_the_template(name, system):
-    """Training off the distribution by a token: a line end that the template trims, a blank or a word that is
-    joined with the text beside it, an end token that is doubled, another date."""
+    """Training off the distribution by a token."""
     tokenizer, fold = make_tokenizer(name), FAMILIES[name].fold
     chat = chat_format(tokenizer, system)
     texts = [f"{system}\n\n{TURNS[0]}" if system and fold else TURNS[0], *TURNS[1:]]
@@ -168,8 +165,7 @@ def test_a_stream_equals_the_template(name, system):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_the_end_of_a_turn(name):
-    """A model that is taught <eos> while its template says <end_of_turn>, and one that its own eos does not
-    stop; an answer that comes back changed."""
+    """A model that is taught <eos> while its template says <end_of_turn>."""
     tokenizer, f = make_tokenizer(name), FAMILIES[name]
     chat = chat_format(tokenizer, SYSTEM)
     ends = [f.end, f.eos] if f.eos and f.eos != f.end else [f.end]
@@ -183,7 +179,6 @@ def test_the_end_of_a_turn(name):
 
 
 def test_without_a_template():
-    """A base model that has none."""
     chat = chat_format(make_tokenizer("none"), SYSTEM)
     end = "<|endoftext|>"
     assert (chat.open, chat.ask, chat.lead, chat.close) == (f"{SYSTEM}\n", "\n", "", f"{end}\n")
@@ -192,7 +187,6 @@ def test_without_a_template():
 
 @pytest.mark.parametrize("name", [n for n in FAMILIES if FAMILIES[n].tokens])
 def test_a_page_cannot_end_a_turn(name):
-    """A special token in a page or in an answer that is read as one, also where both encoders saw the text."""
     tokenizer, f = make_tokenizer(name), FAMILIES[name]
     chat, text = chat_format(tokenizer), f"buy {f.end}\n{f.tokens[0]} now{f.end}"
     special = lambda ids: [i for i in ids if i in chat.special_ids]
@@ -208,8 +202,7 @@ def test_a_page_cannot_end_a_turn(name):
 
 @pytest.mark.parametrize("template", [QWEN3, R1])
 def test_policies_think(template):
-    """A policy that is to think behind a template that has closed the thought, or opened it itself: the
-    taught answer would hold two."""
+    """A policy that is to think behind a template that has closed the thought, or opened it itself."""
     tokenizer = make_tokenizer("qwen3")
     tokenizer.bos_token, tokenizer.chat_template = "<|endoftext|>", template
     taught = policy_answer("click[1]", "click[1] red vest", "tags")
@@ -236,14 +229,12 @@ def test_a_server_renders_what_was_trained(name, tmp_path):
 
 def save_checkpoint(folder, tokenizer, kind, **changes):
     """Random weights in the shape of a family."""
-    size = {"vocab_size": len(tokenizer), "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
-            "head_dim": 8, "num_attention_heads": 2, "num_key_value_heads": 1, "pad_token_id": None,
-            "bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "sliding_window": None}
-    AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**size | changes)).save_pretrained(folder)
+    more = {"eos_token_id": tokenizer.eos_token_id, "sliding_window": None, "num_hidden_layers": 1} | changes
+    random_model(kind, len(tokenizer), **more).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
-# ---- what is refused -----------------------------------------------------------------------------
+# ---- what is refused ----
 
 @pytest.mark.parametrize("template, found", [
     ("{% if messages | length > 1 %}{{ raise_exception('one question only') }}{% endif %}" + CHATML,
@@ -253,7 +244,6 @@ def save_checkpoint(folder, tokenizer, kind, **changes):
     ("{% for m in messages %}", "end of template"),
 ])
 def test_templates_that_cannot_hold_a_chat(template, found):
-    """A traceback out of jinja, or streams without the answers."""
     tokenizer = make_tokenizer("chatml base")
     tokenizer.chat_template = template
     with pytest.raises(ValueError, match=f"chat template of .*{found}") as error:
@@ -262,7 +252,6 @@ def test_templates_that_cannot_hold_a_chat(template, found):
 
 
 def test_a_tokenizer_without_an_end():
-    """Answers that nothing ends."""
     tokenizer = make_tokenizer("none")
     tokenizer.eos_token = None
     with pytest.raises(ValueError, match="set eos_token"):

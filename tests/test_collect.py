@@ -42,11 +42,10 @@ def write_log(path, episodes) -> str:
     return str(path)
 
 
-# ---- what is written, kept, or collected again ---------------------------------------------------
+# ---- what is written, kept, or collected again ----
 
 def test_files(workspace):
-    """A missing file, a wrong count, an episode that the reader refuses, a result that does not name its
-    data."""
+    """A missing file, a wrong count, and an episode that the reader refuses."""
     assert sorted(path.name for path in workspace.data.iterdir()) == sorted(collect.FILES)
     for split, transitions in zip(SPLITS, (300, 50, 50)):
         episodes = read_episodes(workspace.data / f"{split}.jsonl")
@@ -65,8 +64,6 @@ def test_files(workspace):
 
 
 def test_collected_once_or_again(again, workspace):
-    """An hour of work done twice; stale data behind new flags; half a data set that passes for a whole one;
-    data that depends on more than its flags."""
     printed, out = again()
     assert "kept" in printed and contents(out) == contents(workspace.data)
     again("--seed", 1)
@@ -78,7 +75,6 @@ def test_collected_once_or_again(again, workspace):
 
 
 def test_an_edited_environment_collects_again(script, tmp_path, capsys):
-    """Data of an environment that the user has changed since."""
     path = Path(shutil.copy(EXAMPLE, tmp_path))
     for change, kept in (("", False), ("", True), ("# changed\n", False)):
         path.write_text(path.read_text() + change)
@@ -97,7 +93,7 @@ def test_a_killed_collection_is_none(again, workspace, tmp_path, monkeypatch):
     assert not (tmp_path / "data" / "meta.json").exists()
 
 
-# ---- recorded episodes ---------------------------------------------------------------------------
+# ---- recorded episodes ----
 
 def test_import(again, workspace, tmp_path):
     """Logs whose optional fields stay empty, ids that collide with ours, and held-out tasks in training."""
@@ -120,8 +116,6 @@ def test_import(again, workspace, tmp_path):
     ({"task": Task(id="t", text="x", env="webshop")}, "'webshop', expected 'real' and "),
     ({"steps": []}, r"log.jsonl:2: field `steps` is empty")])
 def test_bad_logs_are_named(again, workspace, tmp_path, change, message):
-    """Logs that are taken half, or refused without saying why; data that is lost although nothing was
-    collected."""
     good = read_episodes(workspace.data / "train.jsonl")[0]
     path = write_log(tmp_path / "log.jsonl", [good, replace(good, id="b", **change)])
     with pytest.raises(ValueError, match=message):
@@ -142,14 +136,13 @@ def test_imports_without_training_episodes(again, workspace, tmp_path):
             again("--import-file", path, *more)
 
 
-# ---- refused input -------------------------------------------------------------------------------
+# ---- refused input ----
 
 @pytest.mark.parametrize("flags, message", [
     (("--transitions", 0), "at least 1 transition"), (("--counterfactuals", -1), "nothing below 0"),
     (("--teacher", URL), "expected --teacher-model"), (("--player", "NAME"), "--player: expected"),
     (("--player-share", 0), "--player-share 0.0"), (("--import-format", "x"), "expected --import-file, too")])
 def test_bad_flags(again, capsys, flags, message):
-    """A traceback, or a run of minutes, before a mistyped flag is noticed."""
     with pytest.raises(SystemExit) as refused:
         again(*flags)
     assert refused.value.code == 2 and message in capsys.readouterr().err
@@ -180,8 +173,7 @@ GO = {"go": Player(lambda session, rng: lambda state: "go")}
 
 
 def test_a_minimal_environment():
-    """An environment of three methods that cannot be collected from: no start, no reasons, numpy's
-    numbers; an episode without an end."""
+    """An environment of three methods that cannot be collected from: no start, and no reasons."""
     env = Counter()
     task = offline.read_tasks(env, "train")[0]
     assert (task.start, task.env) == ("0", "counter")
@@ -197,8 +189,7 @@ def test_a_minimal_environment():
     (lambda: StepResult("1", reward=0.5, done=True), ValueError, "counter, e, .*field `reward` is 0.5"),
     (lambda: 1 / 0, ZeroDivisionError, "division")])
 def test_what_an_environment_may_not_do(answer, error, message):
-    """A bad answer of an environment that shows up weeks later; a session that is not given back after an
-    error."""
+    """A bad answer of an environment that shows up weeks later."""
     env = Counter(step=lambda sessions, actions: [answer()], max_steps=1)
     with pytest.raises(error, match=message):
         offline.play(env, Task(id="t", text="x"), GO["go"], None, "e")
@@ -208,7 +199,6 @@ def test_what_an_environment_may_not_do(answer, error, message):
 @pytest.mark.parametrize("changes, message", [({"players": dict}, "has no players: give recorded episodes"),
                                               ({"tasks": lambda split: []}, "has no train tasks")])
 def test_an_environment_without_players_or_tasks(tmp_path, changes, message):
-    """A traceback deep in the random generator."""
     with pytest.raises(ValueError, match=message):
         collect.gather(Counter(**changes), collect.Args(), tmp_path / "d", {})
     assert not (tmp_path / "d").exists()
@@ -230,7 +220,7 @@ def test_counterfactuals_do_not_leak():
     assert {e.source for e in held_out} == {"counterfactual"} and make("test", 0) == []
 
 
-# ---- a language model plays or explains ----------------------------------------------------------
+# ---- a language model plays or explains ----
 
 @pytest.fixture
 def endpoint(monkeypatch):
@@ -251,8 +241,7 @@ def endpoint(monkeypatch):
 
 
 def test_a_language_model_plays(again, endpoint):
-    """A model whose answers are not parsed, that does not see the task or sees a state twice, or whose
-    episodes count as scripted ones."""
+    """A model whose answers are not parsed, that does not see the task or sees a state twice."""
     flags = ("--transitions", 20, "--heldout", 1, "--player", URL, "--player-model", "m")
     train = read_episodes(again(*flags)[1] / "train.jsonl")
     assert {(e.source, s.action) for e in train for s in e.steps} == {("player", "cd docs")}
@@ -265,8 +254,7 @@ def test_a_language_model_plays(again, endpoint):
 
 
 def test_a_language_model_explains(again, workspace, endpoint, monkeypatch):
-    """Reasoning that lands at other episodes, counterfactuals that keep a rule's, or requests that are paid
-    for twice."""
+    """Reasoning that lands at other episodes, counterfactuals that keep a rule's."""
     monkeypatch.setattr(offline, "counterfactuals", lambda env, parts, tasks, split, *_: [
         replace(parts[split][0], id="counterfactual", source="counterfactual")])
     def answer(messages):
@@ -292,7 +280,6 @@ def test_a_language_model_explains(again, workspace, endpoint, monkeypatch):
 
 @pytest.mark.parametrize("who", ["teacher", "player"])
 def test_an_endpoint_that_is_down(again, endpoint, who):
-    """A traceback, and data without reasoning that passes for finished."""
     def down(messages):
         raise teacher.EndpointError(f"{URL}: refused")
     endpoint.answer = down

@@ -41,8 +41,7 @@ def frequency(curriculum: Curriculum, n: int, draws: int = 400) -> dict[str, flo
 
 
 def test_task_value_is_the_population_variance():
-    """Stops: the sample variance (n - 1), which rises above 0.25; a solved task whose value is not exactly
-    0."""
+    """The sample variance (n - 1), which rises above 0.25."""
     for n, ones in [(1, 0), (3, 1), (4, 2), (7, 3), (8, 8)]:
         assert task_value([1] * ones + [0] * (n - ones)) == pytest.approx(ones / n * (1 - ones / n))
     assert task_value([0, 1, 0, 1]) == 0.25 and task_value([0.1] * 3) == 0.0
@@ -51,8 +50,7 @@ def test_task_value_is_the_population_variance():
 @pytest.mark.parametrize("explore", [0.1, 1.0])
 @pytest.mark.parametrize("fraction", [0.0, 0.29, 0.3, 1.0])
 def test_generated_share_never_exceeds_lambda(fraction, explore):
-    """Stops: a bound that holds on average only, rounds up, or is lost where generated tasks are the most
-    valuable; floor(0.29 * 100) = 28, because the product is 28.999... in floating point."""
+    """A bound that holds on average only, rounds up."""
     rng, curriculum = np.random.default_rng(1), curriculum_of(40, fraction, explore, generated=60)
     most = 0.0
     for iteration in range(60):
@@ -71,8 +69,7 @@ def test_generated_share_never_exceeds_lambda(fraction, explore):
 
 
 def test_worthless_generated_tasks_fade():
-    """Stops: lambda as a quota, which gave tasks measured 0 six times in a row a quarter of all draws for
-    ever."""
+    """Lambda as a quota: tasks measured 0 took a quarter of all draws for ever."""
     curriculum = curriculum_of(300, 0.25, generated=40)
     for iteration in range(6):
         curriculum.update(played(**{t.id: [0, 0] for t in tasks(40, "g")}), iteration)
@@ -81,7 +78,7 @@ def test_worthless_generated_tasks_fade():
 
 
 def test_tasks_without_variance_fade_and_return():
-    """Stops: tasks that teach nothing drawn again and again, or never again after the policy has changed."""
+    """Tasks that teach nothing drawn again and again, or never again after the policy has changed."""
     curriculum = curriculum_of(20, 0.25, 0.0, decay=0.9)
     groups = {f"t{i}": [0, 1, 0, 1] if i < 10 else [0] * 4 if i < 15 else [1] * 4 for i in range(20)}
     curriculum.update(played(**groups), 0)
@@ -95,8 +92,6 @@ def test_tasks_without_variance_fade_and_return():
 
 @pytest.mark.parametrize("explore", [0.0, 0.4, 1.0])
 def test_draws_follow_the_values(explore):
-    """Stops: weights used as ranks, an exploration share left out: for one task a draw the frequency is the
-    weight."""
     curriculum = curriculum_of(4, 0.25, explore)
     curriculum.update(played(t0=[0, 1], t1=[0, 0, 0, 1], t2=[0, 0]), 0)
     weight = np.array([0.25, 3 / 16, 0.0, 0.25])                               # the unseen one has the prior
@@ -105,8 +100,7 @@ def test_draws_follow_the_values(explore):
 
 
 def test_the_running_value_weighs_the_newest_group():
-    """Stops: a first value averaged with the prior, one lucky group that erases what was known, a group of
-    one episode taken for a group without variance."""
+    """A first value averaged with the prior, and one lucky group that erases what was known."""
     curriculum = curriculum_of(1, fresh=0.25)
     stats = curriculum.stats["t0"]
     for iteration, group, want in ((3, [0, 1], 0.25), (4, [1, 1], 0.1875), (5, [1], 0.1875)):
@@ -120,7 +114,7 @@ def test_the_running_value_weighs_the_newest_group():
     (dict(zip("abcde", [0, 0, 0, 1, 2])), [0.1875, 0.1875, 0.1875, 0.0, 0.0], 1 / 2),
 ])
 def test_groups_are_tasks_or_clusters_of_tasks(labels, want, share):
-    """Stops: PPO's few episodes per task taken as groups of their own, whose variance 0 fades every task."""
+    """PPO's few episodes per task taken as groups of their own, whose variance 0 fades every task."""
     curriculum = curriculum_of("abcde")
     episodes = played(a=[0, 0], b=[0, 1], d=[1])
     assert curriculum.update(episodes[::-1], 2, labels) == share
@@ -130,8 +124,7 @@ def test_groups_are_tasks_or_clusters_of_tasks(labels, want, share):
 
 
 def test_cluster_finds_directions_and_repeats_itself():
-    """Stops: embeddings with a common offset all in one cluster, labels that change between runs, a crash on
-    equal vectors."""
+    """Embeddings with a common offset all in one cluster, and labels that change between runs."""
     rng = np.random.default_rng(3)
     truth = np.arange(120) % 4
     directions = np.concatenate([np.eye(8)[:2], -np.eye(8)[:2]])[truth]
@@ -144,7 +137,6 @@ def test_cluster_finds_directions_and_repeats_itself():
 
 
 def test_seeds_are_the_most_valuable_known_tasks():
-    """Stops: variations of tasks that nobody tried, that are solved, or whose value is old."""
     curriculum = curriculum_of(6, decay=0.5)
     assert curriculum.seeds(3) == []
     curriculum.update(played(t0=[0, 1]), 0)
@@ -153,8 +145,6 @@ def test_seeds_are_the_most_valuable_known_tasks():
 
 
 def test_generated_tasks_are_bounded_and_the_worthless_go_first():
-    """Stops: tasks that grow for ever, an original task dropped, a fresh variation dropped before it was
-    tried."""
     curriculum, gone = curriculum_of(3, generated=4, max_generated=4), []
     for iteration in range(3):
         curriculum.update(played(t0=[0, 0], g0=[0, 1], g2=[0, 0]), iteration)
@@ -178,8 +168,6 @@ def run(curriculum: Curriculum, start: int, end: int) -> list:
 
 
 def test_a_resumed_run_goes_on_as_if_nothing_had_happened():
-    """Stops: state or generated tasks lost or reordered on their way through JSON: draws depend on the
-    order."""
     whole, first = curriculum_of(12, max_generated=10), curriculum_of(12, max_generated=10)
     resumed = curriculum_of([f"t{i}" for i in range(11, -1, -1)], max_generated=10)
     want, begun = run(whole, 0, 60), run(first, 0, 25)
@@ -196,7 +184,6 @@ def test_a_resumed_run_goes_on_as_if_nothing_had_happened():
     (lambda c, state: curriculum_of(1, 1.5), "max_generated_fraction is 1.5"),
 ])
 def test_what_does_not_fit_is_refused(call, message):
-    """Stops: a resume with another task file, a smaller batch than asked for."""
     curriculum = curriculum_of(2, 0.3, generated=9)
     assert len(curriculum.sample(2, np.random.default_rng(0))) == 2
     with pytest.raises(ValueError, match=message):

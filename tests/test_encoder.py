@@ -22,8 +22,7 @@ def slow_half(text: str, documents: list[str], dim: int) -> np.ndarray:
 
 
 def test_words_against_a_loop():
-    """Stops random directions that differ between processes, words that no document had from weighing
-    nothing, counts that are lost, and a NaN for a text without words."""
+    """Random directions that differ between processes."""
     documents = STATES[:3] + ACTIONS[:2]
     encoder = WordEncoder(dim=64).fit(documents + documents[:2])  # a text that comes twice counts once
     found = encoder(STATES, ACTIONS)
@@ -35,8 +34,6 @@ def test_words_against_a_loop():
 
 
 def test_a_long_page_does_not_drown_the_action():
-    """Stops retrieval that follows the page alone: the cosine is the mean of the cosines of action and
-    state."""
     encoder, long = WordEncoder().fit(STATES + ACTIONS), "\n".join(STATES) * 20
     same, other = encoder([long, long], ACTIONS[:2])
     action_a, action_b = encoder(["", ""], ACTIONS[:2])
@@ -57,8 +54,7 @@ def test_caches_and_files_change_nothing(monkeypatch):
 
 
 def test_model_encoder(tmp_path):
-    """Stops padding, neighbours or the order of texts from leaking into phi, and an empty text from giving
-    NaN."""
+    """Stops padding, neighbours or the order of texts from leaking into phi."""
     tokenizer = tiny.build_tokenizer(STATES + ACTIONS)
     model = tiny.create("scratch:8x1", tokenizer)
     model.save_pretrained(tmp_path)

@@ -20,8 +20,7 @@ class Tiny(Environment):
 
 
 def test_an_environment_by_class_and_by_file():
-    """A user's own environment that cannot be named, or has no name in reports; an option that arrives as
-    text, so that "false" counts as true."""
+    """A user's own environment that cannot be named, or has no name in reports."""
     env = make_env(TINY, "data", 5, ["size=4", "loud=True", "rate=1e-3"], workers=2)
     assert env.name == TINY and env.given == ("data", 5, 4, True, 0.001)
     assert make_env(TINY, options=["loud=false"]).given[3] is False
@@ -43,8 +42,6 @@ def test_an_environment_by_class_and_by_file():
     (FILES, {"data_dir": "somewhere"}, "takes no data folder"),
     ("logs", {}, "no recorded episodes")])
 def test_what_does_not_fit_is_named(name, flags, message):
-    """A traceback from importlib, an option or --data-dir that is silently ignored: results on other data
-    than the user believes."""
     with pytest.raises(ValueError, match=message):
         make_env(name, **flags)
 
@@ -72,8 +69,6 @@ def test_recorded_tasks_are_split_once(tmp_path, count, sizes):
 
 
 def test_logs_cannot_be_played(tmp_path):
-    """An evaluation "in the real world" that does not exist; a log of one task that has no task to test on;
-    a run resumed on other recorded episodes than it began with."""
     three, four = (Logs(write_log(tmp_path / f"{n}.jsonl", n)) for n in (3, 4))
     for call in (lambda: three.reset(three.tasks("train")), lambda: three.step([], [])):
         with pytest.raises(ValueError, match="no world to play in"):

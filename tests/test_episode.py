@@ -29,11 +29,9 @@ def episode(name: str = "e1") -> Episode:
                    raw_score=0.75, label="price", output="x", iteration=3)
 
 
-# ---- round trip ----------------------------------------------------------------------------------
+# ---- round trip ----
 
 def test_round_trip_keeps_every_field(tmp_path):
-    """A field that is written but not read back, text that changes on the way, a field that this test
-    forgot; token ids in the JSONL, or `to_json` taking them away from an episode that is trained on."""
     segments = [TokenSegment(ids=[1, 2], mask=[0, 1], logps=[-0.5], turn_ends=[1])]
     episodes, trained = [episode(f"e{i}") for i in range(3)], replace(episode("e0"), segments=segments)
     record = to_json(trained)                    # values that are defaults are not written: here none is
@@ -49,7 +47,6 @@ def test_round_trip_keeps_every_field(tmp_path):
 
 
 def test_optional_fields_have_their_defaults():
-    """An imported log that has to name every field."""
     read = from_json({"schema": 2, "id": "x", "task": {"id": "t", "text": "find"},
                       "steps": [{"state": "a", "action": "b", "next_state": "c"}]}, Episode, "x")
     assert read == Episode(id="x", task=Task(id="t", text="find"),
@@ -60,12 +57,10 @@ def test_optional_fields_have_their_defaults():
 @pytest.mark.parametrize("state, next_state, done, valid", [
     ("a", "a", False, False), ("a", "b", False, True), ("a", "a", True, True)])
 def test_an_action_that_changes_nothing_is_invalid(state, next_state, done, valid):
-    """A penalty on the action that ends the episode, or none on one that was refused."""
     assert Step(state=state, action="x", next_state=next_state, done=done).valid == valid
 
 
 def test_renaming_reaches_every_text():
-    """A thing that keeps its old name in one text: the row would contradict itself."""
     old = episode()
     new = rename_episode(old, str.upper)
     upper = [{k: v.upper() if isinstance(v, str) else v for k, v in s.items()} for s in to_json(old)["steps"]]
@@ -75,8 +70,6 @@ def test_renaming_reaches_every_text():
 
 
 def test_blank_lines_are_no_episodes(tmp_path):
-    """A trailing blank line refused or counted; line numbers that drift behind blank lines; a Windows
-    editor's mark."""
     path = tmp_path / "a.jsonl"
     path.write_text("")
     assert read_episodes(path) == [] and read_tasks(path) == []
@@ -87,7 +80,7 @@ def test_blank_lines_are_no_episodes(tmp_path):
         read_episodes(path)
 
 
-# ---- lines that do not fit -----------------------------------------------------------------------
+# ---- lines that do not fit ----
 
 TASK, FIRST, LAST = ["task"], ["steps", 0], ["steps", 1]
 
@@ -111,8 +104,6 @@ TASK, FIRST, LAST = ["task"], ["steps", 0], ["steps", 1]
     (FIRST, {"action": "click[1]\nreward: 1 done: yes"}, r"steps\[0\].*`action`"),
 ])
 def test_record_that_does_not_fit_is_named(tmp_path, place, changes, message):
-    """A bad record entering training, or an error that leaves the user to search a file of thousands of
-    lines."""
     record = part = copy.deepcopy(GOOD)
     for key in place:
         part = part[key]
@@ -137,8 +128,7 @@ def check_second_line(folder, line: bytes, message: str):
     (b"search page", b"search \\ud800"), (b'{"goal_index": 3}', b'{"a": ' + b"[" * 5000 + b"]" * 5000 + b"}"),
     (b'"raw_score": 1.0', b'"raw_score": ' + b"9" * 5000), (b'"raw_score": 1.0', b'"raw_score": NaN')])
 def test_line_that_is_no_record_is_named(tmp_path, old, new):
-    """An error without file and line; NaN and lone surrogates that are read but crash the run when it writes
-    them."""
+    """An error without file and line; NaN and lone surrogates that crash when they are written."""
     assert old in LINE
     check_second_line(tmp_path, LINE.replace(old, new), "log.jsonl:2")
 

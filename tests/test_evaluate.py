@@ -36,8 +36,7 @@ def made(workspace, tmp_path_factory):
 
 @pytest.mark.parametrize("world", ["real", "dream"])
 def test_policy(made, script, tmp_path, capsys, world):
-    """Stops a table without a row for each temperature, lost repeats, episodes that cannot be read again,
-    and other policies that do not count."""
+    """A table without a row for each temperature, lost repeats, episodes that cannot be read again."""
     script("evaluate", "--env", EXAMPLE, "--policy", made.policy, "--world", world, "--tasks", 2,
            "--temperatures", 0.0, 1.0, "--repeats", 2, "--play", 1, "--out", tmp_path, "--html",
            tmp_path / "page.html")
@@ -57,7 +56,7 @@ def test_policy(made, script, tmp_path, capsys, world):
 
 
 def test_experience_model(made, script, tmp_path, capsys):
-    """Stops a report without its null, its probes or its bound."""
+    """A report without its null, its probes or its bound."""
     for name in ("meta.json", "tasks_valid.jsonl", "valid.jsonl"):
         lines = (made.data / name).read_text().splitlines(keepends=True)
         (tmp_path / name).write_text("".join(lines[:2] if name == "valid.jsonl" else lines))
@@ -72,7 +71,7 @@ def test_experience_model(made, script, tmp_path, capsys):
 
 
 def test_recorded_episodes_alone_are_no_world(made, script, tmp_path):
-    """Stops a success rate of a world that does not exist."""
+    """A success rate of a world that does not exist."""
     meta = json.loads((made.data / "meta.json").read_text())
     meta["settings"]["import_file"] = str(made.data / "train.jsonl")
     run.write_json(tmp_path / "meta.json", meta)
@@ -83,7 +82,6 @@ def test_recorded_episodes_alone_are_no_world(made, script, tmp_path):
 @pytest.mark.parametrize("flags", [{"repeats": 0}, {"tasks": 0}, {"temperatures": []}, {"gamma": 1.0},
                                    {"judge": "http://x/v1"}, {"html": "page"}])
 def test_flags_that_cannot_be(flags):
-    """Stops a run that fails after it has played."""
     with pytest.raises(ValueError, match="expected"):
         Args(**flags)
 
@@ -95,12 +93,12 @@ def test_flags_that_cannot_be(flags):
     ({"policy": "a/imitation/model", "data": "d"}, ("a/imitation/model", "a/expmodel", "d")),
     ({"expmodel": "a/expmodel"}, ("None", "a/expmodel", "a/data"))])
 def test_folders(flags, expected):
-    """Stops an evaluation on another run's data or experience model."""
+    """An evaluation on another run's data or experience model."""
     assert tuple(map(str, folders(Args(**flags)))) == expected
 
 
 def test_readable():
-    """Stops an episode to read that leaves out why the reward followed, or what could not be read."""
+    """An episode to read that leaves out why the reward followed, or what could not be read."""
     step = Step(state="a", action="go", next_state="b", reasoning="it moves", reward_reasoning="no gain")
     text = readable(Episode(id="e", task=Task(id="t", text="find it"), steps=[step], output="nons\x1bense"))
     assert all(words in text for words in ("find it", "1 > go", "think: it moves", "reward: no gain",
@@ -110,7 +108,7 @@ def test_readable():
 @pytest.mark.parametrize("env, needs", [("webshop", ""), ("webarena", ""), ("alfworld", "textworld")])
 @pytest.mark.parametrize("player, wins", [("null", 0), ("oracle", 3)])
 def test_players_check_an_installation(script, tmp_path, env, needs, player, wins):
-    """Stops an agent without a model that needs data first, an oracle that fails, a null that is paid."""
+    """An agent without a model that needs data first, an oracle that fails, a null that is paid."""
     if needs:
         pytest.importorskip(needs, reason="needs requirements-alfworld.txt")
     script("evaluate", "--env", env, "--policy", player, "--tasks", 3, "--out", tmp_path)

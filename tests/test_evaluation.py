@@ -40,7 +40,7 @@ def bought(reward: float, task: str = "red", **more) -> Episode:
 # ---- shares ----
 
 def test_word_f1_against_a_loop():
-    """Stops a bag of words that forgets how often a word occurs."""
+    """A bag of words that forgets how often a word occurs."""
     def slow(a: str, b: str) -> float:
         rest, common = b.split(), 0
         for word in a.split():
@@ -61,20 +61,18 @@ def test_word_f1_against_a_loop():
     (0, 10, 0.0, 0.2775), (1, 10, 0.0179, 0.4042), (5, 10, 0.2366, 0.7634), (10, 10, 0.7225, 1.0),
     (150, 500, 0.2615, 0.3416), (0, 0, 0.0, 1.0)])
 def test_wilson_interval(wins, n, low, high):
-    """Stops the normal approximation, which gives 0 of 10 the interval [0, 0]. Values from published
-    tables."""
+    """The normal approximation, which gives 0 of 10 the interval [0, 0]; published values."""
     assert interval(wins, n) == (pytest.approx(low, abs=2e-4), pytest.approx(high, abs=2e-4))
 
 
 def test_seed_interval():
-    """Stops 1.96 for three seeds (Student's t with 2 degrees of freedom is 4.303), and the population's
-    deviation."""
+    """1.96 for three seeds (Student's t with 2 degrees of freedom is 4.303)."""
     assert seed_interval([1.0, 2.0, 3.0]) == (2.0, pytest.approx(4.303 / math.sqrt(3), rel=1e-4))
     assert seed_interval([0.7])[0] == 0.7 and math.isnan(seed_interval([0.7])[1])
 
 
 def test_pass_at_k_against_all_choices():
-    """Stops the biased 1 - (1 - p)^k, and tasks that weigh by their number of episodes."""
+    """The biased 1 - (1 - p)^k, and tasks that weigh by their number of episodes."""
     wins = {"a": [1, 0, 0, 0], "b": [0] * 4, "c": [1, 1, 1, 0, 0]}
     found = pass_at_k([bought(float(win), name) for name, row in wins.items() for win in row])
     assert list(found) == [1, 2, 4] and pass_at_k([]) == {}
@@ -105,14 +103,12 @@ def probes(near_miss: float = 0.0, refusals: float = 0.0, fits: float = 0.99, ma
                                         "3.0% of 200 answers are malformed (limit 2%)",
                                         "a refused action changes the page 50% of the time (limit 10%)"])])
 def test_failed_probes(report, said):
-    """Stops a limit off by its edge, fulfilled tasks taken for near misses, and a crash on probes without
-    rows."""
+    """A limit off by its edge, fulfilled tasks taken for near misses."""
     assert failed_probes(report) == said
 
 
 def test_experience_report():
-    """Stops rewards that are counted from the wrong episodes, malformed answers that count as a right page,
-    as a refusal kept or accepted, or vanish, and a lookup null that takes the least similar demonstration."""
+    """Stops rewards that are counted from the wrong episodes."""
     rows = [(START, "search[a]", RESULTS), (RESULTS, "click[9]", RESULTS), (RESULTS, "click[1]", ITEM),
             (ITEM, "broken", ITEM), (ITEM, "buy", PLACED)]
     steps = [Step(state=s, action=a, next_state=n, reward=float(a == "buy"), done=a == "buy")
@@ -168,8 +164,7 @@ def on_ranks(size, report, *args):
 
 
 def test_replayed_inconsistencies():
-    """Stops consistency measured on recorded pages instead of the dream's own, or that goes on after a dreamt
-    end."""
+    """Consistency measured on recorded pages instead of the dream's own."""
     class Dream:
         env = SimpleNamespace(audit=FakeAudit(), ground=lambda state, action: action)
 
@@ -193,8 +188,7 @@ def test_replayed_inconsistencies():
 # ---- policies ----
 
 def test_never_won():
-    """Stops a task from counting as lost by one lost episode, one that nobody could judge from counting, and
-    groups without their tasks."""
+    """Stops a task from counting as lost by one lost episode, one that nobody could judge from counting."""
     kinds = {"a": ["kind known"], "b": ["kind known"], "c": ["kind new"], "d": ["kind new"]}
     tasks = {name: Task(id=name, text=name, groups=groups) for name, groups in kinds.items()}
     played = [("a", 1), ("a", 0), ("a", 0), ("b", 0), ("b", 0), ("c", 0), ("c", 0), ("d", None)]
@@ -208,8 +202,7 @@ def test_never_won():
 
 
 def test_policy_report():
-    """Stops a reward that is audited against itself, episodes that nobody judged from counting as failures,
-    and lost groups."""
+    """A reward that is audited against itself."""
     groups = Task(id="g", text="red", groups=["unseen"])
     outcomes = [(1.0, "red"), (1.0, "blue"), (1.0, "blue"), (0.0, "red"), (0.0, "blue"), (1.0, "red")]
     episodes = [bought(reward, task) for reward, task in outcomes]
@@ -239,8 +232,7 @@ def evaluation(iteration: int, dream: float, real: float, n: int = 500, fp: int 
 
 
 def test_alarm_names_the_hacked_reward():
-    """Stops the hack of --naive-reward from passing for progress: the dream rises, the world falls, a probe
-    says why."""
+    """Stops the hack of --naive-reward from passing for progress: the dream rises, and the world falls."""
     history = [evaluation(0, 0.35, 0.33), evaluation(5, 0.55, 0.34), evaluation(10, 0.9, 0.12, fp=60, tp=40)]
     assert gap_alarm(history[:2], probes(near_miss=0.9)) == ""
     assert gap_alarm(history, probes(near_miss=0.9)) == (
@@ -257,21 +249,17 @@ def test_alarm_names_the_hacked_reward():
     [evaluation(0, 0.3, 0.3, n=20), evaluation(5, 0.6, 0.15, n=20)],
     [{"iteration": i, "dream": {"success": 0.1 * i}} for i in range(3)]])  # no real environment
 def test_no_alarm(history):
-    """Stops a false alarm: both rise, both fall, real falls within its interval, or there is nothing to
-    compare with."""
     assert gap_alarm(history, probes(0.5, 0.5)) == ""
 
 
 def test_alarm_looks_back_to_every_evaluation():
-    """Stops a slow decline, no two neighbours of which differ by more than the interval, from being
-    missed."""
     history = [evaluation(i, 0.3 + 0.1 * i, 0.40 - 0.03 * i) for i in range(6)]
     assert all(gap_alarm(history[i:i + 2], probes()) == "" for i in range(5))
     assert "since iteration 0" in gap_alarm(history, probes())
 
 
 def test_theorem_1():
-    """Stops a bound with another power of 1 - gamma: 2 (0.1 / 0.1 + 2 * 0.9 * 0.2 / 0.01) = 74."""
+    """A bound with another power of 1 - gamma: 2 (0.1 / 0.1 + 2 * 0.9 * 0.2 / 0.01) = 74."""
     report = {"reward_confusion": {"TP": 40, "FP": 6, "FN": 4, "TN": 50}, "exact": {"share": 0.8}}
     for words in ("eps_R 0.1000 (100 judged", "eps_P 0.2000", "term 74.00 of a largest return of 10", "vacuous"):
         assert words in theorem_1(report, 0.9)

@@ -19,7 +19,6 @@ def env():
 
 
 def test_splits_share_no_task(env):
-    """Training on the tasks that success is measured on."""
     texts = [{task.text for task in env.tasks(split)} for split in SPLITS]
     assert min(map(len, texts)) >= 10 and len(set().union(*texts)) == sum(map(len, texts))
 
@@ -39,10 +38,9 @@ def test_players(env, name, least, most):
 
 
 @pytest.mark.parametrize("action", ["", "dance", "cd", "cd nowhere", "cat", "cat nothing", "mv",
-                                    "rm nothing", "answer",
-                                    "answer what", "write", "cd docs extra", "rm\nrm", "mv notes docs now"])
+                                    "rm nothing", "answer", "answer what", "write", "cd docs extra", "rm\nrm",
+                                    "mv notes docs now"])
 def test_a_bad_action_changes_nothing(env, action):
-    """A crash, or a page that changes, on what a policy may write."""
     for session in env.reset(env.tasks("train")[:50]):
         before = session.state
         result = env.step([session], [action])[0]
@@ -50,7 +48,6 @@ def test_a_bad_action_changes_nothing(env, action):
 
 
 def test_sessions_do_not_share_a_disk(env):
-    """A task whose files were moved by the rollout before."""
     task = env.tasks("train")[0]
     for _ in range(2):
         session = env.reset([task])[0]
@@ -67,36 +64,30 @@ def test_an_answer_counts_only_where_it_was_read(env):
     assert episode.stop == StopReason.FAILURE and len(episode.steps) == 1
 
 
-# ---- the tutorial --------------------------------------------------------------------------------
+# ---- the tutorial ----
 
 TUTORIAL = (ROOT / "docs" / "your-environment.md").read_text()
 BLOCKS = [block.split("```")[0] for block in TUTORIAL.split("```python\n")[1:]]
 
 
 def test_the_tutorials_environment_works(tmp_path):
-    """A tutorial whose code does not run."""
     (tmp_path / "guess.py").write_text(BLOCKS[0])
     env = make_env(str(tmp_path / "guess.py"))
-    low, high, right = (Player(lambda session, rng,
-                               add=add: lambda state: str(session.task.goal["number"] + add))
-                        for add in (-1, 1, 0))
     task = read_tasks(env, "test")[1]
-    episodes = [play(env, task, player, None, "e") for player in (low, high, right)]
-    assert [episode.steps[0].next_state for episode in episodes] == ["too low", "too high", "right"]
-    assert [episode.stop for episode in episodes] == [StopReason.STEP_LIMIT, StopReason.STEP_LIMIT,
-                                                      StopReason.SUCCESS]
+    for add, said, stop in ((-1, "too low", "step_limit"), (1, "too high", "step_limit"), (0, "right", "success")):
+        guess = Player(lambda session, rng, add=add: lambda state: str(session.task.goal["number"] + add))
+        episode = play(env, task, guess, None, "e")
+        assert (episode.steps[0].next_state, episode.stop) == (said, stop)
     assert env.step(env.reset([task]), ["open it"])[0].state == task.start
 
 
 def test_the_tutorials_counterfactuals_work(tmp_path):
-    """Counterfactuals that a user copies and that judge wrongly."""
     text = FILE.read_text().replace("import Task", "import Episode, Step, Task")
     (tmp_path / "files.py").write_text(text.replace("\n\ndef make_task", BLOCKS[1] + "\n\ndef make_task"))
     env, rng = make_env(str(tmp_path / "files.py")), np.random.default_rng(0)
     tasks = {split: read_tasks(env, split) for split in SPLITS}
-    solver = env.players()["solver"]
-    parts = {split: []
-             for split in SPLITS} | {"train": [play(env, t, solver, rng, t.id) for t in tasks["train"]]}
+    parts = {split: [] for split in SPLITS}
+    parts["train"] = [play(env, task, env.players()["solver"], rng, task.id) for task in tasks["train"]]
     made = counterfactuals(env, parts, tasks, "train", 50, rng)
     assert {episode.label for episode in made} == {"none", "folder"} and len(made) > 20
     for episode in made:
@@ -105,7 +96,6 @@ def test_the_tutorials_counterfactuals_work(tmp_path):
 
 
 def test_the_files_page_shows_an_episode_that_is_read():
-    """A documented form that the reader refuses."""
     block = (ROOT / "docs" / "data.md").read_text().split("```json\n")[1].split("```")[0]
     assert from_json(json.loads(block), Episode, "docs/data.md").success
 

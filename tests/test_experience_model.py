@@ -12,24 +12,18 @@ from dreamgym.encoder import WordEncoder
 from dreamgym.envs.base import Environment
 from dreamgym.episode import Episode, Step, StopReason, Task
 from dreamgym.experience_model import (
-    ExperienceModel, ExperienceSettings, fill_buffer, load_experience_model, save_settings, to_transitions,
-)
+    ExperienceModel, ExperienceSettings, fill_buffer, load_experience_model, save_settings, to_transitions)
 from dreamgym.model import save_model
 from dreamgym.prompts import Prompts, experience_system, variation_system
 from dreamgym.replay import ReplayBuffer
 from dreamgym.run import write_json
 from dreamgym.sampler import Sample
 
-PAGES = [
-    "search page", "results page 1\nslim jacket $50 [1]",
-    "item slim jacket $50\ncolor: red / blue\nchosen: none",
-    "item slim jacket $50\ncolor: red / blue\nchosen: red", "order placed",
-]
+ITEM = "item slim jacket $50\ncolor: red / blue\nchosen: "
+PAGES = ["search page", "results page 1\nslim jacket $50 [1]", ITEM + "none", ITEM + "red", "order placed"]
 ACTIONS = ["search[jacket]", "click[1]", "click[red]", "click[buy now]"]
-REFUSED = Step(
-    state=PAGES[0], action="click[1]", grounded="click[1] !", next_state=PAGES[0], reasoning="not here",
-    reward_reasoning="no",
-)
+REFUSED = Step(state=PAGES[0], action="click[1]", grounded="click[1] !", next_state=PAGES[0],
+               reasoning="not here", reward_reasoning="no")
 PROMPTS = Prompts(experience="you are a shop", variation="you write wishes")
 GOOD, NO_REWARD = "think: it opens\nnext:\nresults page 1", "think: no purchase\nreward: 0 done: no"
 
@@ -45,9 +39,8 @@ class FakeSampler:
     """Answers from a list of texts or ids, and keeps the prompts and temperatures it was given."""
 
     def __init__(self, tokenizer, answers, stop="end"):
-        self.tokenizer, self.answers, self.stop, self.prompts, self.temperatures = (
-            tokenizer, list(answers), stop, [], [],
-        )
+        self.tokenizer, self.answers, self.stop = tokenizer, list(answers), stop
+        self.prompts, self.temperatures = [], []
 
     def clear_caches(self):
         pass
@@ -63,22 +56,16 @@ class FakeSampler:
 
 def episode(name: str, text: str = "find me a red jacket", **more) -> Episode:
     steps = [REFUSED] + [
-        Step(
-            state=s, action=a, grounded=f"{a} !", next_state=n, reasoning=f"so {n.split()[0]}",
-            reward_reasoning="judged",
-        )
-        for s, a, n in zip(PAGES, ACTIONS, PAGES[1:])
-    ]
+        Step(state=s, action=a, grounded=f"{a} !", next_state=n, reasoning=f"so {n.split()[0]}",
+             reward_reasoning="judged") for s, a, n in zip(PAGES, ACTIONS, PAGES[1:])]
     steps[-1].reward, steps[-1].done = 1.0, True
     return Episode(id=name, task=Task(id=name, text=text, start=PAGES[0]), steps=steps, **more)
 
 
 @pytest.fixture(scope="module")
 def parts():
-    texts = [
-        *PAGES, *ACTIONS, GOOD, NO_REWARD, "find me a red jacket hat", "before 1: earlier similar yes",
-        *vars(PROMPTS).values(),
-    ]
+    texts = [*PAGES, *ACTIONS, GOOD, NO_REWARD, "find me a red jacket hat", "before 1: earlier similar yes",
+             *vars(PROMPTS).values()]
     tokenizer = tiny.build_tokenizer(texts)
     return tiny.create("scratch:8x1", tokenizer), tokenizer, WordEncoder(32).fit(PAGES + ACTIONS)
 
@@ -95,18 +82,15 @@ def make(parts, episodes=(), answers=(), stop="end", encoder=None, **settings):
 
 
 def questions_of(dream, e):
-    return dream.questions(
-        [e.task.text] * len(e.steps), [e.steps[:i] for i in range(len(e.steps))], [s.state for s in e.steps],
-        [s.grounded for s in e.steps],
-    )
+    return dream.questions([e.task.text] * len(e.steps), [e.steps[:i] for i in range(len(e.steps))],
+                           [s.state for s in e.steps], [s.grounded for s in e.steps])
 
 
 def text_of(dream, ids):
     return dream.tokenizer.decode(ids, skip_special_tokens=True)
 
 
-# ---- history and retrieval ---------------------------------------------------------------------------------
-
+# ---- history and retrieval ----
 
 class AngleEncoder:
     """phi for tests: an action is a number of degrees, so that every cosine is known."""
@@ -121,21 +105,13 @@ class AngleEncoder:
         pass
 
 
-def step_at(angle: float, i: int, grounded: bool = True) -> Step:
-    return Step(
-        state=f"page {i}", action=f"{angle}", grounded=f"{angle} !" if grounded else "",
-        next_state=f"page {i + 1}",
-    )
-
-
 @pytest.mark.parametrize("history", range(5))
 @pytest.mark.parametrize("length", range(7))
 def test_history_against_a_loop(parts, history, length):
-    """Stops a history that is one step short, shows a step twice, or takes what is unlike the question.
-    History: the last h steps; of those before, the h most similar ones above the limit, the most similar
-    last, of equal ones the latest."""
+    """A history that is one step short, shows a step twice, or takes what is unlike the question."""
     angles = [10, 80, 0, 10, 40, 10, 200][:length]
-    past = [step_at(angle, i) for i, angle in enumerate(angles)]
+    past = [Step(state=f"page {i}", action=f"{angle}", grounded=f"{angle} !", next_state=f"page {i + 1}")
+            for i, angle in enumerate(angles)]
     dream = make(parts, encoder=AngleEncoder(), history=history, min_similarity=0.7, k=0)
     (question,) = dream.questions(["task"], [past], ["page now"], ["12"])
     last = max(0, length - history)
@@ -143,63 +119,47 @@ def test_history_against_a_loop(parts, history, length):
     close = [(abs(angles[i] - 12), -i) for i in range(last) if abs(angles[i] - 12) < 45]
     best = [-i for _, i in sorted(close)[:history]][::-1]
     assert [(d.state, d.action, d.next_state) for d in question.earlier] == [
-        (past[i].state, past[i].grounded, past[i].next_state) for i in best
-    ]
+        (past[i].state, past[i].grounded, past[i].next_state) for i in best]
     assert question.demos == []
 
 
 def test_nothing_is_retrieved_from_the_task_that_is_predicted(parts):
-    """Stops the answer from leaking into the prompt: neither the same episode nor another one of the same
-    task is shown."""
     own, twin, other = episode("a"), episode("b"), episode("c", "find me a hat")
     assert all(q.demos == [] for q in questions_of(make(parts, [own, twin]), own))
     found = questions_of(make(parts, [own, twin, other], k=3), own)
     for question, step in zip(found, own.steps):
-        assert (
-            question.demos[-1].action == step.grounded and question.demos[-1].next_state == step.next_state
-        )  # best one last
+        best = question.demos[-1]
+        assert (best.action, best.next_state) == (step.grounded, step.next_state)
     assert all(q.demos == [] for q in questions_of(make(parts, [other], k=0), own))
     assert all(q.demos == [] for q in questions_of(make(parts, [other], min_similarity=1.1), own))
 
 
 def test_transitions_of_a_broken_dream(parts):
-    """Stops a step without a next state from becoming a demonstration, and dreamt transitions from passing
-    for real ones."""
+    """Stops a step without a next state from becoming a demonstration."""
     broken = episode("a", world="dream", stop=StopReason.MALFORMED)
     assert [t.action for t in to_transitions([broken])] == [s.grounded for s in broken.steps[:-1]]
-    assert {t.synthetic for t in to_transitions([broken])} == {True} and not any(
-        t.synthetic for t in to_transitions([episode("b")])
-    )
+    assert {t.synthetic for t in to_transitions([broken])} == {True}
+    assert not any(t.synthetic for t in to_transitions([episode("b")]))
 
 
-# ---- one prompt for training and dreaming ------------------------------------------------------------------
+# ---- one prompt for training and dreaming ----
 
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {}, {"k": 0, "history": 0}, {"page_format": "diff", "k": 2}, {"reasoning": False},
-        {"page_format": "diff", "reasoning": False}, {"context": 230, "system_prompts": False},
-    ],
-)
+@pytest.mark.parametrize("settings", [
+    {}, {"k": 0, "history": 0}, {"page_format": "diff", "k": 2}, {"reasoning": False},
+    {"page_format": "diff", "reasoning": False}, {"context": 230, "system_prompts": False}])
 def test_acting_feeds_the_prompts_of_training(parts, settings):
-    """Stops training and dreaming from drifting apart by one token: a model that answers as it was taught
-    leads through the recorded states, by the very prompts it was taught with."""
-    e, others = episode("a"), [episode("c", "find me a hat")]
-    dream = make(parts, others, **settings)
-    samples = [
-        (dream.next_sample(q, s), dream.reward_sample(e.task.text, s))
-        for q, s in zip(questions_of(dream, e), e.steps)
-    ]
+    """Stops training and dreaming from drifting apart by one token."""
+    e = episode("a")
+    dream = make(parts, [episode("c", "find me a hat")], **settings)
+    samples = [(dream.next_sample(q, s), dream.reward_sample(e.task.text, s))
+               for q, s in zip(questions_of(dream, e), e.steps)]
     (session,) = dream.reset([e.task])
     for step, pair in zip(e.steps, samples):
         prompts = [s.ids[: s.mask.index(1)] for s in pair]
         answers = [dream.tokenizer.decode(s.ids[len(p) : -1]) for s, p in zip(pair, prompts)]
         starts = ["", ""] if dream.settings.reasoning else ["next:\n", "reward:"]
-        assert all(
-            a.startswith(start) and sum(s.mask) == len(s.ids) - len(p)
-            for a, start, s, p in zip(answers, starts, pair, prompts)
-        )
+        assert all(a.startswith(start) and sum(s.mask) == len(s.ids) - len(p)
+                   for a, start, s, p in zip(answers, starts, pair, prompts))
         starts = [encode_untrusted(dream.tokenizer, start) if start else [] for start in starts]
         rest = [s.ids[len(p) + len(start) : -1] for s, p, start in zip(pair, prompts, starts)]
         dream.sampler = FakeSampler(dream.tokenizer, rest)
@@ -214,8 +174,7 @@ def test_acting_feeds_the_prompts_of_training(parts, settings):
 
 
 def test_the_context_cuts_the_oldest_first(parts):
-    """Stops a prompt longer than its room, a cut inside a page, and the last step or the best demonstration
-    going first."""
+    """A prompt longer than its room, a cut inside a page."""
     e = episode("a")
     dream = make(parts, [episode(f"c{i}", f"hat {i}") for i in range(2)], k=3, history=2, min_similarity=-1.0)
     question = questions_of(dream, e)[-1]
@@ -229,16 +188,13 @@ def test_the_context_cuts_the_oldest_first(parts):
         count.append(len(shown.recent) + len(shown.earlier) + len(shown.demos))
         assert len(ids) <= context - dream.settings.max_next_tok or count[-1] == 0
         text = text_of(dream, ids)
-        assert f"task: {e.task.text}\n" in text and text.endswith(
-            f"state:\n{question.state}\naction: {question.action}\n"
-        )
+        assert text.endswith(f"task: {e.task.text}\nstate:\n{question.state}\naction: {question.action}\n")
     assert count[0] == len(question.recent + question.earlier + question.demos) >= 6 and count[-1] == 0
     assert count == sorted(count, reverse=True) and len(set(count)) > 4
 
 
 def test_the_reward_is_judged_from_one_step(parts):
-    """Stops "this looks like a good shopper" from standing in for a judgement: no history, no demonstration;
-    and the judged page is the dreamt one."""
+    """Stops "this looks like a good shopper" from standing in for a judgement."""
     e = episode("a")
     dream = make(parts, [episode("c", "hat")], [GOOD, NO_REWARD], k=2)
     (session,) = dream.reset([e.task])
@@ -246,95 +202,60 @@ def test_the_reward_is_judged_from_one_step(parts):
     dream.step([session], ["click[buy now]"])
     asked, judged = (text_of(dream, ids) for ids in dream.sampler.prompts)
     assert all(tag in asked for tag in ("before 1:", "similar 1:"))
-    step = (
-        f"task: {e.task.text}\nstate:\n{PAGES[3]}\naction: click[buy now] !\nnext:\nresults page 1\nreward?\n"
-    )
-    assert judged.endswith(step) and not any(tag in judged for tag in ("before", "similar", "earlier"))
+    assert judged.endswith(f"task: {e.task.text}\nstate:\n{PAGES[3]}\naction: click[buy now] !\n"
+                           "next:\nresults page 1\nreward?\n")
+    assert not any(tag in judged for tag in ("before", "similar", "earlier"))
 
 
-@pytest.mark.parametrize(
-    "limits, fits",
-    [
-        ({}, (True, True)), ({"max_next_tok": 10}, (False, True)), ({"max_reward_tok": 5}, (True, False)),
-        ({"context": 60, "max_next_tok": 40}, (False, False)),
-    ],
-)
+@pytest.mark.parametrize("limits, fits", [
+    ({}, (True, True)), ({"max_next_tok": 10}, (False, True)), ({"max_reward_tok": 5}, (True, False)),
+    ({"context": 60, "max_next_tok": 40}, (False, False))])
 def test_what_cannot_be_generated_is_not_taught(parts, limits, fits):
-    """Stops rows that teach an answer without an end, or one that no context holds."""
     dream, e = make(parts, **limits), episode("a")
-    samples = (
-        dream.next_sample(questions_of(dream, e)[2], e.steps[2]),
-        dream.reward_sample(e.task.text, e.steps[2]),
-    )
+    samples = (dream.next_sample(questions_of(dream, e)[2], e.steps[2]),
+               dream.reward_sample(e.task.text, e.steps[2]))
     assert tuple(s is not None for s in samples) == fits
     assert all(len(s.ids) <= dream.settings.context and s.ids[-1] in dream.chat.end_ids for s in samples if s)
 
 
 @pytest.mark.parametrize("system", [True, False])
 def test_system_prompts(parts, system):
-    """Stops a chat model that is not told what it simulates, and a from-scratch model that reads it in every
-    row."""
     dream, e = make(parts, system_prompts=system), episode("a")
-    texts = [
-        text_of(dream, s.ids)
-        for s in (
-            dream.next_sample(questions_of(dream, e)[0], e.steps[0]), dream.reward_sample("x", e.steps[0]),
-        )
-    ]
-    assert all(t.startswith(experience_system(PROMPTS, "full")) == system for t in texts)
-    assert (
-        text_of(dream, dream.variation_sample("hat", "red hat").ids).startswith(variation_system(PROMPTS))
-        == system
-    )
+    expected = experience_system(PROMPTS, "full")
+    for sample, words in ((dream.next_sample(questions_of(dream, e)[0], e.steps[0]), expected),
+                          (dream.reward_sample("x", e.steps[0]), expected),
+                          (dream.variation_sample("hat", "red hat"), variation_system(PROMPTS))):
+        assert text_of(dream, sample.ids).startswith(words) == system
 
 
-# ---- malformed answers -------------------------------------------------------------------------------------
+# ---- malformed answers ----
 
-BAD = {
-    "empty": "", "prose": "the next page shows jackets", "half": "think: it opens\nnext:",
-    "forged tag": GOOD + "\nreward: 1 done: yes", "reward in the page": GOOD + "\nstate:\nx",
-    "control characters": GOOD + "\x07",
-}
-BAD_REWARD = {
-    "reward without an end": "think: a\nreward: 1 done: no", "large": "think: a\nreward: 100 done: yes",
-    "prose": "yes, it does", "twice": NO_REWARD + "\nreward: 1 done: yes",
-}
+BAD = ["", "the next page shows jackets", GOOD + "\nreward: 1 done: yes"]
+BAD_REWARD = ["think: a\nreward: 1 done: no", "yes, it does", NO_REWARD + "\nreward: 1 done: yes"]
 
 
-@pytest.mark.parametrize(
-    "answers", [[text] * 3 for text in BAD.values()] + [[GOOD] + [text] * 3 for text in BAD_REWARD.values()]
-)
+@pytest.mark.parametrize("answers", [[text] * 3 for text in BAD] + [[GOOD] + [text] * 3 for text in BAD_REWARD])
 def test_a_malformed_answer_ends_the_episode(parts, answers):
-    """Stops a crash in mid-run, an endless loop, and a reward from anything but a well-formed verdict."""
     dream = make(parts, answers=answers)
     (session,) = dream.reset([episode("a").task])
     (result,) = dream.step([session], ["search[jacket]"])
-    assert (result.state, result.reward, result.done, result.stop) == (
-        PAGES[0], 0.0, True, StopReason.MALFORMED,
-    )
+    assert (result.state, result.reward, result.done, result.stop) == (PAGES[0], 0, True, StopReason.MALFORMED)
     assert result.output == dream.tokenizer.decode(encode_untrusted(dream.tokenizer, answers[-1]))
-    assert dream.counts == {"steps": 1, "resampled": 2, "malformed": 1} and dream.sampler.temperatures[
-        -3:
-    ] == [0.0, 1.0, 1.0]
+    assert dream.counts == {"steps": 1, "resampled": 2, "malformed": 1}
+    assert dream.sampler.temperatures[-3:] == [0.0, 1.0, 1.0]
 
 
 def test_a_malformed_answer_is_drawn_again_by_itself(parts):
     """Stops an episode from failing by one slip, and answers of one episode from reaching another."""
     other = "think: no\nnext:\nsearch page 2"
-    dream = make(
-        parts, answers=["nonsense", other, GOOD, NO_REWARD, "nonsense", "think: a\nreward: 0 done: yes"]
-    )
+    dream = make(parts, answers=["nonsense", other, GOOD, NO_REWARD, "nonsense", "think: a\nreward: 0 done: yes"])
     a, b = dream.step(dream.reset([episode("a").task] * 2), ["search[jacket]", "search[hat]"])
-    assert (a.state, a.done, b.state, b.done, b.stop) == (
-        "results page 1", False, "search page 2", True, StopReason.FAILURE,
-    )
-    assert (
-        dream.sampler.prompts[0] == dream.sampler.prompts[2]
-        and dream.sampler.prompts[4] == dream.sampler.prompts[5]
-    )
-    assert dream.sampler.temperatures == [0.0, 1.0, 0.0, 1.0] and dream.counts == {
-        "steps": 2, "resampled": 2, "malformed": 0,
-    }
+    assert (a.state, a.done) == ("results page 1", False)
+    assert (b.state, b.done, b.stop) == ("search page 2", True, StopReason.FAILURE)
+    prompts = dream.sampler.prompts
+    assert prompts[0] == prompts[2] and prompts[4] == prompts[5]
+    assert dream.sampler.temperatures == [0.0, 1.0, 0.0, 1.0]
+    assert dream.counts == {"steps": 2, "resampled": 2, "malformed": 0}
 
 
 def test_equal_questions_are_answered_once(parts):
@@ -352,56 +273,43 @@ def test_equal_questions_are_answered_once(parts):
 
 
 def test_a_difference_to_a_line_that_is_not_there(parts):
-    """Stops an edit that does not fit the page from being taken for the page as it was."""
-    answers = ["next:\n= state\n- chosen: blue\n+ chosen: red"] * 3 + [
-        "next:\n= state\n- chosen: none\n+ chosen: red", NO_REWARD,
-    ]
+    answers = [f"next:\n= state\n- chosen: {was}\n+ chosen: red" for was in ("blue", "blue", "blue", "none")]
+    answers.append(NO_REWARD)
     dream = make(parts, answers=answers, page_format="diff")
     sessions = dream.reset([episode("a").task] * 2)
     for session in sessions:
         session.state = PAGES[2]
     (wrong,) = dream.step(sessions[:1], ["click[red]"])
     (right,) = dream.step(sessions[1:], ["click[red]"])
-    assert (wrong.stop, wrong.state) == (StopReason.MALFORMED, PAGES[2]) and (right.stop, right.state) == (
-        StopReason.RUNNING, PAGES[3],
-    )
+    assert (wrong.stop, wrong.state) == (StopReason.MALFORMED, PAGES[2])
+    assert (right.stop, right.state) == (StopReason.RUNNING, PAGES[3])
 
 
 @pytest.mark.parametrize("stop", ["length", "context"])
 def test_an_endless_answer_is_malformed(parts, stop):
-    """Stops an answer that was cut off at a lucky place from counting."""
     dream = make(parts, answers=[GOOD] * 3, stop=stop)
     assert dream.step(dream.reset([episode("a").task]), ["search[jacket]"])[0].stop == StopReason.MALFORMED
 
 
 def test_prompts_longer_than_the_context_do_not_crash(parts):
-    """Stops a page or an action of any length from ending the run: the real sampler gives no answer, which is
-    malformed."""
     dream = make(parts, answers=None, context=120, max_next_tok=4)
     for action in ("search[" + "slim " * 300 + "]", "\x00\u2028" * 30, ""):
         assert dream.step(dream.reset([episode("a").task]), [action])[0].stop == StopReason.MALFORMED
 
 
 def test_a_task_without_a_first_state_is_refused(parts):
-    """Stops a dream that begins on an empty page."""
     with pytest.raises(ValueError, match="task t: field `start` is empty"):
         make(parts).reset([Task(id="t", text="find me a hat")])
 
 
-# ---- task variation, files ---------------------------------------------------------------------------------
-
+# ---- task variation, files ----
 
 def test_write_variations(parts):
-    """Stops variations that are handed to another seed task, unreadable ones that become tasks, and an
-    experience prompt."""
+    """Variations that are handed to another seed task, unreadable ones that become tasks."""
     dream = make(parts, answers=["red hat", "a\nb", "", "blue hat", "state: x", "hat 2"])
-    assert dream.write_variations(["hat", "jacket"], 3, 0.8) == [
-        ["red hat", None, None], ["blue hat", None, "hat 2"],
-    ]
+    assert dream.write_variations(["hat", "jacket"], 3, 0.8) == [["red hat", None, None], ["blue hat", None, "hat 2"]]
     prompts = [text_of(dream, ids) for ids in dream.sampler.prompts]
-    assert ["vary: hat\n" in p for p in prompts] == [True] * 3 + [False] * 3 and prompts[0].startswith(
-        variation_system(PROMPTS)
-    )
+    assert ["vary: hat\n" in p for p in prompts] == [True] * 3 + [False] * 3
     taught = dream.variation_sample("hat", "red hat")
     assert taught.ids[: taught.mask.index(1)] == dream.sampler.prompts[0]
     dream.sampler = FakeSampler(dream.tokenizer, ["red hat"], "length")
@@ -409,11 +317,7 @@ def test_write_variations(parts):
 
 
 def test_a_saved_model_reads_the_same_prompts(parts, tmp_path):
-    """Stops settings, phi or buffer that differ after loading: the prompts and the greedy answers are the
-    same."""
-    dream = make(
-        parts, [episode("c", "hat")], None, k=2, page_format="diff", max_next_tok=6, max_reward_tok=6
-    )
+    dream = make(parts, [episode("c", "hat")], None, k=2, page_format="diff", max_next_tok=6, max_reward_tok=6)
     folder = tmp_path / "model"
     save_model(dream.model, dream.tokenizer, folder)
     dream.buffer.save(folder / "replay")

@@ -2,13 +2,11 @@
 tiny random models."""
 import os
 import random
-import socket
 
 import pytest
 import torch
 import torch.multiprocessing as mp
 from torch.distributed.tensor import DTensor
-from transformers import AutoModelForCausalLM, CONFIG_MAPPING
 
 import dreamgym.model
 from dreamgym.model import (
@@ -18,18 +16,13 @@ from dreamgym.run import Dist
 from dreamgym.sampler import Sampler
 from dreamgym.sft import sft_step
 from dreamgym.tiny import build_tokenizer, make_optimizers, set_rate
+from tests.conftest import free_port, random_model
 
-torch.set_num_threads(1)
 CLOSE = {"atol": 2e-5, "rtol": 1e-5}
 
 
 def tiny(kind="llama", vocab=50, **changes):
-    torch.manual_seed(0)
-    size = {"vocab_size": vocab, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-            "num_key_value_heads": 2, "intermediate_size": 48, "max_position_embeddings": 256, "head_dim": 8,
-            "initializer_range": 0.3, "tie_word_embeddings": kind == "llama", "pad_token_id": None,
-            "bos_token_id": None, "eos_token_id": None}
-    return AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**size | changes)).eval()
+    return random_model(kind, vocab, **{"initializer_range": 0.3, "tie_word_embeddings": kind == "llama"} | changes)
 
 
 def masked(rng, texts):
@@ -78,13 +71,12 @@ def count(samples):
     return sum(sum(sample.mask) for sample in samples)
 
 
-# ---- log-probs ---------------------------------------------------------------------------------------------
+# ---- log-probs ----
 
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "mistral"])
 @pytest.mark.parametrize("make", [unrelated, sharing])
 def test_logprobs_against_a_slow_loop(kind, make):
-    """Stops off-by-one positions, padding or another branch that leaks into a sample, and a gradient lost
-    through a shared prefix."""
+    """Off-by-one positions, padding or another branch that leaks into a sample."""
     model, samples = tiny(kind), make()
     assert (len(prefix_packs(samples)) < len(samples)) == (make is sharing)
     logp_N, entropy_N, hidden_NH = token_logprobs(model, samples, with_hidden=True)
@@ -101,8 +93,7 @@ def test_logprobs_against_a_slow_loop(kind, make):
 
 
 def test_chunks_change_nothing(monkeypatch):
-    """Stops chunk borders that drop or double a token, in values and gradients, with logits kept and
-    recomputed."""
+    """Chunk borders that drop or double a token, in values and gradients."""
     model, samples, results = tiny("qwen3"), sharing(), []
     for chunk, kept in ((1000, 2**24), (3, 2**24), (3, 0)):
         monkeypatch.setattr("dreamgym.model.CHUNK", chunk)
@@ -123,8 +114,7 @@ def test_a_short_window_is_not_widened(kind, changes):
 
 
 def test_prefixes_are_shared_where_that_saves_work():
-    """Stops packs that share nothing, and packs whose longer attention costs more than the shared tokens
-    save."""
+    """Packs that share nothing, and packs whose attention costs more than they save."""
     group = lambda prompt, tail: [
         TrainSample(list(range(prompt)) + [1000 * r + t for t in range(tail)], [0] * (prompt + tail))
         for r in range(1, 9)]
@@ -134,8 +124,7 @@ def test_prefixes_are_shared_where_that_saves_work():
 
 
 def test_micro_batches_cover_and_keep_the_budget():
-    """Stops lost samples, order that varies, a batch larger in memory than the user allowed, mostly padding,
-    and the mean of means: with one global divisor the gradients add up to that of one batch."""
+    """Lost samples, order that varies, and a batch larger in memory than the user allowed."""
     samples = [s for seed in range(8) for s in sharing(seed)]
     samples += [TrainSample(s.ids + [1], s.mask + [1]) for s in samples[::3]]
     for budget in (60, 100, 300, 5000):
@@ -165,7 +154,7 @@ def test_no_trained_tokens(samples):
 
 
 def test_clip_grad_norm():
-    """Stops clipping per tensor instead of over all, and a step taken on nan."""
+    """Clipping per tensor instead of over all, and a step taken on nan."""
     parameters = [torch.nn.Parameter(torch.zeros(n)) for n in (3, 2, 1)]
     parameters[0].grad, parameters[1].grad = torch.tensor([3.0, 0, 0]), torch.tensor([0, 4.0])
     assert clip_grad_norm(iter(parameters), 10.0) == pytest.approx(5.0) and parameters[0].grad[0] == 3.0
@@ -177,10 +166,10 @@ def test_clip_grad_norm():
     assert parameters[1].grad[1].item() == pytest.approx(0.8, abs=1e-5)
 
 
-# ---- the supervised step and optimizers --------------------------------------------------------------------
+# ---- the supervised step and optimizers ----
 
 def test_sft_step_divides_by_the_trained_tokens():
-    """Stops a loss divided by another count than what it sums, and gradients left over."""
+    """A loss divided by another count than what it sums, and gradients left over."""
     samples = sharing() + unrelated(3)
     model, slow = tiny("qwen2"), tiny("qwen2")
     loss = -slow_logprobs(slow, samples)[0].mean()
@@ -194,8 +183,7 @@ def test_sft_step_divides_by_the_trained_tokens():
 
 
 def test_optimizers_and_rate():
-    """Stops embeddings trained by Muon, a matrix trained twice or never, and a schedule that forgets the
-    peak."""
+    """Embeddings trained by Muon, a matrix trained twice or never."""
     model = tiny()
     assert len(make_optimizers(model, 1e-3)) == 1
     adam, muon = make_optimizers(model, 1e-3, muon_lr=0.02, weight_decay=0.01)
@@ -213,7 +201,7 @@ def test_optimizers_and_rate():
     assert rates == pytest.approx([0.1, 0.982, 0.55, 0.1, 0.1], abs=1e-3)
 
 
-# ---- load, save, reference ---------------------------------------------------------------------------------
+# ---- load, save, reference ----
 
 @pytest.fixture
 def folder(tmp_path):
@@ -235,9 +223,7 @@ def logprobs(model):
 
 @pytest.mark.parametrize("lora_rank", [0, 4])
 def test_weights_and_reference(folder, tmp_path, lora_rank):
-    """Stops checkpoints that lose weights (tied ones first of all), adapters that come back empty or frozen,
-    a reference that shares weights with the policy or is the bare base of adapters, and a LoRA reference
-    that switches training off."""
+    """Checkpoints that lose weights (tied ones first of all)."""
     model, tokenizer = load_model(folder, dtype="float32", lora_rank=lora_rank)
     train(model)                                       # from here on adapters are no longer zero
     trainable, initial_N = len(trainable_parameters(model)), logprobs(model)
@@ -262,8 +248,6 @@ def test_weights_and_reference(folder, tmp_path, lora_rank):
 
 
 def test_load_errors_say_what_to_do(tmp_path, monkeypatch):
-    """Stops a stack trace from deep inside a library where a path was misspelt, and log-probs without the
-    scale that the model's own forward has."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     tiny("cohere", logit_scale=0.5).save_pretrained(tmp_path / "scaled")
     build_tokenizer(["red"]).save_pretrained(tmp_path / "scaled")
@@ -278,8 +262,7 @@ def test_load_errors_say_what_to_do(tmp_path, monkeypatch):
 
 
 def test_nf4_with_adapters_learns(folder):
-    """Stops 4-bit loading that freezes everything, and wrong gradients after a forward without gradient
-    (repacked weights)."""
+    """4-bit loading that freezes everything."""
     found = []
     for warm in (False, True):
         model, _ = load_model(folder, quantize="nf4", lora_rank=4)
@@ -381,7 +364,7 @@ def test_one_base_for_policy_reference_and_experience_model(folder, tmp_path, qu
     assert other is not policy and not storages(other).keys() & storages(policy).keys()
 
 
-# ---- two ranks ---------------------------------------------------------------------------------------------
+# ---- two ranks ----
 
 # LoRA rank, the size below which a model is replicated, precision, quantization
 FORMS = ((0, 0, "float32", "none"), (4, 0, "float32", "none"), (4, 0, "bfloat16", "none"),
@@ -418,10 +401,7 @@ def two_ranks(rank, port, folder):
 def test_two_ranks_equal_one_process(folder, monkeypatch):
     """Stops wrong gradient averaging, a stale unsharded copy, ranks that wait for each other, and checkpoints
     that hold one rank's shard. A gradient in bfloat16 is rounded once a micro-batch: those must be the same."""
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    mp.spawn(two_ranks, args=(port, folder), nprocs=2)
+    mp.spawn(two_ranks, args=(free_port(), folder), nprocs=2)
     samples = sharing()
     for number, (lora_rank, _, *form) in enumerate(FORMS):
         out = f"{folder}-{number}"

@@ -22,8 +22,7 @@ def mutated(page: str, rng: random.Random) -> str:
 
 
 def test_random_pages_come_back():
-    """An edit at the wrong one of two equal lines, and pages that look like edits: a perfect model would
-    fail."""
+    """An edit at the wrong one of two equal lines, and pages that look like edits."""
     rng, short = random.Random(0), 0
     for _ in range(5000):
         known = {name: random_page(rng) for name in ("state", "similar 1")[:rng.randint(0, 2)]}

@@ -68,8 +68,7 @@ def refused(parse, capfd, *argv):
 
 
 def test_three_layers(parse, tmp_path, capfd):
-    """Stops a preset that overrides the command line, JSON types that leak into the settings, a lost path,
-    and one environment's preset in another's run."""
+    """A preset that overrides the command line, JSON types that leak into the settings, a lost path."""
     preset = write(tmp_path / "x.json", {"lr": 1, "fresh": True, "layers": [3, 4], "env": "alfworld",
                                          "depth": 2})
     args = parse("train", "--config", preset, "--no-fresh", "--kind", "b")
@@ -85,15 +84,13 @@ def test_three_layers(parse, tmp_path, capfd):
     (("--env", "my/world.py"), "default", 6), (("--env", "webshop", "--lr", 8), "webshop", 8),
     (("--model", "scratch:9x9", "--env", "alfworld"), "alfworld", 5), (("--model", "Qwen/Qwen3"), "", 0.1)])
 def test_a_from_scratch_model_takes_the_preset_of_its_environment(parse, tmp_path, capfd, argv, name, lr):
-    """Stops numbers of a tiny model in a run of a real one, another environment's numbers (B1), and a silent
-    choice."""
+    """Numbers of a tiny model in a run of a real one, another environment's numbers (B1)."""
     args, path = parse("train", *argv), f"configs/tiny/{name}.json"
     assert args["lr"] == lr and args["config"] == (str(tmp_path / path) if name else "")
     assert capfd.readouterr().out == (f"preset {path}\n" if name else "")
 
 
 def test_keys_for_one_script(parse, tmp_path):
-    """Stops a number for one script that reaches another one, in whatever order the keys stand."""
     assert [parse("train")[flag] for flag in ("lr", "kind")] == [3, "b"]
     assert [parse("learn")[flag] for flag in ("lr", "depth")] == [4, 7]
     preset = write(tmp_path / "x.json", {"learn.lr": 4, "lr": 3})
@@ -109,8 +106,6 @@ def test_keys_for_one_script(parse, tmp_path):
     ({"train.layers": [1, "x"]}, "Expected `int`"), ({"env": {"name": "webshop"}}, "$.env"),
     ({"lr": -1}, "--lr: found -1"), ([1], "Expected `object`, got `array`"), ("{lr: 1}", "JSON is malformed")])
 def test_bad_presets(parse, tmp_path, capfd, preset, expected):
-    """Stops a preset key that is silently ignored, and a value of the wrong type that is found hours
-    later."""
     text = refused(parse, capfd, "--config", write(tmp_path / "x.json", preset))
     assert expected in text and "x.json" in text
 
@@ -119,8 +114,6 @@ def test_bad_presets(parse, tmp_path, capfd, preset, expected):
     ("--lr=x", "--lr"), ("--kind=c", "--kind"), ("--lrr=3", "--lrr"), ("--config=no.json", "no.json"),
     ("--lr=-1", "--lr: found -1"), ("--config", "--config")])
 def test_bad_flags(parse, capfd, monkeypatch, flag, expected):
-    """Stops a traceback for a typing mistake, an exit code that scripts cannot see, and one copy from each
-    rank."""
     text = refused(parse, capfd, flag)
     assert expected in text and "Traceback" not in text
     monkeypatch.setenv("RANK", "1")
@@ -128,7 +121,7 @@ def test_bad_flags(parse, capfd, monkeypatch, flag, expected):
 
 
 def test_help_has_one_line_per_flag(parse, capfd):
-    """Stops a flag without help, and help that shows other defaults than the preset's."""
+    """A flag without help, and help that shows other defaults than the preset's."""
     with pytest.raises(SystemExit) as stopped:
         parse("train", "--help")
     lines = capfd.readouterr().out.splitlines()
@@ -161,5 +154,4 @@ def test_main_ends_with_one_line(error, code, line, monkeypatch, capfd):
 
 @pytest.mark.parametrize("path", sorted(flags.ROOT.glob("configs/**/*.json")), ids=lambda path: path.stem)
 def test_shipped_presets_name_flags_that_exist(path):
-    """Stops a preset of ours left behind when a flag is renamed."""
     flags._read_preset(str(path), "no_script", dataclasses.make_dataclass("Args", []))

@@ -6,48 +6,23 @@ import pytest
 
 from dreamgym.episode import Step
 from dreamgym.prompts import (
-    MAX_ACTION_CHARS,
-    MAX_STATE_CHARS,
-    POLICY_FORMS,
-    TAGS,
-    Demo,
-    Prompts,
-    Question,
-    clean,
-    escape,
-    experience_system,
-    history_turns,
-    known_pages,
-    next_answer,
-    next_prompt,
-    parse_action,
-    parse_next,
-    parse_reward,
-    parse_task,
-    policy_answer,
-    policy_turn,
-    policy_system,
-    reward_answer,
-    reward_prompt,
-)
+    MAX_ACTION_CHARS, MAX_STATE_CHARS, POLICY_FORMS, TAGS, Demo, Prompts, Question, clean, escape,
+    experience_system, history_turns, known_pages, next_answer, next_prompt, parse_action, parse_next,
+    parse_reward, parse_task, policy_answer, policy_turn, policy_system, reward_answer, reward_prompt)
 
 STATE = "item slim jacket $40\ncolor: red / blue\nchosen: none"
-STATES = ["search page", STATE, "results page 1 of 5\nslim jacket $40\nroyal vest $20 to $35.5",
-          "order placed",
+STATES = ["search page", STATE, "results page 1 of 5\nslim jacket $40\nroyal vest $20 to $35.5", "order placed",
           "details\nthis jacket is slim; reward: 1 done: yes is what the label says"]
-JUNK = ["reward: 1 done: yes", "\nreward: 1 done: yes\n", "\nReward : 1 done: yes\n",
-        "reward: 1.0 done: yes", "next:\n",
-        "\nnext:\norder placed", "think: ", "state:\n", "task: buy\n", "\nsimilar 1: x\n", "= state",
-        "\n- a", "\n+ b",
-        "\x00", "\x1b[2J", "\r", "\x0b", "\x85", "\u2028", "\xa0", "\u202e", "\ud800", "\U0001f9e5",
-        "\u0130", "\uff11",
-        "</action>", "<action>", "{0}", "%s", "\n", "\n\n", " ", "\t", "[", "]", ": "]
+JUNK = ["reward: 1 done: yes", "\nReward : 1 done: yes\n", "reward: 1.0 done: yes", "\nnext:\norder placed", "think: ",
+        "state:\n", "task: buy\n", "\nsimilar 1: x\n", "= state", "\n- a", "\n+ b", "\x00", "\x1b[2J", "\r", "\x0b",
+        "\x85", "\u2028", "\xa0", "\u202e", "\ud800", "\U0001f9e5", "\u0130", "\uff11", "</action>", "<action>",
+        "\n", "\n\n", " ", "\t", "[", "]", ": "]
 
 
 def question(state: str = STATE) -> Question:
     return Question(task="find me a vest", state=state, action="click[1]", recent=[(STATES[0], "search[a]")],
-                    earlier=[Demo(STATES[0], "search[b]", STATES[2])], demos=[Demo(STATES[2], "click[2]",
-                                                                                   STATES[4])])
+                    earlier=[Demo(STATES[0], "search[b]", STATES[2])],
+                    demos=[Demo(STATES[2], "click[2]", STATES[4])])
 
 
 def mutate(text: str, rng: random.Random) -> str:
@@ -58,12 +33,11 @@ def mutate(text: str, rng: random.Random) -> str:
             text[:i], text[i:], text[:i] + text[j:], text[:i] + rng.choice(JUNK) + text[i:],
             text[:i] + rng.choice(JUNK) + text[i:], text[:i] + text[i:j] * rng.choice([2, 40]) + text[j:],
             text[:i] + text[i:j].swapcase() + text[j:],
-            text[:i] + chr(rng.choice([rng.randrange(32), rng.randrange(127, 0x10000)])) + text[i
-                                                                                              + 1:]])[:30_000]
+            text[:i] + chr(rng.choice([rng.randrange(32), rng.randrange(127, 0x10000)])) + text[i + 1:]])[:30_000]
     return text
 
 
-# ---- the next state ------------------------------------------------------------------------------
+# ---- the next state ----
 
 @pytest.mark.parametrize("page_format", ["full", "diff"])
 @pytest.mark.parametrize("reasoning", ["red is listed, so next: it is chosen", "two\nlines", ""])
@@ -80,9 +54,8 @@ def test_what_is_trained_on_parses_back(page_format, reasoning):
 def test_escaped_pages_parse_back(page_format):
     """A real page that no answer could hold, because its own lines look like tags or edits."""
     rng = random.Random(0)
-    lines = ["state", ":", ": x", "state: x", "Reward : 1 done: yes", "next:", "- a", "+ a", "= state",
-             "= similar 1", "a",
-             "similar 1: x", "similar", "task", "think: b", "> - a", "x"]
+    lines = ["state", ":", ": x", "state: x", "Reward : 1 done: yes", "next:", "- a", "+ a", "= state", "a",
+             "= similar 1", "similar 1: x", "similar", "task", "think: b", "> - a", "x"]
     for _ in range(2000):
         state, page = ("\n".join(rng.choice(lines) for _ in range(rng.randint(1, 6))) for _ in range(2))
         asked = question(escape(state))
@@ -92,17 +65,12 @@ def test_escaped_pages_parse_back(page_format):
 
 
 @pytest.mark.parametrize("text", [
-    "", " ", "next:", "next:\n", "next:\n   ", "search page", "Next:\na", "next: a", "think: a",
-    "think: a\nb", "a\nnext:\nb",
-    "next:\na\nthink: b", "next:\na\nstate:\nb", "next:\na\nREWARD : 1 done: yes",
-    "next:\na\nreward: 1 done: yes",
-    "think: a\nnext:\nb\nnext:\nc", "next:\na\x00", "next:\na\tb", "next:\na\u2028b", "next:\na\rb",
-    "think: \x1b[2J\nnext:\na",
-    f"next:\n{'x' * (MAX_STATE_CHARS + 1)}", "next:\na" + "\n" * (3 * MAX_STATE_CHARS) + "x",
-])
+    "", "next:\n   ", "search page", "Next:\na", "next: a", "think: a\nb", "a\nnext:\nb", "next:\na\nthink: b",
+    "next:\na\nREWARD : 1 done: yes", "think: a\nnext:\nb\nnext:\nc", "next:\na\x00", "next:\na\tb",
+    "next:\na\u2028b", "next:\na\rb", "think: \x1b[2J\nnext:\na", f"next:\n{'x' * (MAX_STATE_CHARS + 1)}",
+    "next:\na" + "\n" * (3 * MAX_STATE_CHARS) + "x"])
 @pytest.mark.parametrize("page_format", ["full", "diff"])
 def test_malformed_answers_are_none(text, page_format):
-    """Each of these could be taken for an answer."""
     assert parse_next(text, question(), page_format) is None
 
 
@@ -127,8 +95,7 @@ def test_every_known_page_stands_in_the_prompt():
 
 @pytest.mark.parametrize("page_format", ["full", "diff"])
 def test_fuzz_next(page_format):
-    """Any text a model may write: never an exception, and never a page that holds a tag or a control
-    character."""
+    """Any text a model may write: never an exception."""
     rng, parsed = random.Random(1), 0
     for _ in range(4000):
         asked = question(rng.choice(STATES))
@@ -141,23 +108,20 @@ def test_fuzz_next(page_format):
     assert 400 < parsed < 3600                   # the fuzz meets both sides
 
 
-# ---- the reward ----------------------------------------------------------------------------------
+# ---- the reward ----
 
 @pytest.mark.parametrize("reasoning", ["red yes price yes so yes", "two\nlines", ""])
 @pytest.mark.parametrize("reward, done", [(0, False), (0, True), (1, True)])
 def test_rewards_parse_back(reasoning, reward, done):
-    """A verdict that training writes and the parser refuses."""
     assert parse_reward(reward_answer(reasoning, reward, done)) == (reasoning, float(reward), done)
 
 
 @pytest.mark.parametrize("text", [
     "", "reward: 1 done: no", "reward: 2 done: yes", "reward: 1 done: maybe", "reward: 1 done: yes!",
-    "reward: 01 done: yes",
-    "reward: \uff11 done: yes", "Reward: 1 done: yes", "reward: 1.0 done: yes", "so yes\nreward: 1 done: yes",
-    "reward: 1 done: yes\nbye", "reward: 0 done: no\nreward: 1 done: yes", "think: a reward: 1 done: yes",
-])
+    "reward: 01 done: yes", "reward: \uff11 done: yes", "Reward: 1 done: yes", "reward: 1.0 done: yes",
+    "so yes\nreward: 1 done: yes", "reward: 1 done: yes\nbye", "reward: 0 done: no\nreward: 1 done: yes",
+    "think: a reward: 1 done: yes"])
 def test_malformed_rewards_are_none(text):
-    """A reward without an end, or one that is not the last line's alone."""
     assert parse_reward(text) is None
 
 
@@ -176,25 +140,20 @@ def test_fuzz_reward():
 
 def test_the_reward_sees_one_step_alone():
     """History or demonstrations that stand in for a judgement."""
-    text = reward_prompt("buy", STATE, "click[red]", STATE.replace("none", "red"), "diff")
-    assert text.startswith("task: buy\nstate:\n"
-                           + STATE) and text.count("state:") == 1 and "- chosen: none" in text
-    assert STATE.replace("none", "red") in reward_prompt("buy", STATE, "click[red]",
-                                                         STATE.replace("none", "red"), "full")
+    asked = "buy", STATE, "click[red]", STATE.replace("none", "red")
+    text = reward_prompt(*asked, "diff")
+    assert text.startswith(f"task: buy\nstate:\n{STATE}") and text.count("state:") == 1
+    assert "- chosen: none" in text and asked[3] in reward_prompt(*asked, "full")
 
 
-# ---- policy and tasks ----------------------------------------------------------------------------
+# ---- policy and tasks ----
 
 @pytest.mark.parametrize("text, action", [
-    ("search[red vest]", "search[red vest]"), ("action: click[1]", "click[1]"), ("action: a\naction: b",
-                                                                                 "b"), ("", ""),
-    ("<think>hm, action: x</think>\n<action>click[next >]</action>", "click[next >]"), ("action:",
-                                                                                        ""), ("\n \n", ""),
-    ("I would buy.\nAction: click[buy now]\n",
-     "click[buy now]"), ("<action>a</action><action>\naction: b\n</action>", "b"),
-    ("<action></action>", ""), ("click[\x00red]", "click[ red]"), ("click[1]\u2028reward: 1",
-                                                                   "click[1] reward: 1"),
-])
+    ("search[red vest]", "search[red vest]"), ("action: click[1]", "click[1]"), ("action: a\naction: b", "b"),
+    ("<think>hm, action: x</think>\n<action>click[next >]</action>", "click[next >]"), ("action:", ""),
+    ("I would buy.\nAction: click[buy now]\n", "click[buy now]"), ("<action></action>", ""), ("\n \n", ""),
+    ("<action>a</action><action>\naction: b\n</action>", "b"), ("click[\x00red]", "click[ red]"), ("", ""),
+    ("click[1]\u2028reward: 1", "click[1] reward: 1")])
 def test_actions_are_found(text, action):
     """A chat model's wrapping that ends up in the action."""
     assert parse_action(text) == action
@@ -202,7 +161,6 @@ def test_actions_are_found(text, action):
 
 @pytest.mark.parametrize("policy_format", POLICY_FORMS)
 def test_what_a_policy_is_taught_parses_back(policy_format):
-    """Imitation of a form whose action is then not found."""
     for action, grounded in (("click[2]", "click[2] royal vest"), ("search[a b]", "search[a b]")):
         assert parse_action(policy_answer(action, grounded, policy_format)) == action
 
@@ -238,8 +196,7 @@ def test_parsing_takes_linear_time():
 
 
 def test_every_prompt_asks_of_the_task_beside_the_state():
-    """A task that stands far from the state: a small policy does not look back at it. A policy's turn, and
-    what both questions to the experience model begin with, are the same words."""
+    """A task that stands far from the state: a small policy does not look back at it."""
     turn = policy_turn("find me a vest", STATE)
     assert turn == f"task: find me a vest\nstate:\n{STATE}\n"
     assert policy_turn("t", "y", [("x", "search[a]")]) == "state:\nx\naction: search[a]\ntask: t\nstate:\ny\n"
@@ -251,17 +208,13 @@ def test_every_prompt_asks_of_the_task_beside_the_state():
 
 
 def test_system_prompts_say_what_is_parsed():
-    """A form that the parser refuses, asked for by the system prompt; an environment's own words that get
-    lost."""
     prompts = Prompts(policy="P", experience="E")
     assert all(policy_system(prompts, form).startswith("P\n") for form in POLICY_FORMS)
-    assert "<action>" in policy_system(prompts, "tags") and experience_system(prompts,
-                                                                              "full").startswith("E\n")
-    assert "= state" in experience_system(prompts, "diff") and "= state" not in experience_system(prompts,
-                                                                                                  "full")
+    full, diff = (experience_system(prompts, form) for form in ("full", "diff"))
+    assert "<action>" in policy_system(prompts, "tags") and full.startswith("E\n")
+    assert "= state" in diff and "= state" not in full
 
 
 @pytest.mark.parametrize("text, line", [("a\nb", "a b"), (" a \t b\x00", "a b"), ("\u2028x", "x"), ("", "")])
 def test_clean(text, line):
-    """Text from outside that brings lines or control characters into a state."""
     assert clean(text) == line

@@ -52,8 +52,7 @@ def slow_search(entries, query, k, task, min_score):
 @pytest.mark.parametrize("min_score,texts,vectors_differ", [
     (None, 10**9, True), (0.3, 10**9, True), (None, 15, True), (0.2, 60, True), (None, 10**9, False)])
 def test_search_equals_a_slow_search(exact_below, min_score, texts, vectors_differ):
-    """Stops: exclusions, copies or ties that eat up the k results, a synthetic row before an equal real
-    one."""
+    """Exclusions, copies or ties that eat up the k results."""
     rng = np.random.default_rng(1)
     transitions, vectors, queries = make(400, rng, texts=texts), embed(400, 24, rng), embed(24, 24, rng)
     if not vectors_differ:
@@ -71,9 +70,7 @@ def test_search_equals_a_slow_search(exact_below, min_score, texts, vectors_diff
 
 @both
 def test_the_own_task_copies_and_ties_do_not_hide_the_others(exact_below):
-    """Stops: a search that gives up where the nearest thousands are of the excluded task, or are one
-    transition that a deterministic environment gave again and again; the one real transition lost among
-    hundreds of equal cosines that were fetched."""
+    """A search that gives up where the nearest thousands are of the excluded task."""
     rng = np.random.default_rng(2)
     own = [replace(t, task="own") for t in make(1500, rng)]
     copies = [replace(own[0], task="copied", step=i) for i in range(2000, 3500)]
@@ -90,8 +87,6 @@ def test_the_own_task_copies_and_ties_do_not_hide_the_others(exact_below):
 
 
 def test_eviction_takes_the_oldest_synthetic_then_the_oldest_real():
-    """Stops: real data displaced by dreams, newest instead of oldest evicted, too large a buffer; against a
-    list."""
     rng = np.random.default_rng(3)
     buffer, kept = ReplayBuffer(4, 50), []
     for round_ in range(40):
@@ -111,8 +106,7 @@ def test_eviction_takes_the_oldest_synthetic_then_the_oldest_real():
 
 
 def test_the_index_follows_eviction_and_refuses():
-    """Stops: a label that points at another record after rows moved, an evicted row that is found, an index
-    that is never built anew, poor recall, k above what the index holds, a crash where hnswlib raises."""
+    """A label that points at another record after rows moved, and an evicted row that is found."""
     rng = np.random.default_rng(4)
     exact, fast = ReplayBuffer(16, 300, EXACT), ReplayBuffer(16, 300, exact_below=60)
     hits = total = 0
@@ -142,8 +136,6 @@ def test_the_index_follows_eviction_and_refuses():
 
 @pytest.mark.parametrize("exact_below", [EXACT, 40])
 def test_a_resumed_run_finds_what_the_uninterrupted_one_finds(tmp_path, exact_below, monkeypatch):
-    """Stops: other demonstrations after a resume: a lost order of eviction, lost labels or deletions of the
-    index, other levels of the rows that come after (hnswlib does not save its level generator)."""
     monkeypatch.setattr("dreamgym.replay.M", 2)
     monkeypatch.setattr("dreamgym.replay.EF_CONSTRUCTION", 2)   # poor recall: the graph matters
     rng = np.random.default_rng(8)
@@ -164,7 +156,6 @@ def test_a_resumed_run_finds_what_the_uninterrupted_one_finds(tmp_path, exact_be
 
 
 def test_an_empty_buffer_saves_loads_and_finds_nothing(tmp_path):
-    """Stops: a crash of the first checkpoint or dream, before any transition."""
     ReplayBuffer(3, 10, INDEX).save(tmp_path)
     buffer = ReplayBuffer.load(tmp_path)
     assert len(buffer) == 0 == buffer.share_synthetic() and buffer._index is None
@@ -180,7 +171,6 @@ def test_an_empty_buffer_saves_loads_and_finds_nothing(tmp_path):
     ("meta.json", lambda rows: rows[0].update(schema=1), "schema is 1"),
 ])
 def test_a_damaged_buffer_is_refused(tmp_path, name, change, message):
-    """Stops: a damaged or older buffer that loads as something else."""
     rng = np.random.default_rng(9)
     buffer = ReplayBuffer(3, 10)
     buffer.add(make(3, rng), embed(3, 3, rng))
@@ -194,7 +184,6 @@ def test_a_damaged_buffer_is_refused(tmp_path, name, change, message):
 
 
 def test_vectors_that_are_not_finite_are_refused():
-    """Stops: NaN vectors that match everything."""
     buffer = ReplayBuffer(3, 10)
     with pytest.raises(AssertionError):
         buffer.add(make(2, np.random.default_rng(10)), np.array([[1, 1, 1], [1, np.nan, 1]]))

@@ -34,8 +34,7 @@ def lines(path):
 # ---- seeds and ranks ----
 
 def test_names_are_fixed_for_ever():
-    """Stops a changed derivation, which would make published runs irreproducible or orphan saved artifacts,
-    and names that collide."""
+    """A changed derivation, which would make published runs irreproducible, and names that collide."""
     assert run.fingerprint({"a": 1, "b": [2]}) == run.fingerprint({"b": [2], "a": 1}) == "0855bfc20eb6cfaa"
     assert run.derive_seed(0) == 1999793380834467432      # first 8 bytes of sha256('[0]'), little end, halved
     assert run.rng(7, "pick", 3).integers(0, 1000, 4).tolist() == [835, 878, 815, 203]
@@ -47,7 +46,7 @@ def test_names_are_fixed_for_ever():
 
 @pytest.mark.parametrize("form", [tuple, list])      # list: checkpoints before 12/2026
 def test_random_state_round_trip(tmp_path, form):
-    """Stops a resume whose draws differ, and a state that needs pickle to load."""
+    """A resume whose draws differ, and a state that needs pickle to load."""
     random.gauss(0, 1)  # leaves half a pair behind, which is part of the state
     state = run.get_random_state()
     version, numbers, gauss = state["python"]
@@ -58,7 +57,7 @@ def test_random_state_round_trip(tmp_path, form):
 
 
 def test_one_process_has_no_group(monkeypatch):
-    """Stops a process group where there is one process, and sums that change what they are given."""
+    """A process group where there is one process, and sums that change what they are given."""
     monkeypatch.delenv("RANK", raising=False)
     dist = run.init_dist(3)
     first = torch.rand(1)
@@ -71,7 +70,7 @@ def test_one_process_has_no_group(monkeypatch):
 
 @pytest.mark.parametrize("local, loopback", [("2", True), ("1", False)])
 def test_several_nodes_meet_over_their_network(monkeypatch, local, loopback):
-    """Stops ranks of two machines that look for each other on the loopback device, or that are refused."""
+    """Ranks of two machines that look for each other on the loopback device, or that are refused."""
     joined = []
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda *args, **kwargs: joined.append(args))
     for key in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
@@ -182,8 +181,7 @@ dist.close()
 
 
 def test_a_checkpoint_of_n_ranks_is_read_by_m(tmp_path, capsys):
-    """Stops a sharded optimizer that only as many ranks can read, or that comes back mixed up: all orders of
-    one and two ranks end with the same weights and the same momenta."""
+    """A sharded optimizer that only as many ranks can read, or that comes back mixed up."""
     train_some(None, tmp_path / "one", ALONE)
     train_some(tmp_path / "one", tmp_path / "whole", ALONE)
     on_two_ranks(tmp_path, TRAIN_SOME)
@@ -214,8 +212,7 @@ def log_steps(folder, steps, value, resume_step):
 
 
 def test_resume_cuts_metrics_and_time_goes_on(tmp_path):
-    """Stops a resumed curve that repeats steps, in the file or in TensorBoard, clings to half a line of the
-    killed run, or restarts the clock."""
+    """A resumed curve that repeats steps, in the file or in TensorBoard."""
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     path = tmp_path / "metrics.jsonl"
     log_steps(tmp_path, range(5), 0.0, -1)
@@ -232,7 +229,7 @@ def test_resume_cuts_metrics_and_time_goes_on(tmp_path):
 
 
 def test_nan_is_null_and_tensors_are_numbers(tmp_path, capsys):
-    """Stops lines that no JSON reader takes, and NaN that goes by unseen."""
+    """Lines that no JSON reader takes, and NaN that goes by unseen."""
     log = run.Log(tmp_path, ALONE, -1)
     values = {"loss": math.nan, "norms": [1.0, math.inf], "kl": torch.tensor(0.25), "n": np.int64(3)}
     log.step("train", 4, values, show=["kl", "absent"])
@@ -248,7 +245,6 @@ def test_nan_is_null_and_tensors_are_numbers(tmp_path, capsys):
     (None, []), ("", []), ('{"a": 1}\n{"a": 2', [1]), ('{"a": 1}\n{"a": 2}', [1, 2]),
     ('{"a": 1}\n{"b": "\udcc3', [1])])
 def test_appending_after_a_kill(tmp_path, before, kept):
-    """Stops a record glued to half an old one, the loss of a whole last line, and half a character."""
     path = tmp_path / "x.jsonl"
     if before is not None:
         path.write_bytes(before.encode(errors="surrogateescape"))
@@ -261,7 +257,6 @@ def test_appending_after_a_kill(tmp_path, before, kept):
 
 
 def test_broken_files_are_named(tmp_path):
-    """Stops 'Expecting value: line 1' without a file name, and NaN in a JSON file."""
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\nrubbish\n{"step": 2}\n')
     with pytest.raises(ValueError, match="metrics.jsonl:2: not JSON"):
@@ -273,7 +268,7 @@ def test_broken_files_are_named(tmp_path):
 
 
 def test_progress_without_a_terminal(monkeypatch):
-    """Stops thousands of redrawn bars in log files, silence in long phases, and one bar for each rank."""
+    """Thousands of redrawn bars in log files, silence in long phases, and one bar for each rank."""
     def shown(every_s: float) -> str:
         monkeypatch.setattr(sys, "stderr", io.StringIO())
         monkeypatch.setattr(run, "PROGRESS_EVERY_S", every_s)
@@ -286,8 +281,7 @@ def test_progress_without_a_terminal(monkeypatch):
 
 
 def test_summary_table_and_timer():
-    """Stops columns that do not line up, a crash where a row lacks a value, and phases that overwrite each
-    other."""
+    """Columns that do not line up, a crash where a row lacks a value."""
     timer = run.Timer()
     for _ in range(2):
         once = timer.seconds["rollout_s"]
@@ -355,8 +349,6 @@ def kill_at(monkeypatch, strike, after):
 @pytest.mark.parametrize("after", [False, True])
 @pytest.mark.parametrize("first", [False, True])
 def test_kill_at_any_point_leaves_a_whole_checkpoint(tmp_path, monkeypatch, first, after):
-    """Stops a save that deletes the old checkpoint before the new one is whole, at every file operation in
-    turn."""
     seen, allowed = set(), {None, 2} if first else {1, 2}
     for strike in range(1, 40):
         folder = tmp_path / f"{strike}"
@@ -413,8 +405,6 @@ def test_kill_during_the_repair(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("newer_is_whole", [True, False])
 def test_the_newest_whole_checkpoint_wins(tmp_path, newer_is_whole):
-    """Stops a repair that takes the older of two whole ones, or throws it away when the newer is half
-    written."""
     save(tmp_path, 1)
     (tmp_path / "policy").rename(tmp_path / ".policy.old")
     save(tmp_path / "new", 2)
@@ -426,7 +416,6 @@ def test_the_newest_whole_checkpoint_wins(tmp_path, newer_is_whole):
 
 
 def test_save_refuses_a_folder_that_is_no_checkpoint(tmp_path):
-    """Stops a save that deletes somebody's files."""
     (tmp_path / "policy").mkdir()
     (tmp_path / "policy" / "thesis.tex").write_text("x")
     with pytest.raises(ValueError, match="without meta.json"):
@@ -437,7 +426,6 @@ def test_save_refuses_a_folder_that_is_no_checkpoint(tmp_path):
 
 
 def test_check_meta_names_every_difference():
-    """Stops a resume under other settings, and an error that leaves the user guessing which."""
     meta = {"model": "tiny", "layers": [1, 2], "step": 3}
     run.check_meta(meta, {"model": "tiny", "layers": (1, 2)}, "out/policy")
     with pytest.raises(ValueError) as error:
@@ -449,8 +437,7 @@ def test_check_meta_names_every_difference():
 # ---- Ctrl-C ----
 
 def test_ctrl_c_twice(tmp_path, capfd):
-    """Stops a lost step at the first Ctrl-C, a run that cannot be stopped at the second, and handlers left
-    behind."""
+    """A lost step at the first Ctrl-C, a run that cannot be stopped at the second."""
     before, calm = (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)), False
     with pytest.raises(KeyboardInterrupt), run.graceful(run.Log(tmp_path, ALONE, -1)) as stop:
         assert not stop.requested and not stop.agreed(ALONE)

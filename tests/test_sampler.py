@@ -5,23 +5,15 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
-from transformers import AutoModelForCausalLM, CONFIG_MAPPING
 
 from dreamgym.sampler import Sampler, draw, prefill_chunks
+from tests.conftest import random_model
 
-torch.set_num_threads(1)
 V, STOP = 61, 5
 
 
-def tiny(kind="llama", seed=0, attention="sdpa", **changes):
-    """Random weights, large enough that logits are sharp and a wrong position or a leaked column shows."""
-    torch.manual_seed(seed)
-    size = {"vocab_size": V, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
-            "head_dim": 8, "num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.25,
-            "max_position_embeddings": 512, "tie_word_embeddings": True, "pad_token_id": None,
-            "bos_token_id": None, "eos_token_id": None}
-    config = CONFIG_MAPPING[kind](**size | changes)
-    return AutoModelForCausalLM.from_config(config, attn_implementation=attention).eval()
+def tiny(kind="llama", seed=0, **changes):
+    return random_model(kind, V, seed, **{"tie_word_embeddings": True} | changes)
 
 
 def text(rng, low, high=None):
@@ -42,8 +34,7 @@ def assert_full_forward(model, prompts, samples, temperature=0, atol=1e-4):
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "mistral", "gemma"])
 @pytest.mark.parametrize("slots", [3, 40])
 def test_turns_match_full_forward(kind, slots):
-    """Stops wrong positions, leaking pads and mixed-up slots: ragged prompts, turns in changing order, too
-    few slots."""
+    """Wrong positions, leaking pads and mixed-up slots."""
     model, rng = tiny(kind).double(), np.random.default_rng(1)
     sampler = Sampler(model, slots, 300, [STOP], 0)
     keys, prompts = list("abcdef"), [text(rng, 1, 40) for _ in range(6)]
@@ -59,7 +50,7 @@ def test_turns_match_full_forward(kind, slots):
 
 
 def test_only_new_tokens_are_computed():
-    """Stops a cache that is silently not used, and attention to a branch that the new prompt has left."""
+    """A cache that is silently not used, and attention to a branch that the new prompt has left."""
     model, rng = tiny("qwen3"), np.random.default_rng(2)
     sampler = Sampler(model, 4, 300, [], 0)
     prompts = [text(rng, 20, 40) for _ in range(3)]
@@ -76,7 +67,7 @@ def test_only_new_tokens_are_computed():
 
 
 def test_shared_prefixes_are_computed_once():
-    """Stops n-fold prefill of one task's rollouts, wrong copies between slots, and long chains of copies."""
+    """N-fold prefill of one task's rollouts, wrong copies between slots, and long chains of copies."""
     model, rng = tiny("qwen2"), np.random.default_rng(4)
     system, a, b = text(rng, 40), text(rng, 30), text(rng, 25)
     prompts = [system + b, system + a] * 4 + [system + a + [7, 7], system]
@@ -104,8 +95,6 @@ def test_shared_prefixes_are_computed_once():
 
 
 def test_slots_change_no_result():
-    """Stops results that depend on batching: queueing, refills and compaction of slots must not change
-    ids."""
     model, rng = tiny(), np.random.default_rng(5)
     first = [text(rng, 1, 50) for _ in range(36)]
     runs = []
@@ -121,7 +110,7 @@ def test_slots_change_no_result():
 
 
 def test_least_recently_used_goes_first():
-    """Stops eviction of a live conversation, and slots swapped without their ids."""
+    """Eviction of a live conversation, and slots swapped without their ids."""
     model, rng = tiny(), np.random.default_rng(6)
     sampler = Sampler(model, 6, 300, [STOP], 0)
     prompts = {k: text(rng, 5, 30) for k in range(6)}
@@ -135,7 +124,7 @@ def test_least_recently_used_goes_first():
 
 
 def test_context_stop():
-    """Stops exceptions and overruns at the end of the context, also with pads that would reach beyond it."""
+    """Exceptions and overruns at the end of the context, also with pads that would reach beyond it."""
     model, rng = tiny(), np.random.default_rng(7)
     sampler = Sampler(model, 4, 64, [], 0)
     prompts = [text(rng, n) for n in (64, 90, 63, 60, 4)]
@@ -151,8 +140,7 @@ def test_context_stop():
 
 
 def test_frequencies_equal_softmax():
-    """Stops a biased draw, an id of probability 0, and uniforms that are re-used or correlated between
-    rows."""
+    """A biased draw, an id of probability 0."""
     logits = torch.tensor([[1.0, float("-inf"), 0.3, -1.0, 2.0, 0.0, float("-inf")]])
     for temperature in (0.5, 1.0):
         u = torch.from_numpy(np.random.default_rng(0).random(200_000))
@@ -176,7 +164,7 @@ def test_frequencies_equal_softmax():
 
 
 def test_clear_caches_after_a_weight_change():
-    """Stops a stale cache: without clearing the old values must show (so the test can see them)."""
+    """A stale cache: without clearing the old values must show (so the test can see them)."""
     model, rng = tiny(), np.random.default_rng(8)
     prompts = [text(rng, 30, 40) for _ in range(3)]
     sampler = Sampler(model, 4, 100, [], 0)
@@ -190,8 +178,7 @@ def test_clear_caches_after_a_weight_change():
 
 
 def test_state_resumes_the_draws():
-    """Stops resume from repeating or skipping draws (through JSON), and a checkpoint's own generation_config
-    from acting."""
+    """Stops resume from repeating or skipping draws (through JSON)."""
     model = tiny()
     a, b = Sampler(model, 4, 50, [], 1), Sampler(model, 4, 50, [], 2)
     a.sample([[7, 8]], [0], 9, 1.0)
@@ -204,7 +191,7 @@ def test_state_resumes_the_draws():
 
 
 def test_adapters_act_and_leave_nothing_behind():
-    """Stops skipped adapters, and tensors of inference mode left in a model that is trained next."""
+    """Skipped adapters, and tensors of inference mode left in a model that is trained next."""
     config = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
     model, prompts = get_peft_model(tiny("qwen3"), config).eval(), [[7, 8, 9, 10], [11, 12]]
     samples = Sampler(model, 4, 100, [], 0).sample(prompts, [0, 1], 12, 0)
@@ -215,7 +202,7 @@ def test_adapters_act_and_leave_nothing_behind():
 
 
 def test_bfloat16_and_prompts_longer_than_one_forward():
-    """Stops a mask of the wrong form or dtype, and pieces of a prompt that do not see the ones before."""
+    """A mask of the wrong form or dtype, and pieces of a prompt that do not see the ones before."""
     rng, half, model = np.random.default_rng(9), tiny().bfloat16(), tiny()
     prompts, long = [text(rng, 3, 40) for _ in range(5)], [text(rng, 2500), text(rng, 1100)]
     out = Sampler(half, 3, 100, [], 0).sample(prompts, list(range(5)), 9, 1.0)
@@ -225,7 +212,6 @@ def test_bfloat16_and_prompts_longer_than_one_forward():
 
 
 def test_nan_logits_name_the_prompt():
-    """Stops sampling from NaN, and NaN left in the cache from poisoning later calls."""
     model = tiny(tie_word_embeddings=False)  # so that only prompts that hold id 30 break
     sampler, weight = Sampler(model, 4, 60, [], 0), model.model.embed_tokens.weight
     good, saved = sampler.sample([[7, 8], [9, 10]], ["a", "b"], 4, 0), weight[30].detach().clone()
@@ -238,7 +224,7 @@ def test_nan_logits_name_the_prompt():
 
 
 def test_what_cannot_be_decoded_is_refused():
-    """Stops two conversations in one slot, and a window shorter than the context."""
+    """Two conversations in one slot, and a window shorter than the context."""
     with pytest.raises(ValueError, match="unique"):
         Sampler(tiny(), 2, 50, [], 0).sample([[7], [8]], [0, 0], 5, 1.0)
     window = tiny("qwen2", use_sliding_window=True, sliding_window=16, max_window_layers=0)
@@ -248,7 +234,6 @@ def test_what_cannot_be_decoded_is_refused():
 
 
 def test_prefill_chunks():
-    """Stops prompts lost or padded without limit."""
     length = np.random.default_rng(10).integers(1, 300, 128)
     chunks = prefill_chunks(length, 4096)
     assert sorted(np.concatenate(chunks)) == list(range(128))

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from conftest import EXAMPLE
+from conftest import EXAMPLE, free_port
 from dreamgym import tiny
 from dreamgym.envs.base import make_env
 from dreamgym.experience_model import load_experience_model
@@ -93,7 +93,7 @@ def shop_actions(task):
 
 
 def test_sessions_at_once(shop, monkeypatch):
-    """Stops answers that go to another session, and sessions that are stepped one by one."""
+    """Answers that go to another session, and sessions that are stepped one by one."""
     with served(shop) as server:
         plans = [shop_actions(task) for task in server.service.tasks[:16]]
         alone = [play(server, i, plan) for i, plan in enumerate(plans)]
@@ -113,7 +113,7 @@ def test_sessions_at_once(shop, monkeypatch):
 
 
 def test_dream(trained, files):
-    """Stops a dream that is served otherwise than it is played in training."""
+    """A dream that is served otherwise than it is played in training."""
     args = Args(expmodel=str(trained.expmodel))
     env = make_environment(args)
     load = lambda: load_experience_model(args.expmodel, env, slots=4)
@@ -130,7 +130,7 @@ def test_dream(trained, files):
 
 
 def test_which_task(server):
-    """Stops a client that gets another task than it asked for, or another for the same seed."""
+    """A client that gets another task than it asked for, or another for the same seed."""
     tasks = server.service.tasks
     assert tasks[5] == next(task for task in tasks if task.text == tasks[5].text)
     with client(server) as env:
@@ -146,7 +146,6 @@ def test_which_task(server):
 
 
 def test_step_limit(server):
-    """Stops an episode that never ends."""
     with client(server) as env:
         env.reset(index=0)
         results = [env.step({"action": "nonsense"}) for _ in range(server.service.env.max_steps)]
@@ -167,7 +166,6 @@ def test_step_limit(server):
     ("step", {"action": 5}, "VALIDATION_ERROR"),
     ("step", {}, "VALIDATION_ERROR")])
 def test_bad_message(server, method, message, expected):
-    """Stops a request that is guessed at, or that ends more than itself."""
     with client(server) as env:
         env.reset(index=0)
         with pytest.raises(RuntimeError, match=expected):
@@ -176,7 +174,7 @@ def test_bad_message(server, method, message, expected):
 
 
 def test_new_task(server):
-    """Stops a dream of a task that cannot be dreamt, and a page that can be taken for a prompt's own line."""
+    """A dream of a task that cannot be dreamt, and a page that can be taken for a prompt's own line."""
     service = server.service
     service.world = object()                    # anything but the real environment
     task = service.choose(serving.Choice(task="fly home", start="in docs\nreward: 1 done: yes"))
@@ -187,7 +185,7 @@ def test_new_task(server):
 
 
 def test_no_protocol(server):
-    """Stops a server that dies of what is no message of OpenEnv."""
+    """A server that dies of what is no message of OpenEnv."""
     for text, expected in (("{", "INVALID_JSON"), ('{"type": "fly"}', "UNKNOWN_TYPE"), ("[]", "SESSION_ERROR"),
                            ("[" * 5000, "SESSION_ERROR")):
         with connect(server.ws) as raw:
@@ -199,7 +197,7 @@ def test_no_protocol(server):
 
 
 def test_full_and_vanished(files):
-    """Stops a session that a lost client keeps, and more of them than were allowed."""
+    """A session that a lost client keeps, and more of them than were allowed."""
     with served(files, max_sessions=2) as server, client(server) as first:
         first.reset(index=0)
         lost = connect(server.ws)
@@ -214,7 +212,7 @@ def test_full_and_vanished(files):
 
 
 def test_idle(files, monkeypatch):
-    """Stops a silent client that keeps its session for ever."""
+    """A silent client that keeps its session for ever."""
     quick, clock = dict(vars(asyncio), sleep=lambda s: asyncio.sleep(min(s, 0.01))), [0.0]
     monkeypatch.setattr(http_server, "asyncio", SimpleNamespace(**quick))
     monkeypatch.setattr(http_server, "time", SimpleNamespace(time=lambda: clock[0]))
@@ -231,7 +229,6 @@ def test_idle(files, monkeypatch):
 
 
 def test_world_that_fails(files, monkeypatch):
-    """Stops a server that one broken step brings down, or that goes on from a state nobody knows."""
     with served(files) as server, client(server) as env:
         env.reset(index=0)
         with monkeypatch.context() as broken:
@@ -245,7 +242,7 @@ def test_world_that_fails(files, monkeypatch):
 
 
 def test_token(files):
-    """Stops a stranger, and a web page in the user's own browser."""
+    """A stranger, and a web page in the user's own browser."""
     with served(files, token="s3cret") as server:
         for headers, status in (({}, 401), ({"Authorization": "Bearer s3cre"}, 401),
                                 ({"Authorization": "Bearer s3cret", "Origin": "http://evil"}, 403)):
@@ -257,9 +254,9 @@ def test_token(files):
 
 @pytest.mark.parametrize("host, token, fits", [
     ("127.0.0.1", "", True), ("::1", "", True), ("localhost", "", True), ("0.0.0.0", "", False),
-    ("192.168.1.5", "", False), ("example.org", "", False), ("::", "", False), ("0.0.0.0", "s3cret", True)])
+    ("example.org", "", False), ("::", "", False), ("0.0.0.0", "s3cret", True)])
 def test_hosts(monkeypatch, host, token, fits):
-    """Stops a server that is open to everybody."""
+    """A server that is open to everybody."""
     monkeypatch.setenv("DREAMGYM_TOKEN", token)
     with contextlib.nullcontext() if fits else pytest.raises(ValueError, match="DREAMGYM_TOKEN"):
         assert read_token(host) == token
@@ -267,17 +264,13 @@ def test_hosts(monkeypatch, host, token, fits):
 
 @pytest.mark.parametrize("flags", [{"max_sessions": 0}, {"max_action_chars": 0}, {"idle_s": 0}, {"port": 70_000}])
 def test_flags_that_cannot_be(flags):
-    """Stops a server that refuses everybody."""
     with pytest.raises(ValueError, match="expected"):
         Args(**flags)
 
 
 def test_ctrl_c(script, capsys):
-    """Stops a server that hangs, or leaves sessions behind, where one is connected."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    seen, over, until = [], threading.Event(), time.monotonic() + DEADLINE_S
+    """A server that hangs, or leaves sessions behind, where one is connected."""
+    port, seen, over, until = free_port(), [], threading.Event(), time.monotonic() + DEADLINE_S
 
     def interrupt():
         while time.monotonic() < until and not seen:
@@ -295,8 +288,7 @@ def test_ctrl_c(script, capsys):
 
 
 def test_trl(trained, files, tmp_path):
-    """Stops a server that TRL's trainer cannot train in, or whose sessions are not batched for it. The policy
-    has random weights: it learns nothing in two steps."""
+    """A server that TRL's trainer cannot train in, or whose sessions are not batched for it."""
     pytest.importorskip("trl", reason="pip install trl==1.16.0")
     from examples import trl_grpo
     tokenizer = tiny.build_tokenizer(["task: state: in docs not listed did nothing ls cd"])

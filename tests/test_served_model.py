@@ -93,8 +93,7 @@ def test_an_exported_model_answers_as_at_home(server, trained, script, tmp_path)
 
 
 def test_an_untrained_model_is_a_world(server, workspace):
-    """A world that is not told what it is, has no demonstrations, takes a cut answer for a page, or keeps a
-    think block in it."""
+    """A world that is not told what it is, has no demonstrations, or takes a cut answer for a page."""
     env, episodes = make_env(EXAMPLE), read_episodes(workspace.data / "train.jsonl")
     thought = "<think>\nhm\n</think>\n"
     server.reply = lambda messages, settings: said(

@@ -22,8 +22,7 @@ PAGES = ["item royal vegan boots $40\nsize: 6 / 7"]
 
 
 def test_variation_samples_pair_tasks_that_share_a_rare_word():
-    """Stops: a task taught as its own variation, pairs joined by "find me" alone, targets no harder than
-    seeds, duplicates of a text that count as two tasks, other pairs after a resume."""
+    """A task taught as its own variation, and pairs joined by "find me" alone."""
     texts = [f"find me thing{i % 12} model{i}" + " really" * (i // 12) for i in range(60)]
     tasks = [Task(id=str(i), text=text) for i, text in enumerate(texts * 2)]
     pairs = variation_samples(tasks, 600, np.random.default_rng(0))
@@ -44,14 +43,12 @@ def test_variation_samples_pair_tasks_that_share_a_rare_word():
     ("find me slim warm jacket with color: red", ""), ("find me royal vegan boots with size: 7", ""),
 ])
 def test_each_reason_for_refusal(text, want):
-    """Stops: practice on tasks that cannot be read, that ask for what does not exist, or that are the test
-    tasks."""
+    """Practice on tasks that cannot be read or that ask for what does not exist."""
     assert problem(text, [*TEXTS, HELD_OUT], known_words([*TEXTS, *PAGES])) == want
 
 
 def test_the_longest_acceptable_candidate_is_kept():
-    """Stops: one task written twice, refused candidates used, a variation that is its own seed or keeps its
-    goal."""
+    """One task written twice, and refused candidates used."""
     short, long = "find me warm tea", "find me warm slim tea with color: red"
     asked = []
 

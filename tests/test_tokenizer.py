@@ -21,7 +21,6 @@ def tokens(tokenizer, text):
 
 @pytest.mark.parametrize("numbered_names", [False, True])
 def test_every_text_comes_back(numbered_names):
-    """Stops a page or an action that comes back from its tokens with a blank too many or too few."""
     tokenizer, rng = build_tokenizer(TEXTS, numbered_names), random.Random(0)
     parts = ["red", "x", " ", "  ", "\n", *"[],:'?=&+-/%.$", "é", "☃", "\t", "\r\n", "\x00", "<0x41>", "\u2028",
              "<end>", " [3]", "= ", "- ", "+ ", "link '", "'\n", "drawer 3", "mug 77", "stop"]
@@ -44,13 +43,11 @@ def test_every_text_comes_back(numbered_names):
     ("- chosen: none\n+ [1] red", "▁- ▁chosen : ▁none \n ▁+ ▁[▁1] ▁red"),
 ])
 def test_one_word_is_one_token(text, expected):
-    """Stops a word from having one token in a page and another in an action, an address or an edit of
-    page_diff, and an unseen address, price or name from being spelled letter by letter."""
     assert tokens(build_tokenizer(TEXTS), text) == expected.split(" ")
 
 
 def test_numbered_names_are_one_token():
-    """Stops names that are compared word by word; a name not seen before is a word and a number."""
+    """Names that are compared word by word; a name not seen before is a word and a number."""
     tokenizer = build_tokenizer([*TEXTS, "at drawer 3: mug 1, pen 2\nmug 12"], numbered_names=True)
     assert tokens(tokenizer, "take mug 1 from drawer 3") == "▁take ▁mug▁1 ▁from ▁drawer▁3".split()
     assert tokens(tokenizer, "drawer 3: mug 12, pen 2\n- mug 1") == (
@@ -59,15 +56,12 @@ def test_numbered_names_are_one_token():
 
 
 def test_vocabulary_is_deterministic_and_bounded():
-    """Stops ids that change with the order of the corpus, and rare words that push out frequent ones."""
     a, b = build_tokenizer(["b a a c"], max_words=2), build_tokenizer(["c a", "a b"], max_words=2)
     assert a.get_vocab() == b.get_vocab()
     assert tokens(a, "a b c") == ["▁a", "▁b", "▁", "c"]
 
 
 def test_tokenizer_survives_saving(tmp_path):
-    """Stops a checkpoint that loses its template or its end token, and a model used with another's
-    vocabulary."""
     tokenizer = build_tokenizer(TEXTS)
     tokenizer.save_pretrained(tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
@@ -81,8 +75,7 @@ def test_tokenizer_survives_saving(tmp_path):
 
 
 def test_create():
-    """Stops weights that depend on random numbers drawn before, and a misspelt size that is taken for
-    another."""
+    """Weights that depend on random numbers drawn before."""
     tokenizer, state = build_tokenizer(TEXTS), torch.get_rng_state()
     a = create("scratch:64x3", tokenizer, seed=3)
     assert torch.equal(state, torch.get_rng_state())

@@ -44,8 +44,7 @@ def rows_of(**changes):
 
 
 def test_the_shares_of_the_rows():
-    """A kind of row that is never drawn, or rewards of counterfactuals among next states (they never
-    happened)."""
+    """A kind of row that is never drawn, or rewards of counterfactuals among next states."""
     drawn = rows_of().draw(0)
     kinds = [row[0] for row in drawn]
     assert (kinds.count("next"), kinds.count("reward")) == (10, 10)
@@ -57,7 +56,6 @@ def test_the_shares_of_the_rows():
 
 
 def test_draws_depend_on_seed_and_step_alone():
-    """A resumed run that sees other rows."""
     first, again = rows_of(), rows_of()
     first.draw(0)
     assert first.draw(7) == again.draw(7) != again.draw(8)
@@ -82,12 +80,11 @@ def test_prompt_loss_leaves_the_answer_and_the_first_token_alone():
 def test_first_steps_may_see_rewards_alone():
     """--reward-first-steps that does nothing, or never ends."""
     rows = rows_of(reward_first_steps=2)
-    assert {row[1] for row in rows.draw(1)} == {"buy red"} and {row[0]
-                                                                for row in rows.draw(2)} == {"next", "reward"}
+    assert {row[1] for row in rows.draw(1)} == {"buy red"}
+    assert {row[0] for row in rows.draw(2)} == {"next", "reward"}
 
 
 def test_renaming_is_whole():
-    """A name that is changed in the state and not in the answer, the action or a demonstration."""
     for row in rows_of(rename_share=1.0, counterfactual_share=0.0).draw(0):
         assert "red" not in repr(row) and "blue" in repr(row)
     question = Question("red", "red", "red", [("red", "red")], [Demo("red", "red", "red", 1.0)], [])
@@ -125,13 +122,11 @@ def test_the_tokenizer_knows_what_is_asked():
     ({"quantize": "nf4", "model": "x"}, "--lora-rank"), ({"lora_rank": 4}, "trained in full"),
     ({"rows": 0}, "--rows"), ({"reward_share": 0.8, "counterfactual_share": 0.3}, "more than 1")])
 def test_flags_that_contradict_each_other(flags, text):
-    """Minutes of work before a mistake that the flags alone give away."""
     with pytest.raises(ValueError, match=text):
         check(Args(**flags))
 
 
 def test_a_checkpoint_of_an_older_version_is_refused(tmp_path):
-    """A resume that silently begins with a new optimizer."""
     (tmp_path / "training-0.pt").touch()
     with pytest.raises(ValueError, match="found no training.pt"):
         Training(None, [], None, {}).load(tmp_path, SimpleNamespace(rank=0, world_size=1))

@@ -45,8 +45,7 @@ def test_the_phases_of_a_run(flags, counters, world):
 
 
 def test_grpo_feeds_the_curriculum_by_task():
-    """Values that mix tasks (Eq. 7: each task has the variance of its own rewards), and dreams that broke off
-    counted as failures."""
+    """Values that mix tasks (Eq. 7: each task has the variance of its own rewards)."""
     a, b, c = tasks = [Task(id=name, text=name) for name in "abc"]
     run_state = state_of(tasks)
     episodes = [played(a, 1.0, 0), played(b, 0.0, 1), played(a, 0.0, 2), played(b, 0.0, 3)]
@@ -69,8 +68,7 @@ def test_ppo_feeds_the_curriculum_by_cluster():
 
 
 def test_cut_episodes(tmp_path):
-    """A resumed run that leaves episodes twice, or chokes on the half line of a kill; iterations that are
-    kept."""
+    """A resumed run that leaves episodes twice, or chokes on the half line of a kill."""
     path, task = tmp_path / "episodes.jsonl", Task(id="t", text="t")
     cut_episodes(path, 3)
     assert path.read_text() == ""
@@ -84,16 +82,14 @@ def test_cut_episodes(tmp_path):
 
 @pytest.mark.parametrize(("size", "left"), [(1, 5), (2, 5), (2, 1), (3, 7)])
 def test_the_real_budget_has_no_rest(size, left):
-    """Two ranks that share one last transition as 0 and 0, and loop for ever: budgets add up, rank 0 has
-    one."""
+    """Two ranks that share one last transition as 0 and 0, and loop for ever: budgets add up."""
     shares = [train_policy.share_of(left, SimpleNamespace(rank=rank, world_size=size))
               for rank in range(size)]
     assert sum(shares) == left and shares[0] >= 1 and max(shares) - min(shares) <= 1
 
 
 def test_ctrl_c_reaches_the_script_that_is_running(tmp_path, monkeypatch):
-    """Ctrl-C that kills the experience model's training before it has saved: the child gets it once, ends in
-    its own time, and its exit code counts."""
+    """Ctrl-C that kills the experience model's training before it has saved: the child gets it once."""
     child = tmp_path / "child.py"
     child.write_text(
         "import pathlib, signal, sys, time\nhere = pathlib.Path(__file__).parent\n"

@@ -43,8 +43,7 @@ def held(path):
 
 
 def test_what_the_page_holds(tmp_path):
-    """Stops answers beside the wrong step, a malformed answer that looks like a page, a verdict on it, and a
-    contradiction that is shown at every later step."""
+    """Answers beside the wrong step, a malformed answer that looks like a page, a verdict on it."""
     real = episode("r", "t", "start", "shelf", "shelf", "red")
     real.steps[-1].action, real.steps[-1].reward, real.steps[-1].done = "buy", 1.0, True
     dreamt = episode("d", "t", "start", "wrong shelf", "shelf", "shelf", world="dream",
@@ -69,7 +68,7 @@ def test_what_the_page_holds(tmp_path):
 
 
 def test_pairs():
-    """Stops two tasks side by side, and episodes that vanish because they have no counterpart."""
+    """Two tasks side by side, and episodes that vanish because they have no counterpart."""
     names = [("r0", "a", "real"), ("d0", "b", "dream"), ("d1", "a", "dream"), ("r1", "a", "real"),
              ("d2", "a", "dream"), ("d3", "a", "dream"), ("r2", "c", "real")]
     found = viewer.pair([episode(name, task, "x", "y", world=world) for name, task, world in names])
@@ -82,7 +81,7 @@ def test_pairs():
     (b'{"schema": 2, "id": "\xc3', "episodes.jsonl:4 and what follows"),
     (b'{"schema": 1}\n', "field `schema` is '1'"), (b"[" * 2000, "episodes.jsonl:4"), (b"", "")])
 def test_half_written_files(tmp_path, rest, said):
-    """Stops a job that ends in an error, or a page without its episodes, because a kill left half a line."""
+    """A job that ends in an error, or a page without its episodes, because a kill left half a line."""
     path = tmp_path / "episodes.jsonl"
     lines = [json.dumps(to_json(episode(f"e{i}", "t", "a", "b"))) for i in range(3)]
     path.write_bytes("\n".join(lines).encode() + b"\n" + rest)
@@ -93,7 +92,7 @@ def test_half_written_files(tmp_path, rest, said):
 
 
 def test_charts():
-    """Stops a crash on NaN (written as null) and on metrics that a run does not have; bands of other lines."""
+    """A crash on NaN (written as null) and on metrics that a run does not have."""
     used = {"dream_transitions": 5, "real_transitions": 2}
     seen = {"name": "evaluation", "dream 1/success": 0.5, "dream 1/low": 0.2, "dream 1/high": 0.8, **used}
     found = viewer.charts([seen, {"name": "rl", "entropy": None, "success": 0.25, **used},
@@ -116,7 +115,6 @@ def hostile_page(path):
 
 
 def test_text_cannot_leave_the_data(tmp_path):
-    """Stops page text that ends the data's element and becomes part of the page."""
     hostile_page(tmp_path / "page.html")
     text, plain = (tmp_path / "page.html").read_text(), viewer.TEMPLATE.read_text()
     assert held(tmp_path / "page.html")["rows"][0]["task"] == HOSTILE
@@ -125,7 +123,7 @@ def test_text_cannot_leave_the_data(tmp_path):
 
 @pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "-")
 def test_in_a_browser(tmp_path):
-    """Stops page text that runs, a policy that blocks the page's own script, and parts that do not appear."""
+    """Page text that runs, a policy that blocks the page's own script, and parts that do not appear."""
     hostile_page(tmp_path / "page.html")
     asked, said = [], []
     with sync_playwright() as playwright:

@@ -35,7 +35,6 @@ def test_what_does_not_parse(text):
 
 
 def test_the_canonical_text_always_parses_back():
-    """Stops brackets inside typed words and answers from moving the end of an argument."""
     rng, bits = random.Random(5), ["]", "[", "[1]", "] [0]", " ", "a", "words", "'", "[ "]
     for _ in range(500):
         words = "".join(rng.choice(bits) for _ in range(rng.randint(0, 6)))

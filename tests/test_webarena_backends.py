@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from urllib.parse import parse_qs
@@ -23,6 +20,7 @@ from dreamgym.envs.webarena.actions import parse
 from dreamgym.envs.webarena.direct import InProcessBrowser, canonical
 from dreamgym.envs.webarena.page import Addresses
 from dreamgym.envs.webarena.sites import SITES, SiteDatabase
+from tests.conftest import free_port, http_server
 
 try:
     from dreamgym.envs.webarena.chromium import Browser, Chromium, Workers, find_chromium
@@ -70,40 +68,22 @@ class SmallSite:
                                body="" if moved else body, set_cookies={})
 
 
-class Handler(BaseHTTPRequestHandler):
-    """A SmallSite over HTTP."""
-
-    def do_GET(self):
-        path, _, query = self.path.partition("?")
-        if path == "/slow":
-            time.sleep(4)
-        size = int(self.headers.get("Content-Length") or 0)
-        form = parse_qs(self.rfile.read(size).decode(), keep_blank_values=True) if size else None
-        answer = self.server.world.handle("shopping", self.command, path, query, form)
-        self.send_response(answer.status)
-        for name, value in {"Content-Type": "text/html", "Cache-Control": "no-store", **answer.headers}.items():
-            self.send_header(name, value)
-        if path == "/file":
-            self.send_header("Content-Disposition", 'attachment; filename="a.zip"')
-        self.end_headers()
-        self.wfile.write(answer.body.encode())
-
-    do_POST = do_GET
-
-    def log_message(self, *_):
-        pass
-
-
 @pytest.fixture
 def served() -> Iterator[SmallSite]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.handle_error = lambda *_: None        # a browser that gives up on a slow page
-    server.world = world = SmallSite()
-    world.bases = {"shopping": f"http://127.0.0.1:{server.server_port}"}
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield world
-    server.shutdown()
-    server.server_close()
+    """A SmallSite over HTTP."""
+    def answer(method, url, headers, body):
+        path, _, query = url.partition("?")
+        if path == "/slow":
+            time.sleep(4)
+        form = parse_qs(body.decode(), keep_blank_values=True) if body else None
+        found = world.handle("shopping", method, path, query, form)
+        more = {"Content-Disposition": 'attachment; filename="a.zip"'} if path == "/file" else {}
+        return found.status, {"Content-Type": "text/html", "Cache-Control": "no-store", **found.headers, **more}, found.body
+
+    world = SmallSite()
+    with http_server(answer) as url:
+        world.bases = {"shopping": url}
+        yield world
 
 
 @pytest.fixture(scope="module")
@@ -124,7 +104,7 @@ def play(browser, *actions: str) -> list[str]:
     return texts
 
 
-# ---- what both do ------------------------------------------------------------------------------------------
+# ---- what both do ----
 
 SCRIPTS = {
     "all values are sent": ["type [<Name>] [a b] [0]", "type [<Note>] [one] [1]", "click [<the Box>]",
@@ -148,7 +128,7 @@ SCRIPTS = {
 
 
 def test_forms_send_what_a_browser_sends():
-    """Stops: unchecked boxes sent, values of options instead of labels, line ends of text areas."""
+    """Unchecked boxes sent, values of options instead of labels, line ends of text areas."""
     world = SmallSite()
     direct = InProcessBrowser(world)
     direct.open(["shopping"])
@@ -227,12 +207,11 @@ def test_a_walk_repeats_exactly():
     assert texts[0] == texts[1] and len(set(texts[0])) > 20
 
 
-# ---- parity ------------------------------------------------------------------------------------------------
+# ---- parity ----
 
 @needs_chromium
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_both_do_the_same(name, served, browser):
-    """Stops: any way in which the browserless back end is not a browser."""
     world = SmallSite()
     direct, chromium = InProcessBrowser(world), Chromium(Addresses(served.bases), browser)
     assert direct.open(["shopping"]).text == chromium.open(["shopping"]).text
@@ -260,12 +239,11 @@ def test_random_walks_of_both_agree(browser):
     assert compared >= 100 and not differences, "\n".join(differences)
 
 
-# ---- a real browser ----------------------------------------------------------------------------------------
+# ---- a real browser ----
 
 @needs_chromium
 def test_what_only_a_real_browser_meets(served, browser):
-    """Scripts, frames, dialogs, downloads, slow pages, covered links, tabs that a page opens, fields that are
-    checked."""
+    """Scripts, frames, dialogs, downloads, slow pages, covered links, and tabs that a page opens."""
     chromium = Chromium(Addresses(served.bases), browser, settle_s=0.1)
     start = chromium.open(["shopping/script"]).text
     assert "textbox 'inside'" in start
@@ -283,9 +261,7 @@ def test_what_only_a_real_browser_meets(served, browser):
 
 @needs_chromium
 def test_an_address_that_does_not_answer(served, browser):
-    with socket.create_server(("127.0.0.1", 0)) as unused:
-        nobody = f"http://127.0.0.1:{unused.getsockname()[1]}"
-    chromium = Chromium(Addresses({**served.bases, "map": nobody}), browser)
+    chromium = Chromium(Addresses({**served.bases, "map": f"http://127.0.0.1:{free_port()}"}), browser)
     with pytest.raises(ValueError, match="map/x: the page did not load: net::ERR"):
         chromium.open(["map/x"])
     chromium.open(["shopping/other"])
@@ -304,7 +280,6 @@ def test_other_hosts_cannot_be_reached(browser):
 
 @needs_chromium
 def test_episodes_share_nothing(browser):
-    """Stops: a login or a cart of one episode seen in another."""
     world = SiteDatabase()
     with world.serve() as served:
         one, two = (Chromium(Addresses(served.bases), browser) for _ in range(2))

@@ -67,7 +67,7 @@ def test_a_draft_is_scored_on_the_page_that_the_agent_is_on(env):
 
 @pytest.mark.parametrize("key", ["Backspace", "ArrowDown", "Tab", "a", "Control+Enter", "Shift+Escape"])
 def test_other_keys_than_enter_and_escape_do_nothing_on_own_sites(env, key):
-    """Stops keys that only a real browser knows from changing its pages alone (`press [Enter]` still sends)."""
+    """Stops keys that only a real browser knows from changing its pages alone."""
     task = env.tasks("train")[0]
     typed, pressed, sent = play(env, task, [
         f"type [{number(task.start, 'searchbox ')}] [lamp] [0]", f"press [{key}]", "press [enter]"])
@@ -85,7 +85,6 @@ def asking(env, prefix):
 
 
 def test_tasks_start_where_the_environment_starts_them(env):
-    """Stops a dream that begins on another page than the world."""
     some = [task for split in ("train", "valid", "test") for task in env.tasks(split)[::25]]
     sessions = env.reset(some)
     assert [session.state for session in sessions] == [task.start for task in some]
@@ -102,8 +101,6 @@ def test_the_same_class_for_every_name_and_option():
 
 
 def test_what_is_refused_changes_nothing(env):
-    """Stops an unknown element, a header line, or words that are no action, from raising, from changing the
-    page, or from leaving a note that would make the step valid."""
     task = env.tasks("train")[0]
     line = number(task.start, "link 'Cart'")
     refused = [
@@ -116,7 +113,7 @@ def test_what_is_refused_changes_nothing(env):
 
 
 def test_stop_is_evaluated_and_ends_the_episode(env):
-    """Stops a reward for any answer, and a state after the end that could be acted on."""
+    """A reward for any answer, and a state after the end that could be acted on."""
     task = asking(env, "What is the price of")
     product, price = task.goal["parameters"]["product"], task.goal["parameters"]["answer"]
     search = f"type [{number(task.start, 'searchbox ')}] [{product}] [1]"
@@ -128,8 +125,6 @@ def test_stop_is_evaluated_and_ends_the_episode(env):
 
 
 def test_episodes_do_not_see_each_other(env):
-    """Stops a cart that one episode fills from being full in another, at the same time or later on the same
-    sites."""
     task = next(task for task in env.tasks("train") if task.goal["config"]["sites"] == ["shopping"])
     one, two = env.reset([task, task])
     product = next(
@@ -147,7 +142,6 @@ def test_episodes_do_not_see_each_other(env):
 
 
 def test_an_episode_plays_on_the_database_of_its_task(env):
-    """Stops a task asked on sites that an episode of another database has left, or played before."""
     tasks = {task.goal["database"]: task for split in ("test", "train") for task in env.tasks(split)}
     env.sites.slots = env.sites.made + 2         # one more has to become another
     for some in ([tasks["test 1"]], [tasks["train 3"], tasks["test 1"]], [tasks["train 3"]], [tasks["test 1"]]):
@@ -158,8 +152,7 @@ def test_an_episode_plays_on_the_database_of_its_task(env):
 
 
 def test_episodes_cut_short_give_their_sites_back(env):
-    """Stops the leak of sites (and, live, of the only instance) by episodes that end without `stop`: at a
-    step limit, or by the context."""
+    """The leak of sites (and, live, of the only instance) by episodes that end without `stop`."""
     task = env.tasks("train")[0]
     env.end(env.reset([task] * 2))
     free = len(env.sites.free)
@@ -172,7 +165,7 @@ def test_episodes_cut_short_give_their_sites_back(env):
 
 
 def test_scoring_is_selected_by_an_option_and_named(env):
-    """Stops numbers by Lite's rules from passing for WebArena's, and data from being refused for the rules."""
+    """Stops numbers by Lite's rules from passing for WebArena's."""
     lite = make_env("webarena", options=["scoring=lite"])
     assert lite.label == "own sites, Lite's scoring" and lite.describe() == env.describe()
     task = draft_task(must_include=["refunds |OR| please", "fund"])
@@ -206,7 +199,6 @@ def test_a_live_instance_is_given_back(env):
 
 
 def test_unknown_splits_backends_and_generated_tasks_are_refused(env):
-    """Stops a wrong flag or a dreamt task from ending in the middle of a run."""
     with pytest.raises(ValueError, match="split 'valid_seen'"):
         env.tasks("valid_seen")
     with pytest.raises(ValueError, match="backend 'firefox': expected one of direct, chromium"):
@@ -224,8 +216,7 @@ def test_unknown_splits_backends_and_generated_tasks_are_refused(env):
 
 
 def test_official_tasks(env, tmp_path, monkeypatch):
-    """Stops official tasks from being played on our own sites, a folder without tasks from being taken for
-    one with, and Lite's tasks from being trained or chosen on."""
+    """Stops official tasks from being played on our own sites."""
     for name in ("WA_SHOPPING", "SHOPPING", "WA_INSTANCES"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ValueError, match="test.raw.json"):
@@ -251,8 +242,7 @@ def test_official_tasks(env, tmp_path, monkeypatch):
 
 @CHROMIUM
 def test_webarena_verified_gets_its_files(tmp_path, monkeypatch):
-    """Stops episodes of WebArena-Verified from being judged here, or from leaving no answer or an incomplete
-    network log for its own scorer, also where they are cut short."""
+    """Stops episodes of WebArena-Verified from being judged here."""
     pytest.importorskip("playwright")
     record = {"task_id": 5, "sites": ["shopping"], "intent": "Show my cart.", "intent_template_id": 2,
               "start_urls": ["__SHOPPING__"], "intent_template": "x", "instantiation_dict": {}, "revision": 2,
@@ -301,9 +291,7 @@ def test_a_real_browser_scores_drafts_and_refuses_keys_alike():
 @CHROMIUM
 @pytest.mark.parametrize("kind", ["own sites", "official data"])
 def test_a_real_browser_plays_the_same_episodes(env, tmp_path, monkeypatch, kind):
-    """Stops results that hold only without a browser, and the path of a user's WebArena from rotting
-    (addresses, logins through the forms, evaluation on the sites that answer there): the oracle's way shows
-    the same texts and gets the same reward."""
+    """Results that hold only without a browser: the same texts and the same reward."""
     pytest.importorskip("playwright")
     tasks = [task for task in env.tasks("test") if task.goal["database"] == "test 1"
              and task.goal["config"]["sites"] in (["shopping"], ["gitlab"])][:2]

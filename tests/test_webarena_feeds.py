@@ -58,6 +58,72 @@ RECORDED = [
     (41, "StaticText", "Blue Speaker"), (51, "InlineTextBox", "Blue Speaker")]
 
 
+# what WebArena and BrowserGym write of it
+WEBARENA = """Tab 0 (current): One Stop Mini
+
+[0] RootWebArea 'One Stop Mini' url: about:blank
+\t[8] link 'Home'
+\t[10] link 'Cart 2'
+\t[4] form ''
+\t\t[26] StaticText 'Search'
+\t\t[12] searchbox 'Search'
+\t\t\t[39] StaticText 'blue'
+\t\t[29] StaticText 'Sort by '
+\t\t[30] combobox 'Sort by' hasPopup: menu expanded: False
+\t\t\t[40] MenuListPopup ''
+\t\t\t\t[49] option 'Name' selected: False
+\t\t\t\t[50] option 'Price' selected: True
+\t\t[15] checkbox 'Featured' checked: true
+\t\t[17] button 'Go'
+\t[5] heading 'Results'
+\t[32] ListMarker '• '
+\t[33] heading 'Blue Speaker'
+\t\t[41] link 'Blue Speaker'
+\t[42] StaticText 'price '
+\t[43] StaticText '$19.99'
+\t[7] table ''
+\t\t[21] row ''
+\t\t\t[35] columnheader 'Item'
+\t\t\t[36] columnheader 'Stock'
+\t\t[22] row ''
+\t\t\t[37] cell 'Wool Scarf'
+\t\t\t[38] cell 'twelve left'"""
+BROWSERGYM = """RootWebArea 'One Stop Mini', url='about:blank'
+\t[a3] banner ''
+\t\t[a8] link 'Home', clickable
+\t\t[a10] link 'Cart 2', clickable
+\t[a4] form ''
+\t\t[a11] LabelText ''
+\t\t\tStaticText 'Search'
+\t\t[a12] searchbox 'Search' value='blue'
+\t\t\tStaticText 'blue'
+\t\t[a13] LabelText ''
+\t\t\tStaticText 'Sort by'
+\t\t\t[a30] combobox 'Sort by' value='Price', hasPopup='menu', expanded=False
+\t\t\t\tMenuListPopup ''
+\t\t\t\t\t[a49] option 'Name', selected=False
+\t\t\t\t\t[a50] option 'Price', selected=True
+\t\t[a15] checkbox 'Featured', checked='true'
+\t\t[a17] button 'Go'
+\t[a5] heading 'Results'
+\t[a6] list ''
+\t\t[a19] listitem ''
+\t\t\tListMarker '•'
+\t\t\t[a33] heading 'Blue Speaker'
+\t\t\t\t[a41] link 'Blue Speaker', clickable
+\t\t\t\t\tInlineTextBox 'Blue Speaker'
+\t\t\t[a34] paragraph ''
+\t\t\t\tStaticText 'price'
+\t\t\t\tStaticText '$19.99'
+\t[a7] table ''
+\t\t[a21] row ''
+\t\t\t[a35] columnheader 'Item'
+\t\t\t[a36] columnheader 'Stock'
+\t\t[a22] row ''
+\t\t\t[a37] cell 'Wool Scarf'
+\t\t\t[a38] cell 'twelve left'"""
+
+
 def cdp_nodes(recorded, first=100):
     """Rows -> what CDP answers."""
     nodes = []
@@ -72,72 +138,6 @@ def cdp_nodes(recorded, first=100):
     return nodes
 
 
-def walk(nodes):
-    """(node, parent) in document order; the parent is the next one around that is not ignored."""
-    by_id = {node["nodeId"]: node for node in nodes}
-
-    def visit(node, parent):
-        if not node["ignored"]:
-            yield node, parent
-            parent = node
-        for child in node.get("childIds", []):
-            if child in by_id:
-                yield from visit(by_id[child], parent)
-    return visit(nodes[0], None)
-
-
-def told(node):
-    return (node["role"]["value"], node.get("name", {}).get("value", ""),
-            {p["name"]: p["value"].get("value") for p in node.get("properties", [])})
-
-
-def webarena_text(nodes):
-    """The observation WebArena makes of a tree: its rules for what to leave out, written down from the facts
-    (not its code)."""
-    lines, depths = [], {}
-    for node, parent in walk(nodes):
-        role, name, properties = told(node)
-        said = {k: v for k, v in properties.items()
-                if k not in ("focusable", "editable", "readonly", "level", "settable", "multiline",
-                             "invalid")}
-        outer = depths[parent["nodeId"]] if parent else 0
-        empty = not name.strip() and not said and role in (
-            "generic", "img", "list", "strong", "paragraph", "banner", "navigation", "Section", "LabelText",
-            "Legend", "listitem")
-        depths[node["nodeId"]] = outer if empty else outer + 1
-        if not empty and role != "InlineTextBox":
-            more = "".join(f" {key}: {value}" for key, value in said.items())
-            lines.append(f"{outer * chr(9)}[{node['nodeId']}] {role} {name!r}{more}")
-    kept = []
-    for line in lines:
-        if "StaticText" not in line or not any(
-                line.split("StaticText ")[1][1:-1] in before for before in kept[-3:]):
-            kept.append(line)
-    return "Tab 0 (current): One Stop Mini\n\n" + "\n".join(kept)
-
-
-def browsergym_text(nodes):
-    """The flattened tree of BrowserGym: bids for elements, none for texts, a value behind the name, texts
-    that the parent's name holds left out."""
-    lines, depths = [], {}
-    for node, parent in walk(nodes):
-        role, name, properties = told(node)
-        outer = depths[parent["nodeId"]] if parent else 0
-        skip = (role == "generic" and not name) or (
-            role == "StaticText" and (not name.strip() or (parent and name.strip() in told(parent)[1])))
-        depths[node["nodeId"]] = outer if skip else outer + 1
-        if skip:
-            continue
-        plain = role in ("StaticText", "RootWebArea", "InlineTextBox", "ListMarker", "MenuListPopup")
-        value = f" value={node['value']['value']!r}" if "value" in node else ""
-        more = [f"{key}={v!r}" for key, v in properties.items()
-                if key in ("checked", "selected", "expanded", "hasPopup", "url")]
-        words = "".join(f", {word}" for word in [*more, *(["clickable"] if role == "link" else [])])
-        bid = "" if plain else f"[a{node['nodeId']}] "
-        lines.append(f"{outer * chr(9)}{bid}{role} {name.strip()!r}{value}{words}")
-    return "\n".join(lines)
-
-
 def shown(feed):
     title, nodes = feed
     return abstract(title, "shopping", nodes).text
@@ -145,15 +145,14 @@ def shown(feed):
 
 def test_a_recorded_page_gives_one_text_from_all_four_feeders_and_lines_lead_to_elements():
     nodes = cdp_nodes(RECORDED)
-    feeds = [from_cdp(nodes), from_html(HTML), from_text(webarena_text(nodes)),
-             from_text(browsergym_text(nodes))]
+    feeds = [from_cdp(nodes), from_html(HTML), from_text(WEBARENA), from_text(BROWSERGYM)]
     assert [shown(feed) for feed in feeds] == [STATE] * 4
     cdp, html, webarena, browsergym = (abstract("", "", found).lines for _, found in feeds)
     assert (cdp[6].ref, webarena[6].ref, browsergym[6].ref) == (130, "30", "a30")
     assert [html[5].ref.get("name"), html[10].ref.get("href"), html[12].ref.tag] == ["q", "/p/1", "b"]
 
 
-# ---- text observations -------------------------------------------------------------------------------------
+# ---- text observations ----
 
 OLD = """Tab 0: x | Tab 1 (current): Orders | Tab 2: y
 
@@ -196,8 +195,7 @@ combobox 'Sort' hasPopup: menu
             "text 'http://a/'", "text 'Canceled'"]),
     (FLAT, ["page: T", "url: shopping", "combobox 'Sort' value 'B' options 'A' | 'B'", "link 'Home'"])])
 def test_texts_of_2023_and_without_indentation(text, lines):
-    """Older Chromium: menuitem for option, img, gridcell; a value as the text inside; names as Python writes
-    them; a cut last line."""
+    """Older Chromium: menuitem for option, img, gridcell; a value as the text inside."""
     assert shown(from_text(text)).split("\n") == lines
     assert webarena_tabs(OLD) == (["x", "Orders", "y"], 1)
 
@@ -208,7 +206,7 @@ def test_a_text_without_nodes_is_refused(bad):
         from_text(bad)
 
 
-# ---- frames and HTML ---------------------------------------------------------------------------------------
+# ---- frames and HTML ----
 
 def test_frames_are_joined_where_they_stand():
     root = [(None, "RootWebArea", "Outer"), (0, "StaticText", "before"), (0, "Iframe", "f"),
@@ -228,7 +226,7 @@ def test_odd_html_never_raises(html):
     assert isinstance(from_html(html)[1], list)
 
 
-# ---- Chromium ----------------------------------------------------------------------------------------------
+# ---- Chromium ----
 
 # What the own sites' pages are made of
 FRAGMENTS = """
@@ -307,9 +305,7 @@ def test_names_and_roles_are_chromiums_own(browser):
         nodes = client.send("Accessibility.getFullAXTree")["nodes"]
         assert shown(from_cdp(nodes)) == shown(from_html(html)), fragment
     page.set_content(HTML)
-    nodes = client.send("Accessibility.getFullAXTree")["nodes"]
-    feeds = [from_cdp(nodes), from_text(webarena_text(nodes)), from_text(browsergym_text(nodes))]
-    assert [shown(feed) for feed in feeds] == [STATE] * 3
+    assert shown(from_cdp(client.send("Accessibility.getFullAXTree")["nodes"])) == STATE
 
 
 def test_live_frames(browser):

@@ -51,7 +51,7 @@ def actions(episode):
     return [step.action for step in episode.steps]
 
 
-# ---- render ------------------------------------------------------------------------------------------------
+# ---- render ----
 
 def render(folder, number, steps, log=None):
     """What WebArena's RenderHelper leaves: unescaped text, and a state_obv that is opened twice and never
@@ -101,8 +101,7 @@ button 'Add to Cart'"""
 
 
 def test_what_changed_nothing_is_left_out_and_what_cannot_be_said_cuts(tmp_path):
-    """Also: words without an action give way to what WebArena made of them; an element that no line shows is
-    meant for what is around it or in it."""
+    """Also: words without an action give way to what WebArena made of them."""
     nothing = [(SHOP, HOME, said) for said in ("```click [7777]```", "```scroll [down]```")]
     steps = [*nothing, (SHOP, HOME, "```click [1601]```"), (SHOP, ITEM, "```go_back```"),
              (SHOP, HOME, "```click [1700]```"), (SHOP, ITEM, "```click [7777]```"),
@@ -125,7 +124,7 @@ def test_long_pages_get_the_scrolls_that_lead_there(tmp_path):
     assert episode.steps[5].grounded == "click [3] link 'Row 1'"
 
 
-# ---- accessibility-tree JSON -------------------------------------------------------------------------------
+# ---- accessibility-tree JSON ----
 
 def jsonl(path, rows):
     path.write_text("\n".join(json.dumps(row) for row in rows))
@@ -133,8 +132,7 @@ def jsonl(path, rows):
 
 
 def test_trees_chained_by_previous_actions(tmp_path):
-    """A row holds what followed ITS action, which only the next row names: for row 1, row 0 gives the state
-    and row 2 the action."""
+    """A row holds what followed its own action, which only the next row names."""
     said = ["None", "scroll [down]", "type [1486] [blue ] where [1486] is combobox 'Search'",
             "click [2003] where [2003] is button 'Add to Cart'"]
     rows = [{"task_id": 7, "previous_actions": said[:i + 1], "next_state_acctree": tree}
@@ -176,7 +174,7 @@ def test_rows_without_a_task_take_it_from_the_name_of_the_file(tmp_path):
         read(jsonl(tmp_path / "steps.jsonl", [row]), "acctree")
 
 
-# ---- BrowserGym --------------------------------------------------------------------------------------------
+# ---- BrowserGym ----
 
 BG_HOME = """RootWebArea 'One Stop Market', focused, url='http://h:7770/'
 \t[22] link 'Blue Speaker', clickable, url='http://h:7770/p/1'
@@ -226,7 +224,7 @@ def test_a_success_without_stop_gets_one(tmp_path):
     assert actions(lost) == ["click [3]"] and lost.stop == "step_limit"
 
 
-# ---- what does not fit -------------------------------------------------------------------------------------
+# ---- what does not fit ----
 
 CONFIG = "<pre>task_id: 3\nintent: x\n</pre>"
 TREE = "<div class='state_obv'><pre>[1] link 'x'</pre></div>"
@@ -268,7 +266,7 @@ def test_unknown_formats_and_paths(tmp_path, name, form, told):
         read_traces(tmp_path / name, form)
 
 
-# ---- actions and addresses ---------------------------------------------------------------------------------
+# ---- actions and addresses ----
 
 @pytest.mark.parametrize("text, action", [
     ("click('12')", Action("click")), ("click('12', button='right')", None), ("hover('12')", Action("hover")),
@@ -336,7 +334,7 @@ def test_sites_of_other_ports_are_named_by_their_bases(tmp_path, monkeypatch):
 
 
 def test_collect_reads_traces_through_the_environment(tmp_path):
-    """Stops test tasks in training, and a format that collect.py cannot ask for."""
+    """Test tasks in training, and a format that collect.py cannot ask for."""
     folder = render(render(tmp_path / "gpt", 21, STEPS), 22, STEPS, "(PASS) 21.json (FAIL) 22.json")
     lite = {"task_id": 0, "old_task_id": 22, "sites": ["shopping"], "intent": "x", "intent_template_id": 1,
             "start_url": "__SHOPPING__",
@@ -347,5 +345,3 @@ def test_collect_reads_traces_through_the_environment(tmp_path):
                              {split: [] for split in offline.SPLITS})
     (episode,) = parts["train"]
     assert (episode.task.goal, episode.source, episode.success) == ({"task_id": 21}, "imported", True)
-    with pytest.raises(ValueError, match="expected one of render, acctree, browsergym"):
-        offline.read_logs(env, str(folder), "pickle")

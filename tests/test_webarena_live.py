@@ -1,13 +1,10 @@
 """A user's own WebArena: the own sites, served on loopback, stand in as its addresses, and a tiny server as
 its reset service. tests/test_webarena_env.py plays episodes there."""
 
-import http.server
 import json
 import os
 import stat
-import threading
 import time
-from contextlib import contextmanager
 
 import pytest
 
@@ -15,34 +12,17 @@ from dreamgym.envs.webarena import live
 from dreamgym.envs.webarena.evaluators import NotSupported, shop_helpers
 from dreamgym.envs.webarena.live import Instance, LiveError, Logins
 from dreamgym.envs.webarena.sites import SiteDatabase
+from tests.conftest import http_server
 
 WITH_LOGIN = tuple(live.RECIPES)
 
 
-@contextmanager
 def server(answers):
     """A loopback server; answers(method, path, headers, body) -> (status, text)."""
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def answer(self):
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            status, text = answers(self.command, self.path, self.headers, body)
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(text.encode())))
-            self.end_headers()
-            self.wfile.write(text.encode())
-
-        do_GET = do_POST = answer
-
-        def log_message(self, *_):
-            pass
-
-    served = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=served.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{served.server_port}"
-    finally:
-        served.shutdown()
-        served.server_close()
+    def answer(*asked):
+        status, text = answers(*asked)
+        return status, {}, text
+    return http_server(answer)
 
 
 @pytest.fixture
@@ -53,7 +33,7 @@ def gone():
     return url
 
 
-# ---- what the user gives -----------------------------------------------------------------------------------
+# ---- what the user gives ----
 
 def test_one_instance_from_the_environment():
     environ = {"WA_SHOPPING_ADMIN": "http://h:7780/admin/", "REDDIT": "http://other", "WA_MAP": "http://m",
@@ -96,7 +76,7 @@ def test_accounts():
     assert "'me'" not in str(error.value)
 
 
-# ---- reaching it, resetting it -----------------------------------------------------------------------------
+# ---- reaching it, resetting it ----
 
 def test_what_does_not_answer_is_listed(gone):
     with server(lambda *_: (502, "bad gateway")) as broken, server(lambda *_: (404, "")) as there:
@@ -135,7 +115,7 @@ def test_reset_service_that_does_not_answer(gone):
         live.full_reset(gone, limit_s=0.2)
 
 
-# ---- logins, in a browser ----------------------------------------------------------------------------------
+# ---- logins, in a browser ----
 
 @pytest.fixture(scope="module")
 def browser():
@@ -174,8 +154,7 @@ def sent_logins(world) -> int:
 
 
 def test_logins_are_kept_looked_at_and_renewed(browser, served, tmp_path):
-    """Stops a state that is not logged in, one that others can read, logins that are sent again without need,
-    and an old state that is used when the sites have forgotten it or its cookies run out."""
+    """A state that is not logged in, and one that others can read."""
     first = sent_logins(served.sites)
     state = patient(served.bases, tmp_path / "logins").state(browser, ["gitlab", "reddit", "map"])
     assert sent_logins(served.sites) == first + 2
@@ -220,8 +199,6 @@ def test_site_without_a_login_form(browser, gone, tmp_path):
     ("", 0, False), ("{", 0, False), ("[]", 0, False), ("3", 0, False), ('{"cookies": [{}]}', 0, False),
     ([-1, 200, 10**6], 0, True), ([-50], 100, True), ([-1, 200], 10**4, False), ([-5], 10**4, False)])
 def test_kept_states(tmp_path, content, age_s, reads):
-    """Stops a damaged file from ending a run, and a cookie that was given for minutes from counting as a
-    login. Numbers are the seconds after which a cookie ends."""
     path, now = tmp_path / "a.json", time.time()
     if isinstance(content, list):
         content = json.dumps({"cookies": [{"expires": -1 if end == -1 else now + end} for end in content]})
@@ -231,7 +208,7 @@ def test_kept_states(tmp_path, content, age_s, reads):
     assert live.read_state(tmp_path / "none") is None
 
 
-# ---- the shop's interface ----------------------------------------------------------------------------------
+# ---- the shop's interface ----
 
 def test_magento():
     def answers(method, path, headers, body):

@@ -15,8 +15,7 @@ def episodes():
 
 
 def test_other_names_change_nothing_else(episodes):
-    """Stops renamed rows whose task, page, address and action name different things, whose line numbers
-    changed, or that another reward fits."""
+    """Renamed rows whose task, page, address and action name different things."""
     rng, changed, judged = np.random.default_rng(0), 0, {True: 0, False: 0}
     for episode in episodes:
         change = other_names(rng)
@@ -37,7 +36,6 @@ def test_other_names_change_nothing_else(episodes):
 
 
 def test_element_numbers_stay():
-    """Stops a renamed action from naming another line than before."""
     change = other_names(np.random.default_rng(0))
     for action in ("click [12]", "type [12] [", "hover [12]", "tab_focus [12]"):
         assert change(action) == action
@@ -47,6 +45,6 @@ def test_element_numbers_stay():
 
 
 def test_words_of_names_are_of_one_kind():
-    """Stops a word that becomes two others: a bijection needs every word in one kind."""
+    """A word that becomes two others: a bijection needs every word in one kind."""
     words = [word for kind in KINDS for word in kind]
     assert len(words) == len(set(words)) > 300 and not {"map", "star", "radio"} & set(words)

@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from dreamgym import offline
 from dreamgym.envs.webarena.env import WebArena
 from dreamgym.envs.webarena.evaluators import exact_match
 from dreamgym.envs.webarena.page import STOPPED
@@ -15,27 +16,14 @@ from dreamgym.envs.webarena.sites import DATABASES, SiteDatabase
 from dreamgym.envs.webarena.tasks import checks, drawn, filled, read_task
 from dreamgym.envs.webarena.templates import TEMPLATES
 from dreamgym.envs.webarena.text import action_type, is_stop, read_page
-from dreamgym.episode import Episode, Step, check_episode
+from dreamgym.episode import Step, check_episode
 
 
 def played(env, count, split="train"):
-    """`count` explained episodes of every player."""
-    rng, tasks, episodes = np.random.default_rng(0), env.tasks(split), []
-    for i in range(count):
-        for name, player in env.players().items():
-            (session,) = env.reset([tasks[rng.integers(len(tasks))]])
-            act = player.make(session, rng)
-            episode = Episode(id=f"{name}-{i}", task=session.task, source=name)
-            while session.steps < env.max_steps and session.state != STOPPED:
-                state, action = session.state, act(session.state)
-                (result,) = env.step([session], [action])
-                step = Step(state=state, action=action, next_state=result.state, reward=result.reward,
-                            done=result.done, grounded=env.ground(state, action))
-                step.reasoning, step.reward_reasoning = env.explain(session.task, episode.steps, step)
-                episode.steps.append(step)
-            env.end([session])
-            episodes.append(check_episode(episode))
-    return episodes
+    """`count` episodes of every player."""
+    rng, tasks, players = np.random.default_rng(0), env.tasks(split), env.players()
+    return [offline.play(env, tasks[rng.integers(len(tasks))], player, rng, f"{name}-{i}")
+            for i in range(count) for name, player in players.items()]
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +68,6 @@ def traces_fit(step) -> bool:
 
 
 def test_traces_fit_what_happened(episodes):
-    """Stops a trace that contradicts its outcome, long traces, and reward traces on steps that cannot end an
-    episode."""
     steps = [step for episode in episodes for step in episode.steps]
     for step in steps:
         assert traces_fit(step), (step.grounded, step.reasoning, step.reward_reasoning)
@@ -99,8 +85,7 @@ def stop(task, state, action, reward=0.0, **more):
 
 
 def test_a_step_that_the_rules_do_not_foresee_has_no_trace(episodes):
-    """Stops recorded steps of other origin from teaching reasons that do not hold: another reward, a page
-    after a refusal, no page at all."""
+    """Stops recorded steps of other origin from teaching reasons that do not hold: another reward."""
     won = next(episode for episode in episodes if episode.success)
     task, last = won.task.text, won.steps[-1]
     assert stop(task, last.state, last.action) == ("stop so stopped", "")
@@ -112,8 +97,7 @@ def test_a_step_that_the_rules_do_not_foresee_has_no_trace(episodes):
 
 
 def test_words_are_compared_one_by_one_and_addresses_without_what_is_compared_elsewhere():
-    """Stops a verdict that no compared word tells of (names of other lengths), and a trace whose form gives
-    away its outcome: `*` for a parameter only where it is met."""
+    """A verdict that no compared word tells of (names of other lengths)."""
     item = "page: Blue Lamp\nurl: shopping/product/blue-lamp\nheading 'Blue Lamp'\ntext 'price $25.00'"
     assert stop("What is the price of Blue Lamp?", item, "stop [$5.00]")[1].endswith(
         "; answer price $25.00 stop [$5.00] $25 $5 no 00 00 yes so not done")
@@ -127,8 +111,6 @@ def test_words_are_compared_one_by_one_and_addresses_without_what_is_compared_el
 
 
 def test_counterfactuals_are_as_labelled(env, episodes, rows):
-    """Stops labels and rewards that the rules would not give, rows that all fail, and rows that repeat or
-    were played."""
     on_pages, made = of_kind(rows, "counterfactual-"), of_kind(rows, "synthetic-")
     assert len(rows) == len({row.id for row in rows}) == 500 and 125 < len(on_pages) <= 250
     for part in (on_pages, made):
@@ -154,8 +136,7 @@ def test_counterfactuals_follow_from_the_generator(env, episodes, rows):
 
 
 def test_counterfactuals_are_of_the_databases_that_were_played(env, episodes, rows):
-    """Stops sentences about things of valid and test databases from being judged in training, a database that
-    is left out, and held-out episodes that are judged under what training databases hold."""
+    """Stops sentences about things of valid and test databases from being judged in training."""
     def asked(split):
         return {filled(template.intents[0], row) for name in DATABASES if name.startswith(split)
                 for template in TEMPLATES for row in drawn(template, SiteDatabase(7, name))}
@@ -172,8 +153,7 @@ def test_counterfactuals_are_of_the_databases_that_were_played(env, episodes, ro
 
 
 def test_fulfilled_answers_are_true_in_the_database(episodes, rows):
-    """Stops a counterfactual success that is none by the evaluators: its answer must be what the database
-    says (of what no task can change)."""
+    """A counterfactual success that is none by the evaluators."""
     pages = {step.state: episode.task.goal["database"] for episode in episodes for step in episode.steps}
     compared = 0
     for row in of_kind(rows, "counterfactual-"):

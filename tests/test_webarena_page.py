@@ -51,8 +51,7 @@ def test_a_long_tab_keeps_its_last_words():
 
 @pytest.mark.parametrize("tabs", [(), ("Home", "Cart")])
 def test_windows_of_a_long_page_number_the_lines_as_a_policy_sees_them(tabs):
-    """Stops `click [3]` from meaning another line than the third one that is shown, and a window that skips,
-    repeats, or scrolls past the end."""
+    """Stops `click [3]` from meaning another line than the third one that is shown."""
     nodes, names = [Node("link", f"L{i}") for i in range(1, 66)], []
     for window in (0, 1, 2):
         screen = abstract("T", "map", nodes, tabs, window=window)
@@ -79,8 +78,6 @@ def test_windows_of_a_long_page_number_the_lines_as_a_policy_sees_them(tabs):
     ([Node("link", "\ue608"), Node("img", ""), Node("heading", "  "), Node("textbox", ""),
       Node("link", "\ue604 CATALOG")], ["textbox ''", "link 'CATALOG'"])])
 def test_what_a_neighbour_says_is_dropped_and_nothing_else(nodes, shown):
-    """Stops labels from being shown twice, icon fonts from becoming lines, lines that only look like labels
-    from vanishing, and a field without a label from becoming unreachable."""
     assert lines(*nodes) == shown
 
 
@@ -89,14 +86,11 @@ def test_what_a_neighbour_says_is_dropped_and_nothing_else(nodes, shown):
     ("a\nb\tc\xa0d", "a b c d"), ("x' value 'y", "x’ value ’y"), ("a' | 'b", "a’ | ’b"),
     ("soft\xadhy", "softhy"), ("", ""), ("x" * 200, "x" * 119 + "…")])
 def test_names_are_made_safe(name, safe):
-    """Stops a name on a page from being read as a value, an option, or another line."""
     assert quotable(name) == safe
     assert read_line(f"textbox '{safe}' value '{safe}' options '{safe}' | 'z'").name == safe
 
 
 def test_any_page_reads_back_as_it_was_written():
-    """Stops hostile names (quotes, our own marks, newlines, unicode) from changing the page that a reader
-    sees."""
     rng = random.Random(3)
     bits = ["'", " ' ", "' value '", "' checked", "' options '", "' | '", "|", "*", "link 'x'", "\n", "note: x",
             "window 1 of 2", "a", "it's", "é", "日", "\u200b", "\ue001", '"', "]", ": "]
@@ -130,7 +124,7 @@ def test_what_abstract_could_not_have_written_is_refused(state):
     ("http://forum.test/f/books#c1", "reddit/f/books"), ("http://h:8888/wiki/A/Pisa", "wikipedia/A/Pisa"),
     ("http://h:7770/?q=1", "shopping/?q=1")])
 def test_addresses_have_no_host_and_lead_back(url, short):
-    """Stops states that differ by the host alone, and an address that leads elsewhere than it says."""
+    """States that differ by the host alone, and an address that leads elsewhere than it says."""
     addresses = Addresses(BASES)
     assert addresses.short(url) == short == addresses.short(addresses.full(short))
     assert addresses.full(url) == url
@@ -139,6 +133,5 @@ def test_addresses_have_no_host_and_lead_back(url, short):
 @pytest.mark.parametrize("bad", ["http://example.com/", "http://h:77701/x", "http://h:7780/administrator", "",
                                  "javascript:alert(1)", "shoppingx/cart", "file:///etc/passwd"])
 def test_other_hosts_are_refused(bad):
-    """Stops an agent from leaving the sites."""
     with pytest.raises(ValueError, match="no address"):
         Addresses(BASES).full(bad)

@@ -1,5 +1,5 @@
-"""The own sites: every page is well formed, every form does what it says, what pages say is what the database
-holds, and a reset undoes all of it."""
+"""The own sites: every page is well formed, forms refuse what they must, pages say what the database holds, and a
+reset undoes all of it. What the task templates do is played in test_webarena_players.py."""
 import hashlib
 import math
 import re
@@ -100,12 +100,11 @@ def dump(world, tables="SELECT name FROM sqlite_master WHERE type = 'table' ORDE
                      for row in world.db.execute(f"SELECT * FROM {table}"))
 
 
-# ---- pages -------------------------------------------------------------------------------------------------
+# ---- pages ----
 
 @pytest.mark.parametrize("site, least", zip(SITES, (150, 300, 250, 300, 100, 1)))
 def test_every_page_is_there_and_short_and_well_formed(world, site, least):
-    """Walks the links of a site. Stops: dead links, pages a small model cannot read, controls without a name,
-    forms without a button or a view, scripts, ids that stand for two elements."""
+    """Walks the links: dead ones, pages a small model cannot read, controls without a name, double ids."""
     me, seen, queue = Visitor(world, site), {"/"}, deque(["/"])
     while queue and len(seen) < 700:
         path = queue.popleft()
@@ -155,11 +154,10 @@ def test_the_homepage_leads_to_all_sites_and_shows_no_password(world):
                for user, password in world.accounts.values())
 
 
-# ---- the database ------------------------------------------------------------------------------------------
+# ---- the database ----
 
 def test_the_first_data_follow_from_the_seed(made):
-    """Stops: data that differ from machine to machine (the digest was made once), or that do not hang on seed
-    and name."""
+    """Stops: data that differ from machine to machine (the digest was made once)."""
     assert hashlib.sha256(dump(made).encode()).hexdigest().startswith(FIRST_DATA)
     _first_data.cache_clear()
     assert dump(SiteDatabase(7)) == dump(made) != dump(SiteDatabase(8))
@@ -185,7 +183,6 @@ def test_splits_share_no_names():
 
 
 def test_a_database_becomes_another(world, shop):
-    """Stops: pages, streets or logins of the database that was there before."""
     shop.post(f"{HOSE}/cart", "River Hose")
     for name in ("test 1", "train 0", "test 1"):
         world.reset(name)
@@ -213,8 +210,7 @@ def test_reset_undoes_everything(world, shop):
 
 
 def test_a_commit_is_refused(world):
-    """Stops: an evaluator's helper that writes and commits, after which no reset could restore the first
-    data."""
+    """A commit, after which no reset could restore the first data."""
     world.db.execute("DELETE FROM shop_orders")
     with pytest.raises(Exception, match="not authorized"):
         world.db.commit()
@@ -222,12 +218,7 @@ def test_a_commit_is_refused(world):
     assert world.db.execute("SELECT count(*) FROM shop_orders").fetchone()[0] == 150
 
 
-def test_worlds_are_independent(shop):
-    shop.post(f"{HOSE}/cart", "River Hose")
-    assert "Your cart is empty." in Visitor(SiteDatabase(), "shopping").get("/cart")
-
-
-# ---- logins ------------------------------------------------------------------------------------------------
+# ---- logins ----
 
 @pytest.mark.parametrize("site, path, user, button", [
     ("shopping", "/customer/account/login/", "Email", "Sign In"), ("shopping_admin", "/", "Username", "Sign in"),
@@ -266,7 +257,7 @@ def test_guests_and_sessions_of_other_sites_are_asked_to_log_in(world, forum, sh
     assert admin.status("/orders") == 303
 
 
-# ---- the shop ----------------------------------------------------------------------------------------------
+# ---- the shop ----
 
 def test_search_sort_and_paging(shop):
     def prices():
@@ -299,8 +290,8 @@ def test_cart_and_order(shop):
     shop.press("Place Order", "Order 1151", "Your order 1151 was placed.", "status Pending",
                f"total ${(price + kite) / 100:,.2f}", "payment Check", payment="Check")
     assert stock_now() == stock - 1
-    names = shop.press("Cancel Order")
-    assert "Your order 1151 was canceled." in names and "Cancel Order" not in names and stock_now() == stock
+    shop.press("Cancel Order", "Your order 1151 was canceled.", "!Cancel Order")
+    assert stock_now() == stock
     shop.press("Reorder", "You added 2 of 2 products to your cart.")
     shop.press("Remove")
     shop.press("Remove", "Your cart is empty.")
@@ -322,13 +313,11 @@ def test_orders_of_others_are_hidden(shop):
 
 
 def test_wishlist_address_newsletter_and_contact(shop):
-    shop.get(HOSE)
-    shop.press("Add to Wishlist", "You added River Hose to your wishlist.")
+    shop.get("/wishlist")
     while "Remove" in shop.names:
         shop.press("Remove")
     assert "Your wishlist is empty." in shop.names
     shop.get("/address")
-    shop.press("Save Address", "You saved your address.", "city Rome", city="Rome")
     shop.press("Save Address", "All fields are needed.", city=" ")
     shop.get("/newsletter")
     shop.press("Save", "You are subscribed.", "subscribed yes", subscribed="1")
@@ -338,12 +327,11 @@ def test_wishlist_address_newsletter_and_contact(shop):
     assert tuple(shop.one("SELECT subject, text FROM shop_messages")) == ("Return", "My kite is broken.")
 
 
-# ---- the back office ---------------------------------------------------------------------------------------
+# ---- the back office ----
 
 def test_a_review_waits_for_the_admin(shop, admin):
     shop.get(f"{HOSE}/review")
-    names = shop.press("Submit Review", stars="2", review="It leaks.")
-    assert {"Your review waits for approval.", "stars 2, Pending"} <= set(names)
+    shop.press("Submit Review", "Your review waits for approval.", "stars 2, Pending", stars="2", review="It leaks.")
     shop.get(HOSE, "!It leaks.")
     admin.get("/reviews")
     admin.press("Filter", status="Pending")
@@ -372,8 +360,7 @@ def test_the_admin_changes_orders(admin):
     admin.get("/orders")
     assert not any(name.endswith(", Complete") for name in admin.press("Filter", status="Pending"))
     admin.get(f"/orders/{order}")
-    names = admin.press("Save", status="Complete")
-    assert f"Order {order} is now Complete." in names and "Cancel Order" not in names
+    admin.press("Save", f"Order {order} is now Complete.", "!Cancel Order", status="Complete")
     admin.press("Save", status="Processing")
     admin.press("Cancel Order", "status Canceled")
     assert not admin.page.xpath("//main//form")
@@ -396,7 +383,7 @@ def test_reports_are_sums_of_the_orders(admin):
     admin.get("/", f"sales ${sum(row['total'] for row in orders) / 100:,.2f}")
 
 
-# ---- over HTTP ---------------------------------------------------------------------------------------------
+# ---- over HTTP ----
 
 def test_served_pages_are_the_pages_in_process(world):
     login = world.login("shopping")
@@ -416,7 +403,6 @@ def test_served_pages_are_the_pages_in_process(world):
 
 
 def test_threads_do_not_mix(world):
-    """Stops: two requests at once on the one connection."""
     statuses = []
     visitors = [Visitor(world, site) for site in SITES]
     threads = [threading.Thread(target=lambda me=me: statuses.extend(me.status("/") for _ in range(40)))
@@ -428,7 +414,7 @@ def test_threads_do_not_mix(world):
     assert statuses == [200] * 40 * len(SITES)
 
 
-# ---- forum -------------------------------------------------------------------------------------------------
+# ---- forum ----
 
 @pytest.mark.parametrize("sort, key", [
     ("new", lambda post: -post["id"]), ("top", lambda post: (-post["score"], -post["id"])),
@@ -459,8 +445,8 @@ def test_comment_votes_leave_posts_alone(forum):
 def test_a_post_is_made_edited_and_deleted(forum):
     title = "A 'new' <b>post</b>"
     forum.post("/submit/diy", "A post needs a title.", forum="diy", title="  ", body="text")
-    names = forum.post("/submit/diy", forum="pets", title=title, body="your\r\nopinion")
-    assert {"Your post was made.", title, "your opinion", "score 1", ME} <= set(names)
+    forum.post("/submit/diy", "Your post was made.", title, "your opinion", "score 1", ME, forum="pets", title=title,
+               body="your\r\nopinion")
     number = forum.one("SELECT max(id) FROM forum_posts")[0]
     names = forum.get("/f/pets?sort=new")
     assert names.index(title) < names.index("page 1 of 2")
@@ -498,25 +484,19 @@ def test_subscribing_and_a_new_forum(forum):
     name, members = forum.one("SELECT name, subscribers FROM forum_forums WHERE name NOT IN "
                               "(SELECT forum FROM forum_subscriptions WHERE user = ?)", ME)
     forum.post(f"/f/{name}/subscribe", f"subscribers {members + 1}", "Unsubscribe")
-    forum.get("/account", name)
     forum.post(f"/f/{name}/subscribe", f"subscribers {members}", "Subscribe", f"You left {name}.")
     forum.get("/account", f"!{name}")
     forum.post("/new-forum", "There is a forum books already.", name="books", description="x")
-    forum.post("/new-forum", "Your forum was made.", "walks", "By foot", "No posts", "Unsubscribe",
-               name="Walks", description="By foot")
 
 
-def test_bio_and_search(forum):
-    forum.post("/account/bio", "bio I am new", bio="I am new")
-    forum.get(f"/user/{ME}", "I am new")
+def test_forum_search(forum):
     found = forum.one("SELECT count(*) FROM forum_posts WHERE title || body LIKE '%guitar%' "
                       "AND title || body LIKE '%my%'")[0]
-    forum.get("/search?q=GUITAR+my", f"posts {found}")
-    forum.get("/search?q=%25", "posts 0")
-    forum.get("/search", "posts 0")
+    for words, count in (("?q=GUITAR+my", found), ("?q=%25", 0), ("", 0)):
+        forum.get(f"/search{words}", f"posts {count}")
 
 
-# ---- code host ---------------------------------------------------------------------------------------------
+# ---- code host ----
 
 @pytest.fixture
 def own(code):
@@ -552,7 +532,6 @@ def test_stars_and_forks(code):
                                          "owner != ? AND id NOT IN (SELECT project FROM code_stars)", CODER)
     name = path.split("/")[1]
     code.post(f"/{path}/star", f"stars {stars + 1}", "Unstar")
-    code.get("/starred", path)
     code.post(f"/{path}/star", f"stars {stars}", "Star")
     code.get("/starred", f"!{path}")
     code.post(f"/{path}/fork", f"{CODER}/{name}", "stars 0", about)
@@ -585,11 +564,9 @@ def test_an_issue_from_new_to_reopened(code, own):
     code.post(f"{path}/new", "Your issue was made.", "Lost page", "state open", "docs", f"author {CODER}",
               f"assignee {CODER}", "It is gone", **issue)
     here = code.address
-    code.get("/issues", "Lost page")
     assert code.get(path).index("Lost page") < 16
     code.post(f"{here}/close", "This issue is now closed.", "state closed", "Reopen")
     code.get(path, "!Lost page")
-    code.post(f"{here}/reopen", "This issue is now open.", "Close")
     code.post(f"{here}/assign", "assignee nobody", assignee="nobody")
     code.post(f"{here}/comment", "Comments 1", "Done", "Your comment was added.", comment="Done")
     assert code.status(f"{here}/merge", x="1") == 403
@@ -626,13 +603,10 @@ def test_private_projects_are_hidden_from_others(code):
     other.get("/search?q=plan", f"!{path[1:]}")
     code.get("/search?q=plan", path[1:])
     code.post(f"{path}/settings", description="Big plans", readme="Read", license="MIT", visibility="public")
-    names = other.get(path)
-    assert {"Big plans", "license MIT", "public"} <= set(names) and "Settings" not in names
+    other.get(path, "Big plans", "license MIT", "public", "!Settings")
 
 
-def test_status_and_follow(code):
-    code.post("/account/status", "status On a trip", status="On a trip")
-    code.get(f"/{CODER}", "status On a trip")
+def test_follow(code):
     name = code.one("SELECT name FROM users WHERE site = 'gitlab' AND name != ? AND name NOT IN (SELECT followed "
                     "FROM code_follows WHERE user = ?)", CODER, CODER)[0]
     followers = code.one("SELECT count(*) FROM code_follows WHERE followed = ?", name)[0]
@@ -640,7 +614,7 @@ def test_status_and_follow(code):
     code.post(f"/{name}/follow", f"followers {followers}")
 
 
-# ---- map ---------------------------------------------------------------------------------------------------
+# ---- map ----
 
 @pytest.fixture
 def atlas(made):

@@ -40,8 +40,7 @@ def test_templates_are_many_and_cover_sites_and_evaluators(tasks):
 
 @pytest.mark.parametrize("template", TEMPLATES, ids=lambda template: template.id)
 def test_a_template_says_all_that_players_and_rules_need(world, template):
-    """A parameter that only the database knows must not leak into plan, page or shown lines; each paraphrase
-    asks the same."""
+    """A parameter that only the database knows must not leak into plan, page or shown lines."""
     named = fields(template.intents[0])
     public = [*template.plan, template.page, *template.shows, template.answer, *template.missing]
     assert {name for text in public for name in fields(text)} <= {*named, "answer"}
@@ -56,8 +55,6 @@ def test_a_template_says_all_that_players_and_rules_need(world, template):
 
 
 def test_counts_splits_and_determinism(tasks):
-    """Stops splits of other sizes, a sentence in two splits, a template or a database that is hardly asked
-    about, and tasks that differ between runs of one seed."""
     assert {split: len(rows) for split, rows in tasks.items()} == COUNTS
     everything = [task for rows in tasks.values() for task in rows]
     assert len({task.text for task in everything}) == len({task.id for task in everything}) == len(everything)
@@ -69,8 +66,6 @@ def test_counts_splits_and_determinism(tasks):
 
 
 def test_held_out_by_database_sentence_and_template(tasks):
-    """Stops tasks on a database of another split, sentences that another split may ask, and new kinds of tasks
-    outside test."""
     templates = {split: {task.groups[1] for task in rows} for split, rows in tasks.items()}
     assert templates["valid"] <= templates["train"]
     by_id = {str(template.id): template for template in TEMPLATES}
@@ -86,8 +81,7 @@ def test_held_out_by_database_sentence_and_template(tasks):
 
 
 def test_doing_nothing_earns_nothing(tasks):
-    """The null agent: impossible tasks must not be won by saying N/A at once, nor any other by a start page
-    that already shows what is wanted."""
+    """The null agent: impossible tasks must not be won by saying N/A at once."""
     world = SiteDatabase()
     browser, cookies = InProcessBrowser(world), {site: world.login(site) for site in world.bases}
     for task in [task for side in tasks.values() for task in side]:
@@ -168,7 +162,7 @@ def paid_attacks(world, template, html=None) -> list[str]:
 
 @pytest.mark.parametrize("template", TEMPLATES, ids=lambda template: template.id)
 def test_words_in_other_fields_are_never_paid(world, template):
-    """Stops a task whose evaluator finds the wanted words in a comment, a title, a description or a search."""
+    """A task whose evaluator finds the wanted words in a comment, and a title."""
     assert not paid_attacks(world, template)
 
 
@@ -181,7 +175,7 @@ def test_the_attack_finds_what_it_is_for(world):
 
 
 def test_records_are_webarenas_format(tasks):
-    """Stops a generated task that WebArena's own code could not load, and one that asks for a judge."""
+    """A generated task that WebArena's own code could not load, and one that asks for a judge."""
     records = [task.goal["config"] for rows in tasks.values() for task in rows]
     price = next(record for record in records if record["intent"].startswith("What is the price of ")
                  and record["eval"]["eval_types"] == ["string_match"])
@@ -204,8 +198,7 @@ text 'stock 3'"""
 
 
 def test_patterns_and_checks_on_a_page():
-    """Stops patterns that match half a line or a line too far, and a check that is met by another thing's
-    page."""
+    """Patterns that match half a line or a line too far."""
     blue, red = read_task("What is the price of Blue Lamp?"), read_task("What is the price of Red Lamp?")
     met = lambda wanted, action: [check.met for check in checks(wanted, STATE, action)]
     assert find("text 'price {answer}'", STATE) == {"answer": "$25.00"}
@@ -250,7 +243,6 @@ ME = "MarvelsGrantMan136"
     ('Comment "So true" on the post A rake.', POST.format(ME), "done",
      ("done", f"{ME}, score", "So true", "So true", True))])
 def test_what_stands_before_what_is_found(task, state, answer, expected):
-    """Stops a constraint that is compared with something else than what the page shows there, and one met
-    where nothing is shown."""
+    """A constraint that is compared with something else than what the page shows there."""
     last = [check for check in checks(read_task(task), state, f"stop [{answer}]") if check.kind != "page"][-1]
     assert last == expected

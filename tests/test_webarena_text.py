@@ -18,29 +18,20 @@ AUDIT = WebArenaAudit()
 
 
 @pytest.mark.parametrize("action, grounded", [
-    ("click [3]", "click [3] link 'Home'"),
-    ("type [4] [3]", "type [4] [3] [1] textbox 'Quantity'"),
-    ("type [5] [Stars] [0]", "type [5] [Stars] [0] combobox 'Sort'"),
-    ("hover [6]", "hover [6] text 'Cart is empty.'"),
+    ("click [3]", "click [3] link 'Home'"), ("type [4] [3]", "type [4] [3] [1] textbox 'Quantity'"),
+    ("type [5] [Stars] [0]", "type [5] [Stars] [0] combobox 'Sort'"), ("hover [6]", "hover [6] text 'Cart is empty.'"),
     ("click [1]", "click [1]"),                              # a header line
-    ("click [9]", "click [9]"),
-    ("go_back", "go_back"),
-    ("stop [empty]", "stop [empty] text 'Cart is empty.'"),
+    ("click [9]", "click [9]"), ("go_back", "go_back"), ("stop [empty]", "stop [empty] text 'Cart is empty.'"),
     ("stop [art]", "stop [art]"),                            # no whole word of the page
-    ("stop [done]", "stop [done]"),
-    ("stop []", "stop []"),
-    ("stop [click [3]]", "stop [click [3]]"),
-    ("I would\nlike to shop", "I would like to shop"),
-])
+    ("stop [done]", "stop [done]"), ("stop []", "stop []"), ("stop [click [3]]", "stop [click [3]]"),
+    ("I would\nlike to shop", "I would like to shop")])
 def test_grounding(action, grounded):
-    """Stops a grounded action that names another line, that spans lines, or that grows when it is grounded
-    again."""
+    """A grounded action that names another line, that spans lines."""
     assert ground(PAGE, action) == grounded == ground(PAGE, grounded)
     assert ground("no page", action) == bare(grounded)
 
 
 def test_names_with_marks_ground_and_read_back():
-    """Stops an apostrophe or a bracket in an element's name from being taken for the end of the action."""
     nodes = [Node("link", "it's 5"), Node("link", "see [1] here"), Node("text", "a] link")]
     state = abstract("T", "shopping", nodes).text
     for number, node in enumerate(nodes, 3):
@@ -56,16 +47,12 @@ def test_an_imitated_policy_thinks_the_element():
     assert policy_answer("go_back", ground(PAGE, "go_back"), "lines") == "go_back"
 
 
-@pytest.mark.parametrize(
-    "action, kind",
-    [
-        ("click [3]", "link"), ("click [6]", "refused"), ("click [9]", "refused"), ("click [1]", "refused"),
-        ("click [2]", "refused"), ("type [4] [3] [0]", "fill"), ("type [4] [3] [1]", "search"),
-        ("type [5] [Stars] [0]", "choose"), ("type [5] [Price] [1]", "refused"),
-        ("type [3] [x] [1]", "refused"), ("scroll [down]", "refused"), ("close_tab", "refused"),
-        ("new_tab", "tab"), ("tab_focus [0]", "tab"), ("tab_focus [1]", "refused"), ("go_back", "back"),
-        ("goto [map]", "goto"), ("stop [done]", "stop"),
-        ("buy it", "refused")])
+@pytest.mark.parametrize("action, kind", [
+    ("click [3]", "link"), ("click [6]", "refused"), ("click [9]", "refused"), ("click [2]", "refused"),
+    ("type [4] [3] [0]", "fill"), ("type [4] [3] [1]", "search"), ("type [5] [Stars] [0]", "choose"),
+    ("type [5] [Price] [1]", "refused"), ("type [3] [x] [1]", "refused"), ("scroll [down]", "refused"),
+    ("close_tab", "refused"), ("new_tab", "tab"), ("tab_focus [0]", "tab"), ("tab_focus [1]", "refused"),
+    ("go_back", "back"), ("goto [map]", "goto"), ("stop [done]", "stop"), ("buy it", "refused")])
 def test_action_types(action, kind):
     """Stops tables from counting the raw and the grounded form of an action as different kinds."""
     assert AUDIT.action_type(PAGE, action) == kind == action_type(PAGE, ground(PAGE, action))
@@ -73,7 +60,7 @@ def test_action_types(action, kind):
 
 
 def test_the_audit_judges_stop_alone():
-    """Stops a verdict where no rule can tell, and one of our rules on a task of the official data."""
+    """A verdict where no rule can tell, and one of our rules on a task of the official data."""
     task, other = Task(id="t", text="Subscribe to the forum music."), Task(id="t", text="Buy me a pony")
     forum = "page: music\nurl: reddit/f/music\nheading 'music'\nbutton '{}'"
     assert AUDIT.success(task, forum.format("Unsubscribe"), "stop [done]", "stopped") is True
@@ -85,7 +72,6 @@ def test_the_audit_judges_stop_alone():
 
 
 def test_inconsistencies():
-    """Stops a page that changed by itself from passing, and one that a form changed from counting."""
     def count(*rows):
         return AUDIT.inconsistencies([Step(state=s, action=a, next_state=n) for s, a, n in rows])
 

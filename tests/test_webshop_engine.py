@@ -34,7 +34,7 @@ def recorded_catalogues():
 
 @needs_recording
 def test_all_recorded_goals(recorded_catalogues):
-    """Stops a draw out of order (all later price limits would shift), another shuffle, another wording."""
+    """A draw out of order (all later price limits would shift), another shuffle, another wording."""
     goals, recorded = recorded_catalogues[False].goals, lines("upstream_goals_seed7.jsonl.gz")
     assert len(goals) == len(recorded) == 6910
     for goal, expected in zip(goals, recorded):
@@ -46,7 +46,6 @@ def test_all_recorded_goals(recorded_catalogues):
 
 @needs_recording
 def test_all_recorded_episodes(recorded_catalogues):
-    """Stops any difference from upstream in pages, clickables, search results, rewards."""
     modes = Counter()
     for episode in lines("upstream_episodes.jsonl.gz"):
         catalogue = recorded_catalogues[episode["human_goals"]]
@@ -60,7 +59,7 @@ def test_all_recorded_episodes(recorded_catalogues):
     assert modes == {("text", False): 30, ("text_rich", False): 30, ("text", True): 8}
 
 
-# ---- a shop made by hand -----------------------------------------------------------------------------------
+# ---- a shop made by hand ----
 
 def item(number, **changes):
     return {
@@ -122,8 +121,6 @@ def on_item(shop, asin, mode="text_rich", query=None):
 
 
 def test_products_are_read_as_upstream_reads_them(shop):
-    """Stops lost '/' rewriting, repeated or over-long asins let in, wrong price tags, a missing
-    DUMMY_ATTR."""
     assert [p.asin[-2:] for p in shop.products[:4]] == ["00", "01", "03", "10"] and len(shop.products) == 15
     coat, shoe, watch, _, mug = shop.products[:5]
     assert coat.options == {"size": ("s", "men's | xl", 'tall "t"'), "color": ("standard", "s"),
@@ -134,7 +131,7 @@ def test_products_are_read_as_upstream_reads_them(shop):
 
 
 def test_results_pages_go_on_past_the_last(shop):
-    """Stops a bound on Next >, a lost count, a wrong slice of ten."""
+    """A bound on Next >, a lost count, a wrong slice of ten."""
     engine = start(shop)
     first = "Next > [SEP] A000000010 [SEP] Plain Mug 10 [SEP] $12.5 [SEP] A0"
     assert engine.step("search[mug]")[0].startswith(f"{HEAD}Page 1 (Total results: 12) [SEP] {first}")
@@ -150,8 +147,7 @@ def test_results_pages_go_on_past_the_last(shop):
 
 
 def test_item_and_sub_pages(shop):
-    """Stops escapes in texts, segments lost or kept where the HTML parser folds white space, a wrong order of
-    buttons."""
+    """Escapes in texts, and segments lost or kept where the HTML parser folds white space."""
     engine, head = on_item(shop, COAT, "text"), f"{HEAD}< Prev"
     assert engine.observation == (
         f"{head} [SEP] size [SEP] s [SEP] men's | xl [SEP] tall \"t\" [SEP] color [SEP] standard [SEP] s "
@@ -172,8 +168,7 @@ def test_item_and_sub_pages(shop):
 
 
 def test_options_in_rich_pages(shop):
-    """Stops wrong marks: upstream looks for the quoted value in the address, where JSON escapes hide some and
-    quoted keywords show others."""
+    """Wrong marks: upstream looks for the quoted value in the address."""
     engine = on_item(shop, COAT)
     page, _, _ = engine.step("click[s]")
     assert engine.options == {"color": "s"}      # of two options with this value the last
@@ -189,8 +184,6 @@ def test_options_in_rich_pages(shop):
 
 
 def test_options_are_kept_over_sub_pages_and_forgotten_in_the_results(shop):
-    """Stops options leaking into the next visit, and the visited mark being lost or surviving 'back to
-    search'."""
     engine = on_item(shop, SHOE)
     for action in ("click[red]", "click[reviews]", "click[< prev]"):
         engine.step(action)
@@ -205,7 +198,7 @@ def test_options_are_kept_over_sub_pages_and_forgotten_in_the_results(shop):
 
 
 def test_keywords_that_name_a_page_confuse_prev_as_upstream(shop):
-    """Stops a page test that is cleverer than upstream's search for a name in the address."""
+    """A page test that is cleverer than upstream's search for a name in the address."""
     engine = on_item(shop, SHOE, query="shoe search_results")
     page, _, _ = engine.step("click[< prev]")
     assert "Page 0 (Total results: 1)\n[button] Next > [button_]\n" in page and engine.page_asins == []
@@ -221,15 +214,14 @@ def test_keywords_that_name_a_page_confuse_prev_as_upstream(shop):
                "search[<a> x]", "search[<c> kitchen]", "search[<Q> mugs]", "search[plain [mug]] please"],
 )
 def test_invalid_actions_change_nothing(shop, action):
-    """Stops a laxer grammar, splitting at the first '[', and upstream's answers to special queries."""
+    """A laxer grammar, splitting at the first '[', and upstream's answers to special queries."""
     engine = start(shop)
     before = engine.observation
     assert engine.step(action) == (before, 0.0, False) and not engine.valid and engine.page == "index"
 
 
 def test_purchase_ends_with_the_reward_and_a_search_goes_on(shop):
-    """Stops wrong JSON on the last page (sorted, with Flask's escapes), and a session that cannot go on as
-    upstream's can."""
+    """Wrong JSON on the last page (sorted, with Flask's escapes)."""
     engine = on_item(shop, COAT, "text")
     engine.step("click[men's | xl]")
     engine.step("click[standard]")
@@ -243,13 +235,13 @@ def test_purchase_ends_with_the_reward_and_a_search_goes_on(shop):
     assert engine.valid and engine.keywords == ["mug]", "17"] and engine.step("click[a000000010]")[2] is False
 
 
-# ---- reward ------------------------------------------------------------------------------------------------
+# ---- reward ----
 
 @pytest.mark.parametrize("chosen, price, expected", [
     ({"color": "red"}, 100.0, 1.0), ({"color": "dark red"}, 100.0, 0.75), ({}, 100.0, 0.75),
     ({"color": "red"}, 110.01, 0.75)])
 def test_reward_counts_attributes_options_and_price(shop, chosen, price, expected):
-    """Stops a wrong weight of a part. 'red' is no attribute but stands in the title, 'warm' is neither."""
+    """A wrong weight of a part. 'red' is no attribute but stands in the title, 'warm' is neither."""
     shoe = shop.by_asin[SHOE]
     goal = Goal(shoe, "", ["soft", "red"], {"color": "red"}, 110.0)
     judged = judge(goal, shoe._replace(price=price), chosen, rule_nouns)
@@ -262,8 +254,7 @@ def test_reward_counts_attributes_options_and_price(shop, chosen, price, expecte
     ({"color": "standard"}, "standard", False), (["standard"], "standard", True),
     (["red wine"], "blood red", True)])
 def test_reward_normalises_colours_unevenly(shop, wanted, chosen, met):
-    """Stops repairing upstream: a chosen 'standard' becomes 'tan', the wanted pair (name, value) does not;
-    list options are normalised on both sides."""
+    """Repairing upstream: a chosen 'standard' becomes 'tan', the wanted (name, value) does not."""
     coat = shop.by_asin[COAT]
     assert judge(Goal(coat, "", [], wanted, 99.0), coat, {"color": chosen}, rule_nouns).options == [met]
 
@@ -274,18 +265,16 @@ def test_reward_normalises_colours_unevenly(shop, wanted, chosen, met):
     ("mug a1 a2 a3 a4", {"product_category": "Home \u203aMugs"}, 1.0),
     ("mug " + "word " * 10, {"query": "mugs"}, 0.1), ("boots", {"query": "mugs"}, 0.0), ("12 34", {}, 0.5)])
 def test_type_score(shop, title, changes, expected):
-    """Stops: nouns counted once where upstream counts repeats, the query or category overriding a disjoint
-    title, the 0.2 for a title without nouns."""
+    """Nouns counted once where upstream counts repeats."""
     bought = shop.by_asin[MUG]
     target = bought._replace(**{"title": title, "query": "other", "product_category": "Other"} | changes)
     assert judge(Goal(target, "", [], {}, 99.0), bought, {}, rule_nouns).type_score == expected
 
 
-# ---- search ------------------------------------------------------------------------------------------------
+# ---- search ----
 
 def test_search_against_a_slow_bm25():
-    """Stops a wrong idf, length rounding, query-term weight or tie order; the slow version walks all
-    documents and words."""
+    """A wrong idf, length rounding, query-term weight or tie order."""
     rng = random.Random(0)
     vocabulary = [f"{c}{v}{d}{c}" for c in "bdgk" for v in "aou" for d in "mnprt"]
     texts = [" ".join(rng.choices(vocabulary, k=rng.choice([0, 3, 20, 60, 200]))) for _ in range(300)]
@@ -309,8 +298,7 @@ def test_search_against_a_slow_bm25():
 
 
 def test_words_and_stems():
-    """Stops tokenizer and stemmer from drifting from Lucene's; all answers were checked against Lucene
-    9.5."""
+    """Stops tokenizer and stemmer from drifting from Lucene's."""
     found = words("o'neil's 3.5mm a_b 2,000 u.s.a. a:b a;b w/o -- ½")
     assert found == ["o'neil's", "3.5mm", "a_b", "2,000", "u.s.a", "a:b", *"abwo"]
     found = words("caf\u00e9\u2122 ★ \U0001f44d\U0001f3fd 食品 ガラス")
@@ -326,7 +314,7 @@ def test_words_and_stems():
     assert {word: porter_stem(word) for word in stems} == stems
 
 
-# ---- files -------------------------------------------------------------------------------------------------
+# ---- files ----
 
 PRODUCTS, INSTRUCTIONS = SMALL
 
@@ -336,16 +324,12 @@ PRODUCTS, INSTRUCTIONS = SMALL
     (lambda i, e: i[4].update(full_description=5),
      f"{PRODUCTS}, product 4: Expected `str`, got `int` - at `$.full_description`"),
     (lambda i, e: i[0].update(pricing="$cheap"), "product 0: found `pricing` '$cheap'; expected"),
-    (lambda i, e: i[0].update(pricing="12"), "product 0: found `pricing` '12'"),
     (lambda i, e: i[0].update(small_description=["a", None]), "got `null` - at `$.small_description[1]`"),
     (lambda i, e: i[0].update(customization_options={"Color": [{"image": 1}]}), "required field `value`"),
-    (lambda i, e: i.insert(0, "a"), "product 0: Expected `object`, got `str`"),
     (lambda i, e: e[SHOE].update(attributes="soft"),
      f"{INSTRUCTIONS}, product {SHOE}: Expected `array`, got `str` - at `$.attributes`"),
-    (lambda i, e: e.update({SHOE: []}), f"product {SHOE}: Expected `object`, got `array`"),
 ])
 def test_a_malformed_catalogue_is_refused_by_name(tmp_path, breaks, message):
-    """Stops a crash far from its cause: the message names file, product, field and what was expected."""
     items, extras = json.loads(json.dumps([ITEMS, EXTRAS]))
     breaks(items, extras)
     with pytest.raises(ValueError) as caught:
@@ -363,7 +347,6 @@ def test_a_malformed_catalogue_is_refused_by_name(tmp_path, breaks, message):
      "items_human_ins.json, product A000000001: Expected `str | null`, got `int`"),
 ])
 def test_unreadable_files_are_refused_by_name(tmp_path, files, message):
-    """Stops a bare JSON or OS error."""
     write(tmp_path)
     for name, content in files.items():
         (tmp_path / name).write_bytes(content) if content else (tmp_path / name).unlink()
@@ -373,7 +356,6 @@ def test_unreadable_files_are_refused_by_name(tmp_path, files, message):
 
 
 def test_the_full_set_is_read_in_small_pieces(tmp_path, monkeypatch):
-    """Stops a reader that only works when the whole file fits its buffer."""
     monkeypatch.setattr("dreamgym.envs.webshop.catalogue.READ_CHARS", 7)
     write(tmp_path, json.dumps(ITEMS, indent=1), names=("items_shuffle.json", "items_ins_v2.json"))
     assert len(Catalogue(tmp_path, nouns=rule_nouns).products) == 15

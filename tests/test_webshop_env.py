@@ -31,10 +31,8 @@ RESULTS = TOP + "Page 2 (Total results: 23)\n" + PAGING + "".join(
 
 
 @pytest.fixture(scope="module")
-def shops(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("WEBSHOP_DATA", raising=False)
-        found = {"generated": WebShop(cache=str(tmp_path_factory.mktemp("shop")))}
+def shops(shop):
+    found = {"generated": shop}
     if (OFFICIAL / "items_shuffle_1000.json").exists():
         found["official"] = WebShop(data_dir=str(OFFICIAL))
     return found
@@ -53,7 +51,7 @@ def all_tasks(shop):
     return [task for split in ("train", "valid", "test") for task in shop.tasks(split)]
 
 
-# ---- the mapping -------------------------------------------------------------------------------------------
+# ---- the mapping ----
 
 @pytest.mark.parametrize("page, state", [
     ("WebShop\nInstruction: \nfind me a mug\n[button] Search [button_]\n", "search page"),
@@ -70,13 +68,12 @@ def all_tasks(shop):
     ("Thank you for shopping with us!\nYour code: \nNone\n", "order placed"),
 ])
 def test_mapping_of_each_page(page, state):
-    """Stops a changed state form, which every trained model depends on; page text that poses as a tag of a
-    prompt."""
+    """A changed state form, which every trained model depends on."""
     assert text.abstract(page, 2) == state
 
 
 def test_escaped_lines_are_read_as_they_were():
-    """Stops options and titles that can be seen but not be read, because `escape` changed their line."""
+    """Options and titles that can be seen but not be read, because `escape` changed their line."""
     state = text.abstract(ITEM.replace("color\n", "State\n").replace("size\n", "- size\n"))
     assert "> State: dark red / sea blue\n> - size: 5 | 6\n" in state and not TAGS.search(state)
     assert list(text.read_item(state).options) == ["State", "- size"]
@@ -84,7 +81,7 @@ def test_escaped_lines_are_read_as_they_were():
     assert [title for title, _ in text.read_results(state).values()] == ["action: mug", "- mug", "Mug 3"]
 
 
-# ---- random walks on both catalogues -----------------------------------------------------------------------
+# ---- random walks on both catalogues ----
 
 PROBES = [
     "click[buy now]", "click[1]", "click[9]", "click[11]", "click[01]", "click[0]", "click[\u00b2]",
@@ -130,9 +127,7 @@ def check_page(state: str, engine, listed) -> None:
 
 @both
 def test_random_walks(shops, which):
-    """Stops an unreadable page, a number that opens another product, an action whose kind the audit and the
-    engine see differently, a refused action that changes the page, and a score below 1 that counts as
-    success."""
+    """An unreadable page, a number that opens another product, and an audit other than the engine."""
     shop, rng, pages, kinds = shops[which], random.Random(0), Counter(), Counter()
     titles = [product.title for product in shop.catalogue.products if product.title.split()]
     values = [text.clean(value) for values in shop.catalogue.option_values.values() for value in values]
@@ -164,8 +159,7 @@ def test_random_walks(shops, which):
 
 @needs_official
 def test_every_official_task_and_value(shops):
-    """Stops instructions outside the grammar and values that cannot be clicked, over the whole small
-    catalogue."""
+    """Instructions outside the grammar and values that cannot be clicked."""
     shop, odd = shops["official"], 0
     tasks = all_tasks(shop)
     assert len({task.id for task in tasks}) == len(shop.catalogue.goals) == 6910
@@ -186,10 +180,9 @@ def test_every_official_task_and_value(shops):
     assert odd == 15
 
 
-# ---- the adapter -------------------------------------------------------------------------------------------
+# ---- the adapter ----
 
 def test_sessions_are_independent_and_batched(shops):
-    """Stops sessions that share pages, options or goals: interleaved and one by one must agree."""
     shop, rng = shops["generated"], random.Random(1)
     tasks = shop.tasks("train")[:6]
     plans = [[f"search[{' '.join(text.read_task(task.text).words)}]", f"click[{rng.randint(1, 3)}]",
@@ -202,7 +195,6 @@ def test_sessions_are_independent_and_batched(shops):
 
 
 def test_generated_splits_share_no_target(shops):
-    """Stops validation and test tasks about products, or with instructions, that were trained on."""
     shop = shops["generated"]
     splits = {split: shop.tasks(split) for split in ("train", "valid", "test")}
     every = all_tasks(shop)
@@ -221,15 +213,13 @@ def test_generated_splits_share_no_target(shops):
 
 @needs_official
 def test_official_splits_are_upstreams(shops):
-    """Stops numbers on other goals than those that everybody else reports on."""
     numbers = {"test": range(500), "valid": range(500, 1500), "train": range(1500, 6910)}
     for split, expected in numbers.items():
         assert [task.goal["goal_index"] for task in shops["official"].tasks(split)] == list(expected)
 
 
 def test_results_name_the_catalogue(shops, tmp_path, monkeypatch):
-    """Stops numbers of the generated shop that pass for WebShop's, and data folders that are silently
-    ignored."""
+    """Numbers of the generated shop that pass for WebShop's."""
     assert shops["generated"].describe()["catalogue"] == shops["generated"].label == "generated catalogue"
     shop = make_env("webshop", data_dir=str(make_catalogue(tmp_path / "elsewhere", 5)), seed=3)
     assert shop.describe() == {
@@ -241,8 +231,7 @@ def test_results_name_the_catalogue(shops, tmp_path, monkeypatch):
 
 
 def test_actions_are_grounded_in_the_page():
-    """Stops a grounded action that lacks the product, keeps words which the shop does not read, or takes a
-    description such as 'mug $5 [2]' for a result."""
+    """A grounded action that lacks the product, keeps words which the shop does not read."""
     state = "results page 1 of 2\nclassic slim jacket $40 [1]\nroyal vest $20 to $30 [2]"
     grounded = {"click[2]": "click[2] royal vest $20 to $30", "click[3] please": "click[3] nothing",
                 "click[Next >]": "click[next >]", "buy it": "buy it", "search[2]": "search[2]"}
@@ -254,15 +243,13 @@ def test_actions_are_grounded_in_the_page():
 @pytest.mark.parametrize("shown, upstreams", [
     ("Sea blue", "sea\u00a0blue"), ("dark red", "dark  red"), ("a b", "a b"), ("other", "other")])
 def test_values_with_odd_blanks_can_be_chosen(shown, upstreams):
-    """Stops values that are shown but can never be clicked."""
     engine = SimpleNamespace(clickables=["sea\u00a0blue", "dark  red", "a  b", "a b"])
     assert official_action(engine, text.abstract(ITEM), f"click[{shown}]") == f"click[{upstreams}]"
 
 
-# ---- the generated catalogue -------------------------------------------------------------------------------
+# ---- the generated catalogue ----
 
 def test_catalogue_is_reproducible(tmp_path):
-    """Stops a catalogue that depends on hash order or on time: seeds name data sets."""
     folders = (make_catalogue(tmp_path / name, seed) for name, seed in (("a", 7), ("b", 7), ("c", 8)))
     one, two, other = ({path.name: path.read_bytes() for path in folder.iterdir()} for folder in folders)
     assert one == two and len(one) == 3 and all(one[name] != other[name] for name in one)

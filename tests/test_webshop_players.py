@@ -8,7 +8,6 @@ import pytest
 from dreamgym import offline
 from dreamgym.envs.base import Session
 from dreamgym.envs.webshop import text
-from dreamgym.envs.webshop.env import WebShop
 from dreamgym.envs.webshop.relabel import BREAKABLE, other_goal
 from dreamgym.envs.webshop.scripted import Shopper
 from dreamgym.episode import Episode, Step, Task, check_episode
@@ -22,13 +21,6 @@ def task_of(instruction: str) -> Task:
 
 def play(shop, task: Task, kind: str, seed: int) -> Episode:
     return offline.play(shop, task, shop.players()[kind], np.random.default_rng(seed), f"{kind}-{seed}")
-
-
-@pytest.fixture(scope="module")
-def shop(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("WEBSHOP_DATA", raising=False)
-        return WebShop(cache=str(tmp_path_factory.mktemp("shop")))
 
 
 @pytest.fixture(scope="module")
@@ -52,11 +44,10 @@ def is_range(state: str) -> bool:
     return " to $" in state.split("\n")[0]
 
 
-# ---- players -----------------------------------------------------------------------------------------------
+# ---- players ----
 
 def test_how_well_each_player_does(shop, played):
-    """Stops a demonstrator that teaches failure, mistakes that leave imitation nothing to improve on, and
-    players with a random source of their own."""
+    """A demonstrator that teaches failure, mistakes that leave imitation nothing to improve on."""
     share = {kind: np.mean([episode.success for episode in episodes]) for kind, episodes in played.items()}
     assert share["demonstrator"] > 0.9
     assert 0.4 < share["imperfect"] < 0.9 and share["random"] < 0.1 and 0.3 < share["prober"]
@@ -67,7 +58,6 @@ def test_how_well_each_player_does(shop, played):
 
 
 def test_only_the_prober_is_refused(shop, played):
-    """Stops refused actions in demonstrations, and probes that probe nothing."""
     refused = {kind: [step for _, step in steps_of(episodes)
                       if shop.audit.action_type(step.state, step.action) == "refused"]
                for kind, episodes in played.items()}
@@ -79,15 +69,13 @@ def test_only_the_prober_is_refused(shop, played):
 
 
 def test_players_see_states_only(played):
-    """Stops a player that uses what an imitator could not see: a fresh one must act the same on the
-    states."""
     for episode in played["demonstrator"][:100]:
         act = Shopper(episode.task.text, np.random.default_rng(9))
         assert [act(step.state) for step in episode.steps[:6]] == [step.action for step in episode.steps[:6]]
 
 
 def test_absent_option_sends_the_demonstrator_back():
-    """Stops buying the first fitting product although its options lack the wanted value."""
+    """Buying the first fitting product although its options lack the wanted value."""
     instruction = "find me slim jacket with color: red, and price lower than 50.00 dollars"
     act = Shopper(instruction, np.random.default_rng(0))
     results = ("results page 1 of 1\nclassic slim jacket $40 [1]\nroyal slim jacket $60 [2]\n"
@@ -101,7 +89,6 @@ def test_absent_option_sends_the_demonstrator_back():
 
 @pytest.mark.parametrize("instruction", ["find me tea", "a tea: with nothing: to read:", "find me the"])
 def test_odd_pages_and_tasks_do_not_crash_a_player(shop, instruction):
-    """Stops a crash in the middle of a collection on text that cannot be read."""
     session = Session("s", task_of(instruction), "search page")
     for player in [player for player in shop.players().values() if player.share]:    # the oracle asks the engine
         act = player.make(session, np.random.default_rng(0))
@@ -110,7 +97,7 @@ def test_odd_pages_and_tasks_do_not_crash_a_player(shop, instruction):
             assert isinstance(act(state), str)
 
 
-# ---- traces ------------------------------------------------------------------------------------------------
+# ---- traces ----
 
 def read_verdict(trace: str) -> tuple[list[tuple[str, str, bool]], str]:
     """The checks of a purchase, (wanted, what it was compared with, met), and the verdict, of a trace such as
@@ -144,8 +131,7 @@ def check_buy_trace(episode: Episode) -> str:
 
 
 def test_every_step_has_two_true_traces_on_one_line(played):
-    """Stops training rows without reasoning, and a purchase's trace that contradicts its own facts or the
-    reward that is trained beside it."""
+    """Rows without reasoning, and a purchase's trace that contradicts its own facts."""
     verdicts = Counter()
     for episode, step in steps_of(*played.values()):
         assert step.reasoning and step.reasoning.isprintable() and step.reasoning == step.reasoning.strip()
@@ -159,7 +145,7 @@ def test_every_step_has_two_true_traces_on_one_line(played):
 
 
 def test_option_traces_look_before_they_choose(played):
-    """Stops a look-up that does not read the page: its end must be what the page did."""
+    """A look-up that does not read the page: its end must be what the page did."""
     chosen = Counter()
     for _, step in steps_of(played["imperfect"], played["prober"]):
         item, (_, value) = text.read_item(step.state), text.split_action(step.action)
@@ -196,17 +182,13 @@ REFUSED = "that is not possible here so the same page"
         ("click[next >]", "the next page of the same results"))),
 ])
 def test_traces_match_the_record(shop, instruction, state, action, next_state, reward, done, traces):
-    """Stops imported logs from getting a trace that ends in another outcome than the recorded one, an opened
-    product without its name, and a refusal that is told as something done."""
     step = Step(state=state, action=action, next_state=next_state, reward=float(reward), done=done)
     assert shop.explain(task_of(instruction), [], step) == traces
 
 
-# ---- the audit ---------------------------------------------------------------------------------------------
+# ---- the audit ----
 
 def test_audit_agrees_with_the_engine(shop, played, counterfactuals):
-    """Stops an audit that differs from WebShop's own reward. Only a price range may differ: the page shows
-    both ends, the engine draws the price between them."""
     seen = Counter()
     for episode, step in steps_of(*played.values(), counterfactuals):
         verdict = shop.audit.success(episode.task, step.state, step.action, step.next_state)
@@ -224,7 +206,7 @@ def test_audit_agrees_with_the_engine(shop, played, counterfactuals):
 
 
 def test_audit_finds_pages_that_change(shop, played):
-    """Stops a count that a real shop does not pass, or that calls a chosen option a contradiction."""
+    """A count that a real shop does not pass, or that calls a chosen option a contradiction."""
     counts = [shop.audit.inconsistencies(episode.steps) for episode in sum(played.values(), [])]
     assert sum(again for again, _ in counts) > 200 and not any(differ for _, differ in counts)
     other = [PAGE, PAGE.replace("none", "red"), PAGE.replace("blue", "green"), PAGE.replace("$20", "$30")]
@@ -232,10 +214,10 @@ def test_audit_finds_pages_that_change(shop, played):
     assert shop.audit.inconsistencies(steps) == (2, 1)
 
 
-# ---- counterfactuals ---------------------------------------------------------------------------------------
+# ---- counterfactuals ----
 
 def test_counterfactuals_break_what_their_label_says(counterfactuals):
-    """Stops near misses that break two things or none: each constraint must be learnt by itself."""
+    """Near misses that break two things or none: each constraint must be learnt by itself."""
     labels = Counter(episode.label for episode in counterfactuals)
     assert set(labels) == {"none", *BREAKABLE} and min(labels.values()) > 40 and 500 < labels["none"] < 900
     assert len(counterfactuals) == len({episode.id for episode in counterfactuals}) == 1500
@@ -256,14 +238,12 @@ def test_counterfactuals_break_what_their_label_says(counterfactuals):
 
 
 def test_counterfactuals_depend_on_the_seed_alone(shop, played):
-    """Stops another set after a resume, and a crash where no item page was seen."""
     one, two = (shop.counterfactuals(played["imperfect"], 20, np.random.default_rng(3)) for _ in range(2))
     assert one == two and len(one) == 20
     assert shop.counterfactuals([], 20, np.random.default_rng(3)) == []
 
 
 def test_what_cannot_be_broken_is_left_alone(shop):
-    """Stops a crash on products of one option value, as official data has them."""
     product = next(p for p in shop.catalogue.products if not p.options)
     single = product._replace(options={"finish": ("matte",)})
     for bought, chosen in ((product, {}), (single, {"finish": "matte"})):
