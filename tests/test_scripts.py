@@ -1,7 +1,6 @@
 """The scripts as a user meets them: the tutorial's commands, interrupted runs, presets, logs alone, two
 ranks, and Hugging Face checkpoints. In this process where that stops the same bug: imports take longer than
 the work."""
-import contextlib
 import json
 import os
 import signal
