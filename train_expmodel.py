@@ -79,6 +79,7 @@ class Args:
     probe_rows: int = 600              # validation episodes per look
     report_variants: bool = True       # report also without history, retrieval, reasoning
     save_every: int = 200              # steps between checkpoints
+    save_minutes: float = 20.0         # ... and at most so many minutes
     export: str = ""                   # folder: write the finished model for a server, adapters merged
     seed: int = 0                      # weights, batches
     threads: int = 1                   # torch threads
@@ -87,7 +88,7 @@ class Args:
 
 
 FREE = ("data", "out", "fresh", "threads", "micro_batch_tok", "gradient_checkpointing", "slots", "save_every",
-        "config", "report_variants", "export")   # may differ at resume
+        "save_minutes", "config", "report_variants", "export")   # may differ at resume
 
 
 def check(args: Args) -> None:
@@ -321,6 +322,7 @@ def train(args: Args, training: Training, valid: list[Episode], out: Path, log, 
     refused = [e for e in valid if e.source != "counterfactual" and any(not s.valid for s in e.steps)]
     judged = [e for e in valid if e.source == "counterfactual"]
     probe = judged[:args.probe_rows] + refused[:args.probe_rows // 6]
+    clock = run.Clock(args.save_minutes)
     with run.graceful(log) as stop, run.progress(args.max_steps, "experience model") as bar:
         bar.update(training.step)
         while training.step < args.max_steps:
@@ -337,8 +339,9 @@ def train(args: Args, training: Training, valid: list[Episode], out: Path, log, 
                 log.step("expmodel", training.step, values, ["loss", "lr"])
             if stop.agreed(dist):
                 break
-            if training.step % args.save_every == 0:
+            if training.step % args.save_every == 0 or clock.rang(dist):
                 training.save(out, dist)
+                clock.restart()
         if stop.agreed(dist):                    # also where it was asked while the probes were looked at
             training.save(out, dist)
             raise SystemExit(130)

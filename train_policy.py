@@ -101,8 +101,10 @@ class Args:
     naive_reward: bool = False         # the lesson: an experience model that never saw counterfactual rewards
     eval_every: int = 10               # iterations between evaluations on validation tasks
     eval_tasks: int = 100              # validation tasks of these
+    eval_temperature: float = 0.4      # played there beside 1 (verl-agent: 0.4; 0: greedy)
     test_tasks: int = 300              # test tasks, played before and after
     save_every: int = 5                # iterations between checkpoints
+    save_minutes: float = 20.0         # ... and at most so many minutes
     micro_batch_tok: int = 8192        # tokens per micro-batch: memory only, never changes the gradient
     seed: int = 0                      # everything: data, experience model, imitation, RL
     threads: int = 1                   # torch threads
@@ -112,7 +114,8 @@ class Args:
 
 FREE = ("out", "expmodel", "expmodel_folder", "expmodel_key_env", "data", "imitation", "fresh", "config",
         "threads", "micro_batch_tok", "gradient_checkpointing", "slots", "iterations", "real_transitions",
-        "eval_every", "eval_tasks", "test_tasks", "save_every", "max_malformed")     # may differ at resume
+        "eval_every", "eval_tasks", "test_tasks", "save_every", "save_minutes",
+        "max_malformed")               # may differ at resume
 TEMPERATURES = (0.0, 0.4, 1.0)         # greedy; verl-agent's validation; training's
 
 
@@ -505,9 +508,9 @@ def evaluate(job: Job, state: Run, tasks: list[Task], temperatures: tuple,
 
 
 def validate(job: Job, state: Run) -> None:
-    """Validation on the way: real greedy and sampled, dream sampled; the gap alarm."""
+    """Validation on the way: real at two temperatures, dream at 1; the gap alarm."""
     tasks, log = job.splits["valid"], job.log
-    found, episodes = evaluate(job, state, tasks, (0.0, 1.0), f"valid-{state.step}")
+    found, episodes = evaluate(job, state, tasks, (job.args.eval_temperature, 1.0), f"valid-{state.step}")
     if job.dist.is_main:
         run.write_jsonl(job.out / "evaluations.jsonl", episodes, append=True)
     entry = {"iteration": state.step, "tasks": len(tasks), **state.transitions()}
@@ -545,6 +548,7 @@ def train(job: Job, state: Run) -> list[dict]:
             "environment": job.env.describe()}
     save = lambda: run.save_checkpoint(job.out, "policy", lambda path: state.save(path, dist), meta, dist)
     total = args.iterations * (args.world == "dream") + round(args.real_transitions / 700)
+    clock = run.Clock(args.save_minutes)
     with run.graceful(job.log) as stop, run.progress(total, "reinforcement learning") as bar:
         if not state.evaluations:
             save()                               # a save that cannot work fails in the first minute
@@ -568,8 +572,9 @@ def train(job: Job, state: Run) -> list[dict]:
             if over or state.step % args.eval_every == 0:
                 validate(job, state)
             asked = stop.agreed(dist)
-            if asked or over or state.step % args.save_every == 0:
+            if asked or over or state.step % args.save_every == 0 or clock.rang(dist):
                 save()
+                clock.restart()
     if asked:
         raise SystemExit(130)
     first = dist.broadcast(run.read_json(before) if dist.is_main else None)

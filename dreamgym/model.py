@@ -26,7 +26,7 @@ from accelerate import init_empty_weights
 from huggingface_hub import snapshot_download
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.tuners_utils import BaseTunerLayer
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import (FSDPModule, MixedPrecisionPolicy, fully_shard,
                                     register_fsdp_forward_method)
@@ -70,13 +70,17 @@ def load_model(name_or_path: str, dtype: str = "auto", quantize: str = "none", l
     try:
         model = _load_base(base, dtype, quantize, device, trained)
         tokenizer = AutoTokenizer.from_pretrained(name_or_path)
-    except OSError as error:
+        if len(tokenizer) > model.config.vocab_size:
+            raise ValueError(f"its tokenizer has {len(tokenizer)} tokens, its vocabulary "
+                             f"{model.config.vocab_size}")
+    except (OSError, SafetensorError) as error:
         of = f" (the base of the adapters in {name_or_path!r})" if saved_rank else ""
         raise ValueError(f"no model at {base!r}{of}: it is neither a model folder nor a hub name that can be "
                          f"reached or is cached ({error})") from error
-    except ValueError as error:      # another kind of model, or without this attention
+    except (ValueError, RuntimeError) as error:   # another kind of model, other shapes, other attention
         raise ValueError(f"the model at {base!r} is not supported: expected a causal language model of the "
-                         f"Llama, Qwen or Mistral kind ({' '.join(str(error).split())[:200]})") from error
+                         "Llama, Qwen or Mistral kind with its tokenizer "
+                         f"({' '.join(str(error).split())[:200]})") from error
     if saved_rank:
         model = PeftModel.from_pretrained(model, name_or_path, is_trainable=not frozen, torch_device=device)
     elif lora_rank:
@@ -168,7 +172,11 @@ def _load_base(base: str, dtype: str, quantize: str, device: str, trained: bool)
         model.check_supported()                  # FSDP sets itself up at the root's first forward, too
         return model
     if quantize == "none":
-        model = AutoModelForCausalLM.from_pretrained(base, **options).to(device)
+        model, found = AutoModelForCausalLM.from_pretrained(base, output_loading_info=True, **options)
+        if found["missing_keys"]:                # they would be random
+            raise ValueError(f"its files lack {len(found['missing_keys'])} weights, such as "
+                             f"{min(found['missing_keys'])}")
+        model = model.to(device)
     else:
         nf4 = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True,
                                  bnb_4bit_compute_dtype=compute)

@@ -10,7 +10,8 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402  (the backend must be chosen first: there may be no screen)
 
 REAL, DREAM, GREY = "#c2410c", "#1d4ed8", "#6b7280"
-LINES = (("real 0", REAL, "s--", "real, greedy"), ("real 1", REAL, "o-", "real, temperature 1"),
+LINES = (("real 0", REAL, "s--", "real, greedy"), ("real 0.4", REAL, "^--", "real, temperature 0.4"),
+         ("real 1", REAL, "o-", "real, temperature 1"),
          ("dream 1", DREAM, "o-", "dream, temperature 1"))
 
 

@@ -439,6 +439,21 @@ def check_meta(meta: dict, expected: dict, where: str | Path,
 
 # ---- Ctrl-C --------------------------------------------------------------------------------------
 
+class Clock:
+    """Says when a checkpoint is due by time."""
+
+    def __init__(self, minutes: float):
+        self.minutes = minutes
+        self.restart()
+
+    def restart(self) -> None:
+        self.end_s = time.monotonic() + 60 * self.minutes
+
+    def rang(self, dist: Dist) -> bool:
+        """True on every rank once the minutes of one are over. Every rank calls this at the same point."""
+        return dist.all_reduce_sum(float(time.monotonic() >= self.end_s)) > 0
+
+
 class graceful:
     """`with graceful(log) as stop`: the first SIGINT or SIGTERM sets `stop.requested`, a second SIGINT raises
     KeyboardInterrupt at once. Under torchrun the workers have 30 s to the end of their step."""

@@ -169,6 +169,7 @@ def charts(metrics: list[dict]) -> list[dict]:
 
     steps, seen, fitted = named["rl"], named["evaluation"], named["expmodel"]
     success = [line("world, greedy", seen, "real 0/success", kind="real dashed"),
+               line("world, temperature 0.4", seen, "real 0.4/success", kind="real dashed"),
                line("world, temperature 1", seen, "real 1/success", kind="real"),
                line("dream, temperature 1", seen, "dream 1/success", kind="dream"),
                line("training episodes", steps, "success")]
