@@ -16,7 +16,7 @@ torch.set_num_threads(1)
 ROOT = Path(__file__).parent.parent
 EXAMPLE = str(ROOT / "examples" / "files.py")
 COLLECT = ["--env", EXAMPLE, "--transitions", 300, "--heldout", 50]
-TRAIN = ["--env", EXAMPLE, "--model", "scratch:16x1", "--steps", 20]
+TRAIN = ["--env", EXAMPLE, "--model", "scratch:16x1", "--steps", 600, "--max-steps", 600, "--reward-first-steps", 0]
 
 
 def run_main(name: str, *flags) -> None:
