@@ -137,16 +137,18 @@ class ReplayBuffer:
         order = np.argsort(-score_F)
         row_F, score_F = row_F[order], score_F[order]
         tier_F = np.cumsum(-np.diff(score_F, prepend=score_F[:1]) > TIE)      # equal cosines are one tier
-        hits, seen = [], set()
-        for i in np.lexsort((row_F, [self.records[row].synthetic for row in row_F], tier_F)):
-            record = self.records[row_F[i]]
+        hits, seen, tiers = [], set(), tier_F.tolist()
+        found = [(tier, self.records[row].synthetic, row, score)
+                 for tier, row, score in zip(tiers, row_F.tolist(), score_F.tolist())]
+        for tier, _, row, score in sorted(found):
+            record = self.records[row]
             text = (record.state, record.action, record.next_state)
-            high = min_score is None or score_F[i] >= min_score
+            high = min_score is None or score >= min_score
             if high and text not in seen and not (task and record.task == task):
                 seen.add(text)
-                hits.append((record, float(score_F[i])))
+                hits.append((record, score))
                 if len(hits) == k:
-                    return hits, tier_F[i] < tier_F[-1]
+                    return hits, tier < tiers[-1]
         return hits, min_score is not None and score_F[-1] < min_score
 
     # ---- files ---------------------------------------------------------------------------------------

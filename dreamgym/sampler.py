@@ -358,8 +358,7 @@ class Sampler:
         if not fresh:
             q_BT = pos_BT[:1] if (cols_BT[:, 0] == cols_BT[0, 0]).all() else pos_BT
             hidden = torch.arange(kv, device=device) > q_BT[:, None, :, None]
-            mask = torch.zeros(hidden.shape, dtype=compute_dtype(self.inner), device=device)
-            mask.masked_fill_(hidden, float("-inf"))
+            mask = torch.where(hidden, float("-inf"), 0.0).to(compute_dtype(self.inner))
         out = self.inner.base_model(input_ids=ids_BT, attention_mask=mask, position_ids=pos_BT,
                                     past_key_values=self.cache, use_cache=True)
         return out.last_hidden_state
