@@ -10,12 +10,13 @@ so is the sum: fragmentation and the temporaries of kernels are not in it.
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 from transformers import AutoConfig, PreTrainedConfig
 
-from dreamgym.model import CHUNK, REPLICATED_BELOW, base_of, meta_model, precision
+from dreamgym.model import CHUNK, REPLICATED_BELOW, base_of, clear_errors, meta_model, precision
 
 NF4 = 0.5 + (1 + 4 / 256) / 64   # bytes a weight: 4 bits, 8 for each 64 weights, 32 for each 256 of these
 OTHER = 2e9                      # on a GPU: the CUDA context, cuBLAS, the collectives' buffers (a guess)
@@ -43,11 +44,9 @@ class Size:
 
 def measure(model: str | PreTrainedConfig) -> Size:
     """Of a folder, a hub name (of adapters: their base) or a configuration. Raises ValueError without one."""
-    try:
+    with clear_errors(model) if isinstance(model, str) else nullcontext():
         config = AutoConfig.from_pretrained(base_of(model)[0]) if isinstance(model, str) else model
-    except OSError as error:
-        raise ValueError(f"no model at {model!r}: {error}") from error
-    empty = meta_model(config)
+        empty = meta_model(config)
     head = empty.get_output_embeddings()
     linear = [m for m in empty.modules() if isinstance(m, torch.nn.Linear) and m is not head]
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

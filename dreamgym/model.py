@@ -67,20 +67,9 @@ def load_model(name_or_path: str, dtype: str = "auto", quantize: str = "none", l
         raise ValueError(f"lora_rank is {lora_rank}, but the adapters in {name_or_path!r} have rank "
                          f"{saved_rank}: leave it at 0 to continue them")
     trained = not (frozen or lora_rank or saved_rank or quantize != "none")
-    try:
+    with clear_errors(name_or_path):
         model = _load_base(base, dtype, quantize, device, trained)
         tokenizer = AutoTokenizer.from_pretrained(name_or_path)
-        if len(tokenizer) > model.config.vocab_size:
-            raise ValueError(f"its tokenizer has {len(tokenizer)} tokens, its vocabulary "
-                             f"{model.config.vocab_size}")
-    except (OSError, SafetensorError) as error:
-        of = f" (the base of the adapters in {name_or_path!r})" if saved_rank else ""
-        raise ValueError(f"no model at {base!r}{of}: it is neither a model folder nor a hub name that can be "
-                         f"reached or is cached ({error})") from error
-    except (ValueError, RuntimeError) as error:   # another kind of model, other shapes, other attention
-        raise ValueError(f"the model at {base!r} is not supported: expected a causal language model of the "
-                         "Llama, Qwen or Mistral kind with its tokenizer "
-                         f"({' '.join(str(error).split())[:200]})") from error
     if saved_rank:
         model = PeftModel.from_pretrained(model, name_or_path, is_trainable=not frozen, torch_device=device)
     elif lora_rank:
@@ -118,6 +107,22 @@ def adapter(model: torch.nn.Module, name: str) -> Iterator[None]:
     finally:
         for layer in layers:
             layer._active_adapter = ["default"]
+
+
+@contextmanager
+def clear_errors(name_or_path: str) -> Iterator[None]:
+    """Says in one line (ValueError) what is wrong with a model that transformers refuses inside the block."""
+    base, rank = base_of(name_or_path)
+    of = f" (the base of the adapters in {name_or_path!r})" if rank else ""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"no model at {base!r}{of}: it is neither a model folder nor a hub name that can be "
+                         f"reached or is cached ({error})") from error
+    except (ValueError, RuntimeError) as error:   # another kind of model, other shapes, other attention
+        raise ValueError(f"the model at {base!r}{of} is not supported: expected a causal language model of "
+                         "the Llama, Qwen or Mistral kind with its tokenizer "
+                         f"({' '.join(str(error).split())[:200]})") from error
 
 
 def base_of(name_or_path: str) -> tuple[str, int]:
