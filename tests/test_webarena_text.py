@@ -43,8 +43,8 @@ def test_names_with_marks_ground_and_read_back():
 
 def test_an_imitated_policy_thinks_the_element():
     """Stops imitation from teaching thoughts that are not the element that the action names."""
-    assert policy_answer("click [3]", ground(PAGE, "click [3]"), "lines") == "link 'Home'\nclick [3]"
-    assert policy_answer("go_back", ground(PAGE, "go_back"), "lines") == "go_back"
+    assert policy_answer("click [3]", ground(PAGE, "click [3]"), "lines") == "link 'Home'\naction: click [3]"
+    assert policy_answer("go_back", ground(PAGE, "go_back"), "lines") == "action: go_back"
 
 
 @pytest.mark.parametrize("action, kind", [
