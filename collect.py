@@ -19,6 +19,7 @@ from pathlib import Path
 from dreamgym import offline, run, teacher
 from dreamgym.envs.base import Environment, Player, make_env, out_folder
 from dreamgym.episode import Episode, successes, to_json
+from dreamgym.flags import Count, Natural
 from dreamgym.offline import SPLITS
 from dreamgym.teacher import Endpoint, is_url
 
@@ -33,10 +34,10 @@ class Args:
     data_dir: str = ""                 # the environment's official data, where it has some
     env_seed: int = 7                  # seed of an environment that makes its own data
     env_options: list[str] = field(default_factory=list)  # options of the environment, as name=value
-    transitions: int = 20_000          # offline transitions for training (as many as the paper)
-    heldout: int = 1_500               # transitions of validation tasks, and as many of test tasks
-    counterfactuals: int = 8_000       # recorded steps judged under other tasks, for training (ours; 0: none)
-    counterfactuals_heldout: int = 1_000  # the same for each of validation and test
+    transitions: Count = 20_000        # offline transitions for training (as many as the paper)
+    heldout: Natural = 1_500           # transitions of validation tasks, and as many of test tasks
+    counterfactuals: Natural = 8_000   # recorded steps judged under other tasks, for training (ours; 0: none)
+    counterfactuals_heldout: Natural = 1_000  # the same for each of validation and test
     seed: int = 0                      # seed of players and counterfactuals
     import_file: str = ""              # take these recorded episodes for training instead of playing
     import_format: str = ""            # "": ours (docs/data.md); other formats are the environment's own
@@ -52,9 +53,6 @@ class Args:
     fresh: bool = False                # collect again even when the folder already fits these flags
 
     def __post_init__(self):
-        if self.transitions < 1 or min(self.heldout, self.counterfactuals, self.counterfactuals_heldout) < 0:
-            raise ValueError("--transitions, --heldout, --counterfactuals, --counterfactuals-heldout: "
-                             "expected at least 1 transition and nothing below 0")
         if self.player and not (is_url(self.player) and self.player_model):
             raise ValueError("--player: expected an endpoint's URL, and --player-model, its name there")
         if not 0 < self.player_share <= 1:

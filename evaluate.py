@@ -19,6 +19,7 @@ from dreamgym.episode import Episode, Task, read_episodes, read_tasks, to_json
 from dreamgym.evaluation import (
     experience_report, failed_probes, never_won, pass_at_k, policy_report, theorem_1)
 from dreamgym.experience_model import ExperienceModel
+from dreamgym.flags import Count
 from dreamgym.model import load_model
 from dreamgym.rollout import Policy, PolicySettings, rollout
 from dreamgym.served_model import check_server, open_experience_model, trained_folder
@@ -38,8 +39,8 @@ class Args:
     split: Literal["valid", "test", "train"] = "test"      # whose tasks
     world: Literal["real", "dream"] = "real"   # where to play
     temperatures: list[float] = field(default_factory=lambda: [0.0, 0.4, 1.0])  # a table row each; 0: greedy
-    tasks: int = 300                   # at most so many tasks
-    repeats: int = 1                   # episodes of each task; more than one give pass@k
+    tasks: Count = 300                 # at most so many tasks
+    repeats: Count = 1                 # episodes of each task; more than one give pass@k
     play: int = 0                      # print so many episodes of each temperature
     env_options: list[str] = field(default_factory=list)   # name=value, instead of the data's own
     data_dir: str = ""                 # official data to play on, instead of the data's own
@@ -49,14 +50,13 @@ class Args:
     judge: str = ""                    # URL of an endpoint: scores dreamt steps, judges where env asks
     judge_model: str = ""              # the model's name there
     judge_key_env: str = "OPENAI_API_KEY"      # environment variable that holds the key
-    slots: int = 128                   # rows decoded at once (memory of the KV cache)
+    slots: Count = 128                 # rows decoded at once (memory of the KV cache)
     gamma: float = 0.95                # discount in the bound of Theorem 1
     seed: int = 0                      # sampling
 
     def __post_init__(self):
-        if min(self.repeats, self.tasks, self.slots, len(self.temperatures)) < 1 or not 0 <= self.gamma < 1:
-            raise ValueError("--repeats, --tasks, --slots, --temperatures: expected at least one; --gamma: "
-                             "below 1")
+        if not self.temperatures or not 0 <= self.gamma < 1:
+            raise ValueError("--temperatures: expected at least one; --gamma: from 0 to below 1")
         check_server(self)
         if bool(self.judge) != bool(self.judge_model):
             raise ValueError("--judge URL and --judge-model NAME: expected both or none")

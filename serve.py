@@ -17,6 +17,7 @@ from typing import Literal
 
 from dreamgym import run
 from dreamgym.envs.base import Environment, env_of_data, out_folder
+from dreamgym.flags import Count, Positive
 from dreamgym.offline import read_tasks
 from dreamgym.served_model import check_server, open_experience_model, trained_folder
 
@@ -34,17 +35,15 @@ class Args:
     env_seed: int = 7                  # of a generated environment (an experience model has its own)
     host: str = "127.0.0.1"            # address; any but loopback needs a token in DREAMGYM_TOKEN
     port: int = 8000                   # 0: any that is free
-    max_sessions: int = 64             # clients at once, and rows of a batch
-    max_action_chars: int = 20_000     # characters of an action, or of the answer that holds it
-    idle_s: float = 1800               # seconds after which a silent client loses its session
+    max_sessions: Count = 64           # clients at once, and rows of a batch
+    max_action_chars: Count = 20_000   # characters of an action, or of the answer that holds it
+    idle_s: Positive = 1800            # seconds after which a silent client loses its session
     seed: int = 0                      # draws tasks where a client gives no seed
     threads: int = 1                   # torch threads
 
     def __post_init__(self):
-        if (min(self.max_sessions, self.max_action_chars) < 1 or self.idle_s <= 0
-                or self.port not in range(65536)):
-            raise ValueError("--max-sessions, --max-action-chars: expected at least 1; --idle-s: above 0; "
-                             "--port: 0 to 65535")
+        if self.port not in range(65536):
+            raise ValueError(f"--port {self.port}: expected 0 to 65535")
         check_server(self)
 
     @property

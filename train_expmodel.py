@@ -12,7 +12,6 @@ said. Writes the model, its replay buffer and report.json.
 """
 from __future__ import annotations
 
-import shutil
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -25,10 +24,12 @@ from dreamgym.envs.base import out_folder
 from dreamgym.episode import Episode, read_episodes, read_tasks, rename_step
 from dreamgym.evaluation import experience_report, failed_probes, replayed_inconsistencies
 from dreamgym.experience_model import ExperienceModel, ExperienceSettings, new_memory, save_settings
+from dreamgym.flags import Count, Natural
 from dreamgym.memory import budget, check_memory, measure
 from dreamgym.model import (TrainSample, checkpoint_layers, export_model, load_model, load_optimizer_states,
                             optimizer_states, parameter_count, precision, save_model, shard, unsharded)
 from dreamgym.offline import environment_of
+from dreamgym.prepare import check_model
 from dreamgym.prompts import (Demo, Question, next_answer, next_prompt, reward_answer, reward_prompt,
                               variation_prompt)
 from dreamgym.sft import sft_step
@@ -46,10 +47,10 @@ class Args:
     lora_rank: int = 0                 # rank of LoRA on all linear layers (0: full fine-tuning)
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of computing (auto: bfloat16 on a GPU)
     gradient_checkpointing: bool = False  # compute activations again in the backward: less memory, slower
-    slots: int = 128                   # rows decoded at once on a rank (memory of the KV cache)
+    slots: Count = 128                 # rows decoded at once on a rank (memory of the KV cache)
     encoder: str = "words"             # phi: words (tf-idf, no model) | path or hub name of an encoder
-    k: int = 1  # retrieved demonstrations (0: ablation without the replay buffer; ours)
-    history: int = 2  # last steps shown, and as many earlier similar ones (0: ablation; ours)
+    k: Natural = 1  # retrieved demonstrations (0: ablation without the replay buffer; ours)
+    history: Natural = 2  # last steps shown, and as many earlier similar ones (0: ablation; ours)
     min_similarity: float = 0.3        # demonstrations of a lower cosine are not shown (ours)
     reasoning: bool = True             # a reasoning trace before each answer (no: ablation)
     page_format: Literal["full", "diff"] = "full"  # next states whole, or as differences to known pages
@@ -58,9 +59,9 @@ class Args:
     max_reward_tok: int = 256          # tokens of an answer about the reward
     max_resamples: int = 2             # times that a malformed answer is drawn again (ours)
     system_prompts: bool = True        # say in a system prompt what the model is
-    steps: int = 1000                  # optimizer steps before the probes are first looked at
+    steps: Count = 1000                # optimizer steps before the probes are first looked at
     max_steps: int = 2000              # optimizer steps at most
-    rows: int = 32                     # rows per optimizer step
+    rows: Count = 32                   # rows per optimizer step
     lr: float = 1e-5                   # peak learning rate of AdamW
     muon_lr: float = 0.0  # learning rate of Muon on layer matrices (0: AdamW on all; for from-scratch models)
     weight_decay: float = 0.01         # of both
@@ -74,11 +75,11 @@ class Args:
     rename_share: float = 0.0  # share of rows in which entities get other names (envs with a `renamer`)
     demo_dropout: float = 0.0          # share of rows without demonstrations
     invalid_weight: float = 1.0        # how much more often steps that changed nothing are drawn
-    micro_batch_tok: int = 8192        # tokens per micro-batch: memory only, never changes the gradient
-    probe_every: int = 200             # steps between looks at the probes
+    micro_batch_tok: Count = 8192      # tokens per micro-batch: memory only, never changes the gradient
+    probe_every: Count = 200           # steps between looks at the probes
     probe_rows: int = 600              # validation episodes per look
     report_variants: bool = True       # report also without history, retrieval, reasoning
-    save_every: int = 200              # steps between checkpoints
+    save_every: Count = 200            # steps between checkpoints
     save_minutes: float = 20.0         # ... and at most so many minutes
     export: str = ""                   # folder: write the finished model for a server, adapters merged
     seed: int = 0                      # weights, batches
@@ -93,15 +94,7 @@ FREE = ("data", "out", "fresh", "threads", "micro_batch_tok", "gradient_checkpoi
 
 def check(args: Args) -> None:
     """Refuses flags that contradict each other. Raises ValueError."""
-    if args.quantize != "none" and not args.lora_rank:
-        raise ValueError(f"--quantize {args.quantize}: 4-bit weights cannot be trained themselves; expected "
-                         "--lora-rank, too")
-    if tiny.is_scratch(args.model) and args.lora_rank:
-        raise ValueError(f"--lora-rank {args.lora_rank}: a from-scratch model is trained in full")
-    if min(args.rows, args.save_every, args.micro_batch_tok, args.steps, args.slots,
-           args.probe_every) < 1 or min(args.k, args.history) < 0:
-        raise ValueError("--rows, --steps, --save-every, --probe-every, --micro-batch-tok, --slots are "
-                         "at least 1; --k, --history at least 0")
+    check_model(args)
     if args.reward_share + args.counterfactual_share + args.variation_share > 1:
         raise ValueError("--reward-share, --counterfactual-share and --variation-share add up to more than 1")
 
@@ -286,20 +279,6 @@ class Training:
         self.step = shared["step"]
 
 
-def find_checkpoint(args: Args, out: Path, meta: dict, dist) -> Path | None:
-    """The checkpoint to go on from. Raises ValueError where it was made with other settings or data."""
-    resume = run.latest_checkpoint(out, "model", dist)
-    if resume and args.fresh:                    # nothing of an earlier model may be taken for this one's
-        if dist.is_main:
-            shutil.rmtree(resume)
-        dist.barrier()
-        return None
-    if resume:
-        run.check_meta(run.load_meta(resume).get("settings", {}), meta["settings"], resume)
-        run.check_meta(run.load_meta(resume), {k: v for k, v in meta.items() if k != "settings"}, resume)
-    return resume
-
-
 def make_training(args: Args, env, data: Path, meta: dict, resume: Path | None, dist) -> Training:
     """Model, replay buffer, optimizers and rows, at the start or where `resume` left them."""
     episodes, tasks = read_episodes(data / "train.jsonl"), read_tasks(data / "tasks_train.jsonl")
@@ -372,7 +351,9 @@ def main() -> None:
     env, data_meta = environment_of(args.env, data, dist)
     meta = {"settings": {k: v for k, v in asdict(args).items() if k not in FREE},
             "environment": data_meta["environment"], "data": data_meta["settings"]}
-    resume = find_checkpoint(args, out, meta, dist)
+    if args.fresh:
+        run.remove_checkpoint(out, "model", dist)
+    resume = run.find_checkpoint(out, "model", meta, dist)
     if resume and run.load_meta(resume)["finished"]:
         if dist.is_main:
             print(f"{out}: finished and fits these flags, kept (--fresh starts over)")

@@ -7,14 +7,21 @@ import contextlib
 import difflib
 import io
 import os
+import re
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import tyro
 
 ROOT = Path(__file__).resolve().parents[1]   # the scripts and configs/ are here
+Count = Annotated[int, msgspec.Meta(ge=1)]   # types of flags; `parse` refuses what is out of range
+Natural = Annotated[int, msgspec.Meta(ge=0)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+Positive = Annotated[float, msgspec.Meta(gt=0)]
 
 
 def is_main() -> bool:
@@ -34,11 +41,22 @@ def parse(args_class: type, argv: list[str] | None = None):
             default = _read_preset(path, script, args_class) if path else args_class()
             if hasattr(default, "config"):
                 default.config = path
-            return tyro.cli(args_class, args=argv, default=default,
+            args = tyro.cli(args_class, args=argv, default=default,
                             description=(module.__doc__ or "").split("\n")[0])
+            _check_ranges(args)
+            return args
         except ValueError as error:      # a preset, or a check in the class's __post_init__
             print(f"{script}: {error}", file=sys.stderr)
             raise SystemExit(2) from None
+
+
+def _check_ranges(args) -> None:
+    try:
+        msgspec.convert(asdict(args), type(args))
+    except msgspec.ValidationError as error:     # such as "Expected `int` >= 1 - at `$.tasks`"
+        name = re.search(r"\$\.(\w+)", str(error))[1]
+        raise ValueError(f"--{name.replace('_', '-')} {getattr(args, name)}: "
+                         f"{str(error).split(' - at ')[0].lower()}") from None
 
 
 def _find_preset(args_class: type, argv: list[str]) -> tuple[str, list[str]]:

@@ -69,6 +69,10 @@ class Dist:
         """Rank 0's value, on every rank."""
         return self.gather([value])[0]
 
+    def share(self, total: int) -> int:
+        """This rank's part of `total`: the parts add up, and rank 0 has one as long as anything is left."""
+        return (total + self.world_size - 1 - self.rank) // self.world_size
+
     def barrier(self) -> None:
         self.gather([])
 
@@ -208,10 +212,11 @@ def mend_jsonl(path: str | Path) -> None:
                 file.truncate(last_line)
 
 
-def cut_jsonl(path: Path, last_step: int) -> dict | None:
-    """Drops the records with step > last_step, which a resumed run makes again. Returns the last one kept."""
+def cut_jsonl(path: Path, last: int, key: str = "step") -> dict | None:
+    """Drops the records whose `key` is above `last`, which a resumed run makes again, and half a line that a
+    kill left. Returns the last record kept."""
     mend_jsonl(path)
-    kept = [r for _, r in read_jsonl(path) if r["step"] <= last_step] if path.exists() else []
+    kept = [r for _, r in read_jsonl(path) if r[key] <= last] if path.exists() else []
     write_jsonl(path, kept, append=False)
     return kept[-1] if kept else None
 
@@ -371,11 +376,34 @@ def latest_checkpoint(folder: str | Path, name: str, dist: Dist) -> Path | None:
     return whole if dist.broadcast(whole.exists()) else None     # another machine may see it later
 
 
+def find_checkpoint(folder: str | Path, name: str, meta: dict, dist: Dist) -> Path | None:
+    """The checkpoint folder/name to go on from, or None. Raises ValueError naming what it has otherwise than
+    `meta`, of which `settings` are compared one by one."""
+    resume = latest_checkpoint(folder, name, dist)
+    if resume:
+        saved, rest = load_meta(resume), {k: v for k, v in meta.items() if k != "settings"}
+        check_meta(saved | saved.get("settings", {}), meta["settings"] | rest, resume)
+    return resume
+
+
+def remove_checkpoint(folder: str | Path, name: str, dist: Dist) -> None:
+    """For --fresh: nothing of an earlier run may be taken for this one's, nor what a kill left of it."""
+    if dist.is_main:
+        for path in _paths(folder, name):
+            if (path / "meta.json").exists():    # else it is no checkpoint
+                shutil.rmtree(path)
+    dist.barrier()
+
+
+def _paths(folder: str | Path, name: str) -> tuple[Path, Path, Path]:
+    """(whole, new, old) of a checkpoint."""
+    return Path(folder, name), Path(folder, f".{name}.new"), Path(folder, f".{name}.old")
+
+
 def _repaired(folder: str | Path, name: str, dist: Dist) -> tuple[Path, Path, Path]:
-    """(whole, new, old): paths of a checkpoint. The newest whole one left by a kill gets its name, the rest
-    goes. Raises ValueError if folder/name exists and is no checkpoint."""
-    folder = Path(folder)
-    whole, new, old = folder / name, folder / f".{name}.new", folder / f".{name}.old"
+    """The `_paths`. The newest whole checkpoint left by a kill gets its name, the rest goes. Raises
+    ValueError if folder/name exists and is no checkpoint."""
+    whole, new, old = _paths(folder, name)
     if dist.is_main:
         if whole.exists() and not (whole / "meta.json").exists():
             raise ValueError(f"found {whole} without meta.json; expected a checkpoint or nothing there: "

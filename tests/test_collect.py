@@ -139,7 +139,6 @@ def test_imports_without_training_episodes(again, workspace, tmp_path):
 # ---- refused input ----
 
 @pytest.mark.parametrize("flags, message", [
-    (("--transitions", 0), "at least 1 transition"), (("--counterfactuals", -1), "nothing below 0"),
     (("--teacher", URL), "expected --teacher-model"), (("--player", "NAME"), "--player: expected"),
     (("--player-share", 0), "--player-share 0.0"), (("--import-format", "x"), "expected --import-file, too")])
 def test_bad_flags(again, capsys, flags, message):

@@ -79,8 +79,7 @@ def test_recorded_episodes_alone_are_no_world(made, script, tmp_path):
         script("evaluate", "--env", "logs", "--policy", made.policy, "--data", tmp_path)
 
 
-@pytest.mark.parametrize("flags", [{"repeats": 0}, {"tasks": 0}, {"temperatures": []}, {"gamma": 1.0},
-                                   {"judge": "http://x/v1"}, {"html": "page"}])
+@pytest.mark.parametrize("flags", [{"temperatures": []}, {"gamma": 1.0}, {"judge": "http://x/v1"}, {"html": "page"}])
 def test_flags_that_cannot_be(flags):
     with pytest.raises(ValueError, match="expected"):
         Args(**flags)

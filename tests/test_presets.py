@@ -120,6 +120,20 @@ def test_bad_flags(parse, capfd, monkeypatch, flag, expected):
     assert refused(parse, capfd, flag) == ""
 
 
+@pytest.mark.parametrize("script, flag, least", [
+    ("collect", "transitions", 1), ("collect", "heldout", 0), ("train_expmodel", "rows", 1),
+    ("train_expmodel", "k", 0), ("train_policy", "save_every", 1), ("train_policy", "iterations", 0),
+    ("evaluate", "repeats", 1), ("serve", "max_sessions", 1)])
+def test_flags_out_of_range(capfd, script, flag, least):
+    """A run of no step, or one that divides by zero after an hour; and a refused value that is sensible."""
+    name, args_class = f"--{flag.replace('_', '-')}", importlib.import_module(script).Args
+    given = ["--env", "webshop"] if script == "serve" else []
+    assert getattr(run.parse(args_class, [*given, name, str(least)]), flag) == least
+    with pytest.raises(SystemExit) as stopped:
+        run.parse(args_class, [*given, name, str(least - 1)])
+    assert stopped.value.code == 2 and f"{name} {least - 1}: expected `int` >= {least}" in capfd.readouterr().err
+
+
 def test_help_has_one_line_per_flag(parse, capfd):
     """A flag without help, and help that shows other defaults than the preset's."""
     with pytest.raises(SystemExit) as stopped:

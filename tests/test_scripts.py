@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 import train_expmodel
 import train_policy
-from dreamgym import tiny
+from dreamgym import imitation, prepare, tiny
 from dreamgym.episode import read_episodes
 from tests.conftest import EXAMPLE, ROOT, free_port, random_model, run_main
 
@@ -89,14 +89,14 @@ def base(preset, tmp_path_factory):
     (folder / "examples").mkdir()
     (folder / "examples" / "files.py").write_text(Path(EXAMPLE).read_text())
     os.chdir(folder)
-    launch = train_policy.launch
-    train_policy.launch = lambda script, flags, dist=None: run_main(Path(script).stem, *flags)
+    launch = prepare.launch
+    prepare.launch = lambda script, flags, dist=None: run_main(Path(script).stem, *flags)
     try:
         for command in COMMANDS[:3]:
             run_main(Path(command[0]).stem, *command[1:], "--config", preset)
     finally:
         os.chdir(before)
-        train_policy.launch = launch
+        prepare.launch = launch
     return folder / "out" / "files"
 
 
@@ -130,7 +130,7 @@ def test_the_tutorials_commands(base):
 def test_logs_alone(base, preset, tmp_path, monkeypatch):
     """A run on recorded episodes that needs a world, or does not say that success is a dream's."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(train_policy, "launch", lambda script, flags, dist=None: run_main(Path(script).stem, *flags))
+    monkeypatch.setattr(prepare, "launch", lambda script, flags, dist=None: run_main(Path(script).stem, *flags))
     lines = [line for line in (base / "data/train.jsonl").read_text().splitlines()]
     (tmp_path / "FILE.jsonl").write_text("\n".join(lines) + "\n")
     command = next(c for c in COMMANDS if c[0] == "train_policy.py" and "logs" in c)
@@ -216,8 +216,8 @@ def test_interrupted_imitation_ends_bit_equal(base, preset, monkeypatch, tmp_pat
                  tmp_path / name, *flags)
 
     go("whole")
-    interrupted(monkeypatch, lambda: go("parts"), (train_policy, "sft_step", 2, False),
-                (train_policy, "sft_step", 4, True))
+    interrupted(monkeypatch, lambda: go("parts"), (imitation, "sft_step", 2, False),
+                (imitation, "sft_step", 4, True))
     assert seen
     assert_same_checkpoint(tmp_path / "parts/imitation/model", tmp_path / "whole/imitation/model")
 

@@ -12,11 +12,11 @@ import pytest
 import torch.multiprocessing as mp
 
 import dreamgym.model
-import train_policy
 from conftest import EXAMPLE, free_port, run_main
+from dreamgym import prepare, run
 from dreamgym.curriculum import Curriculum
 from dreamgym.episode import Episode, Step, StopReason, Task, read_episodes, to_json
-from train_policy import Args, Run, cut_episodes, feed_curriculum
+from train_policy import Args, Run, feed_curriculum
 
 
 def state_of(tasks, step=3, encoder=None):
@@ -70,21 +70,20 @@ def test_ppo_feeds_the_curriculum_by_cluster():
 def test_cut_episodes(tmp_path):
     """A resumed run that leaves episodes twice, or chokes on the half line of a kill."""
     path, task = tmp_path / "episodes.jsonl", Task(id="t", text="t")
-    cut_episodes(path, 3)
+    run.cut_jsonl(path, 3, "iteration")
     assert path.read_text() == ""
     lines = [json.dumps(to_json(played(task, 0.0, i))) for i in (0, 1, 10)]
     path.write_text("\n".join(lines) + '\n{"id": "dream-11')
-    cut_episodes(path, 1)
+    run.cut_jsonl(path, 1, "iteration")
     assert [e.iteration for e in read_episodes(path)] == [0, 1]
-    cut_episodes(path, -1)
+    run.cut_jsonl(path, -1, "iteration")
     assert path.read_text() == ""
 
 
 @pytest.mark.parametrize(("size", "left"), [(1, 5), (2, 5), (2, 1), (3, 7)])
 def test_the_real_budget_has_no_rest(size, left):
     """Two ranks that share one last transition as 0 and 0, and loop for ever: budgets add up."""
-    shares = [train_policy.share_of(left, SimpleNamespace(rank=rank, world_size=size))
-              for rank in range(size)]
+    shares = [run.Dist(rank, size).share(left) for rank in range(size)]
     assert sum(shares) == left and shares[0] >= 1 and max(shares) - min(shares) <= 1
 
 
@@ -105,7 +104,7 @@ def test_ctrl_c_reaches_the_script_that_is_running(tmp_path, monkeypatch):
     before = signal.getsignal(signal.SIGINT)
     threading.Thread(target=press, daemon=True).start()
     with pytest.raises(SystemExit) as stopped:
-        train_policy.launch(child, [])
+        prepare.launch(child, [])
     assert stopped.value.code == 130 and (tmp_path / "saved").read_text() == "x"
     assert signal.getsignal(signal.SIGINT) is before
 

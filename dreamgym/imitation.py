@@ -1,0 +1,130 @@
+"""The policy that RL starts from: it imitates a few demonstrations.
+
+    policy, reference = starting_policy(args, env, (out, expmodel), episodes, resume, dist, log)
+
+The players of the demonstrations make mistakes: imitation must leave entropy for RL to work with.
+`args` are the flags of train_policy.py.
+"""
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from dreamgym import run, tiny
+from dreamgym.envs.base import Environment
+from dreamgym.episode import Episode, rename_episode, successes
+from dreamgym.model import (TrainSample, checkpoint_layers, load_frozen, load_model, load_optimizer_states,
+                            optimizer_states, save_model)
+from dreamgym.rollout import Policy, PolicySettings, imitation_segments
+from dreamgym.sft import sft_step
+
+
+def starting_policy(args, env: Environment, folders: tuple[Path, Path | None], episodes: list[Episode],
+                    resume: Path | None, dist, log) -> tuple[Policy, torch.nn.Module | None]:
+    """The policy with the weights of `resume`, or before RL, and the frozen one before RL for the KL term, if
+    there is one: from --imitation or OUT/imitation, where it is made first if it is missing."""
+    start = imitated(args, env, folders, episodes, dist, log)
+    policy, reference = make_policy(args, env, str(resume or start), dist), None
+    if args.kl_coef and args.algo != "imitation":
+        reference, _ = load_frozen(str(start), "reference", policy.model, args.dtype, args.quantize,
+                                   str(dist.device))
+    return policy, reference
+
+
+def make_policy(args, env: Environment, name: str, dist, lora_rank: int = 0) -> Policy:
+    """The policy with the weights in the folder `name`, or of the hub's model, then with new adapters."""
+    model, tokenizer = load_model(name, args.dtype, args.quantize, lora_rank, str(dist.device), args.seed)
+    if args.gradient_checkpointing:
+        checkpoint_layers(model)
+    settings = PolicySettings(args.policy_context, args.max_action_tok, args.policy_format,
+                              args.system_prompts)
+    return Policy(model, tokenizer, env, settings, args.slots,
+                  run.derive_seed(args.seed, "policy", dist.rank))
+
+
+def imitated(args, env: Environment, folders: tuple[Path, Path | None], episodes: list[Episode], dist,
+             log) -> Path:
+    """The checkpoint of the policy that has imitated. Raises ValueError where the one that --imitation names
+    is not finished or was made with other settings."""
+    out, expmodel = folders
+    folder = Path(args.imitation or out / "imitation")
+    names = ["env", "model", "quantize", "lora_rank", "init", "rename_share", "policy_format",
+             "system_prompts", "policy_context", "max_action_tok"]
+    names += [name for name in vars(args) if name.startswith("imitation_")] + ["seed"] * (not args.imitation)
+    run_config = {name: getattr(args, name) for name in names}
+    found = run.latest_checkpoint(folder, "model", dist)
+    meta = run.load_meta(found) if found else {"finished": False}
+    finished = meta.get("finished", True)
+    if args.imitation and not finished:
+        raise ValueError(f"--imitation {folder}: found no finished policy there; expected the folder "
+                         "imitation/ of an earlier run")
+    if found:
+        run.check_meta(meta.get("imitation", {}), run_config, found)
+    if finished:
+        return found
+    if found or args.init == "expmodel":
+        policy = make_policy(args, env, str(found or expmodel / "model"), dist)
+    else:
+        policy = make_policy(args, env, args.model, dist, args.lora_rank)
+
+    def save(state: dict) -> Path:
+        def write(path: Path) -> None:
+            save_model(policy.model, policy.tokenizer, path)
+            run.save_state(path, state, {}, dist)
+        meta = {"imitation": run_config, "policy": asdict(policy.settings), "finished": not state}
+        return run.save_checkpoint(folder, "model", write, meta, dist)
+    imitate(args, policy, episodes, found, save, dist, log)
+    return save({})
+
+
+def imitate(args, policy: Policy, episodes: list[Episode], resume: Path | None,
+            save: Callable[[dict], Path], dist, log) -> None:
+    """Behaviour cloning. `save(state)` is called after each epoch and at Ctrl-C; `resume` is a folder that it
+    wrote."""
+    players = {name for name, player in policy.env.players().items() if player.imitate}
+    demos = [e for e in episodes if e.source in players or e.source in ("imported", "player")]
+    demos = [demos[i]
+             for i in run.rng(args.seed, "imitation").permutation(len(demos))[:args.imitation_episodes]]
+    if not demos:
+        return
+    optimizers = tiny.make_optimizers(policy.model, args.imitation_lr, args.imitation_muon_lr)
+    done, resumed, steps = 0, 0, None
+    if resume:
+        state, _ = run.load_state(resume, dist)
+        load_optimizer_states(optimizers, state["optimizers"])
+        resumed = state["step"]
+    save_step = lambda: save({"optimizers": optimizer_states(optimizers), "step": done})
+    with run.graceful(log) as stop, run.progress(args.imitation_epochs, "imitation") as bar:
+        for epoch in range(args.imitation_epochs):
+            rows = demonstration_rows(args, policy, demos, epoch)
+            steps = steps or args.imitation_epochs * -(-len(rows) // args.imitation_rows)
+            for start in range(0, len(rows), args.imitation_rows):
+                done += 1
+                if done <= resumed:
+                    continue
+                tiny.set_rate(optimizers, done - 1, steps, warmup=20, floor=0.0)
+                batch = rows[start:start + args.imitation_rows]
+                sft_step(policy.model, batch[dist.rank::dist.world_size], optimizers, args.micro_batch_tok,
+                         dist)
+                if stop.agreed(dist):
+                    save_step()
+                    raise SystemExit(130)
+            if done > resumed:
+                save_step()
+            bar.update(1)
+    log.say(f"imitated {len(demos)} episodes of players that make mistakes ({successes(demos):.0%} of them "
+            "successful)")
+
+
+def demonstration_rows(args, policy: Policy, demos: list[Episode], epoch: int) -> list[TrainSample]:
+    """The demonstrations as shuffled rows. Randomizes entity names in --rename-share of them each epoch, so
+    that the policy learns to search instead of memorizing where objects are."""
+    rng, rows = run.rng(args.seed, "imitation rows", epoch), []
+    for demo in demos:
+        change = policy.env.renamer(rng) if rng.random() < args.rename_share else None
+        segments = imitation_segments(policy, rename_episode(demo, change) if change else demo)
+        rows += [TrainSample(s.ids, s.mask) for s in segments]
+    return [rows[i] for i in rng.permutation(len(rows))]

@@ -1,0 +1,126 @@
+"""What must exist before RL: data and an experience model, which the other scripts make, and enough memory.
+
+    data, expmodel = prepare(args, out, dist)
+    log = start_log(out, resume, dist)
+
+Scripts meet through files only. A folder that fits its flags is kept by the script that made it.
+`args` are the flags of train_policy.py.
+"""
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from dreamgym import run, tiny
+from dreamgym.episode import Task, read_tasks
+from dreamgym.flags import ROOT
+from dreamgym.memory import budget, check_memory, measure
+from dreamgym.model import base_of
+from dreamgym.served_model import reach_server
+from dreamgym.teacher import is_url
+
+
+def check_model(args) -> None:
+    """Refuses flags of a model that contradict each other. Raises ValueError."""
+    if args.quantize != "none" and not args.lora_rank:
+        raise ValueError(f"--quantize {args.quantize}: 4-bit weights cannot be trained themselves; expected "
+                         "--lora-rank, too")
+    if tiny.is_scratch(args.model) and args.lora_rank:
+        raise ValueError(f"--lora-rank {args.lora_rank}: a from-scratch model is trained in full")
+
+
+def prepare(args, out: Path, dist) -> tuple[Path, Path | None]:
+    """Runs collect.py and train_expmodel.py where their folders are missing or unfinished; each keeps a
+    folder that fits its flags. Returns the folders of the data and of the experience model (None: it is
+    untrained, at a server). With --fresh, policies of an earlier run go. Raises ValueError where the server
+    does not answer."""
+    is_file = args.data.endswith(".jsonl")
+    data = out / "data" if is_file or not args.data else Path(args.data)
+    expmodel = Path(args.expmodel or out / ("expmodel-naive" if args.naive_reward else "expmodel"))
+    if is_url(args.expmodel):
+        reach_server(args)                       # before anything that takes time
+        expmodel = Path(args.expmodel_folder) if args.expmodel_folder else None
+    check_fit(args, expmodel, dist)
+    if args.fresh:
+        run.remove_checkpoint(out, "policy", dist)
+        if not args.imitation:
+            run.remove_checkpoint(out / "imitation", "model", dist)
+    common = ["--env", args.env, "--seed", args.seed, *(["--config", args.config] if args.config else []),
+              *(["--fresh"] if args.fresh else [])]
+    if is_file or not args.data:
+        logs = ["--import-file", args.data] if is_file else []
+        if dist.is_main:
+            launch("collect.py", [*common, "--out", data, *logs])
+        dist.barrier()
+    if not args.expmodel:
+        own = ["--model", args.model, "--quantize", args.quantize, "--lora-rank", args.lora_rank,
+               "--dtype", args.dtype, "--slots", args.slots, "--micro-batch-tok", args.micro_batch_tok,
+               *(["--gradient-checkpointing"] if args.gradient_checkpointing else []),
+               "--no-report-variants", "--threads", args.threads]
+        naive = ["--counterfactual-share", 0] if args.naive_reward else []
+        launch("train_expmodel.py", [*common, "--data", data, "--out", expmodel, *own, *naive], dist)
+        dist.barrier()
+    return data, expmodel
+
+
+def launch(script: str, flags: list, dist=None) -> None:
+    """Another script in its own process; its failure or Ctrl-C ends this one too, after it has saved. With
+    `dist` every rank calls it, and the children are ranks like their parents; else the child is alone."""
+    environment = {k: v for k, v in os.environ.items() if dist or k not in ("RANK", "WORLD_SIZE")}
+    if dist and dist.world_size > 1:
+        with socket.create_server(("", 0)) as server:      # a port of rank 0's machine that is free now
+            port = dist.broadcast(server.getsockname()[1])
+        environment |= {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "False"}
+    command = [sys.executable, str(ROOT / script), *map(str, flags)]
+    child = subprocess.Popen(command, env=environment,
+                             start_new_session=True)      # else a terminal's Ctrl-C would reach it twice
+    before = {s: signal.signal(s, lambda number, _: child.send_signal(number))
+              for s in (signal.SIGINT, signal.SIGTERM)}
+    code = child.wait()
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    if code:
+        raise SystemExit(code if code > 0 else 128 - code)
+
+
+def check_fit(args, expmodel: Path | None, dist) -> None:
+    """The budget of a language model, before anything is made. An experience model that is yet to be trained
+    counts as another --model. Raises ValueError where the memory of a rank is too small."""
+    if tiny.is_scratch(args.model):
+        return
+    size, dream = measure(args.model), None
+    if not is_url(args.expmodel):
+        dream, folder = (size, args.policy_context, bool(args.lora_rank)), expmodel / "model"
+        if (folder / "experience.json").is_file():
+            base, rank = base_of(str(folder))
+            context = run.read_json(folder / "experience.json")["settings"]["context"]
+            shares_base = bool(args.lora_rank and rank) and base == base_of(args.model)[0]
+            dream = measure(str(folder)), context, shares_base
+    episodes = max(args.tasks * args.rollouts, args.eval_tasks, args.test_tasks)
+    check_memory(budget(args, size, args.policy_context, dist.world_size, dist.device.type, dream,
+                        -(-episodes // dist.world_size)), dist)
+
+
+def read_splits(args, data: Path) -> dict[str, list[Task]]:
+    """All training tasks, and as many validation and test tasks as are played, the same ones in every run."""
+    splits = {name: read_tasks(data / f"tasks_{name}.jsonl") for name in ("train", "valid", "test")}
+    for name, count in (("valid", args.eval_tasks), ("test", args.test_tasks)):
+        order = run.rng(0, name).permutation(len(splits[name]))[:count]
+        splits[name] = [splits[name][i] for i in order]
+    return splits
+
+
+def start_log(out: Path, resume: Path | None, dist) -> run.Log:
+    """The log at the step of `resume`; what was written after it is dropped, for it is made again."""
+    saved = run.read_json(resume / "run.json") if resume else {"evaluations": []}
+    step = saved["step"] if saved["evaluations"] else -1        # -1: not even evaluated, all is made again
+    log = run.Log(out, dist, step)
+    if dist.is_main:
+        run.cut_jsonl(out / "episodes.jsonl", step - 1, "iteration")
+        run.cut_jsonl(out / "evaluations.jsonl", step, "iteration")
+        (out / "result.json").unlink(missing_ok=True)    # it says that the run is finished
+    return log

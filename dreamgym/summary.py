@@ -1,0 +1,50 @@
+"""The end of a run: its table, its picture and a page to read, from what train_policy.py has measured.
+
+    summary.finish(job, state, results)    # OUT/result.json, OUT/curve.png, OUT/dream.html, the console
+
+`job` and `state` are a Job and a Run of train_policy.py, `results` its reports on the test tasks.
+"""
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+from dreamgym import plots, run, viewer
+from dreamgym.episode import Episode
+
+
+def with_interval(report: dict) -> str:
+    return f"{report['success']:.3f} [{report['low']:.3f}, {report['high']:.3f}]"
+
+
+def finish(job, state, results: list[dict]) -> None:
+    """The table and the picture a user ends with."""
+    names = {"before": "start (imitation)", "after": "after RL"}
+    rows = [{"policy": names[result["policy"]],
+             **{key: with_interval(report) for key, report in result["reports"].items()},
+             "RL transitions, dream / real": "{dream_transitions:,} / {real_transitions:,}".format(**result)}
+            for result in results]
+    env, out = job.env, job.out
+    note = "" if env.is_real else ("no real environment (--env logs): success in the dream only, "
+                                   "which says nothing about the real one")
+    run.write_json(out / "result.json",
+                   {"environment": env.describe(), "label": env.label, "settings": asdict(job.args),
+                    "rows": rows, "test": results, "validation": state.evaluations, "note": note})
+    picture = plots.training_curve(out)
+    job.log.say(f"\n{env.name}, {env.label}: {results[0]['tasks']} test tasks, world and temperature, 95 % "
+                f"Wilson intervals\n{run.summary_table(rows)}\n{note}")
+    page = show_test(job, state, results[-1]["policy"])
+    job.log.say(f"everything is in {out}: result.json, metrics.jsonl, episodes.jsonl, expmodel/report.json, "
+                f"policy/; picture {picture}; page to read {page}\n"
+                f"next: python evaluate.py --env {job.args.env} --policy {out / 'policy'} --play 10   |   "
+                f"tensorboard --logdir {out}")
+
+
+def show_test(job, state, name: str) -> Path:
+    """Writes OUT/dream.html: the test episodes on file that were played at the dream's temperature."""
+    episodes, cut = viewer.read_tail(job.out / f"test-{name}.jsonl", kind=Episode)
+    alike = [e for e in episodes if e.id.startswith((f"test-{name}-real-1-", f"test-{name}-dream-1-"))]
+    state.experience_model.clear_caches()
+    about = f"test tasks at temperature 1, policy {name} RL"
+    viewer.write_page(job.out / "dream.html", job.env, about, alike, state.experience_model, job.out, [cut])
+    return job.out / "dream.html"
