@@ -31,7 +31,7 @@ from dreamgym.experience_model import ExperienceModel, fill_buffer
 from dreamgym.imitation import starting_policy
 from dreamgym.model import (load_optimizer_states, optimizer_states, save_model, trainable_parameters,
                             unsharded)
-from dreamgym.flags import Count, Natural
+from dreamgym.flags import Count, Natural, Share, Weight
 from dreamgym.offline import environment_of
 from dreamgym.prepare import check_model, prepare, read_splits, start_log
 from dreamgym.rollout import Policy, rollout
@@ -67,7 +67,7 @@ class Args:
     imitation_lr: float = 1e-5         # learning rate of imitation
     imitation_muon_lr: float = 0.0     # ... of Muon on layer matrices (from-scratch models)
     imitation_rows: int = 16           # rows per optimizer step of imitation
-    rename_share: float = 0.0          # share of demonstrations in which entities get other names
+    rename_share: Share = 0.0          # share of demonstrations in which entities get other names
     algo: Literal["grpo", "ppo", "imitation"] = "grpo"     # imitation: no RL
     world: Literal["dream", "real"] = "dream"      # where RL happens first
     iterations: Natural = 150          # RL iterations in the dream (verl-agent: 150)
@@ -77,19 +77,19 @@ class Args:
     updates: Count = 4                 # optimizer steps per iteration
     lr: float = 1e-6                   # RL learning rate (verl-agent: 1e-6 for full fine-tuning)
     value_lr: float = 1e-5             # learning rate of PPO's value head
-    kl_coef: float = 0.01              # weight of the KL to the starting policy (verl-agent: 0.01)
+    kl_coef: Weight = 0.01             # weight of the KL to the starting policy (verl-agent: 0.01)
     kl: Literal["k2", "k3"] = "k3"     # its estimator
-    clip_low: float = 0.2              # policy ratio clip below
-    clip_high: float = 0.2             # and above
+    clip_low: Share = 0.2              # policy ratio clip below
+    clip_high: Weight = 0.2            # and above
     engine_cap: float = 0.0  # where another engine samples: largest weight p_trainer / p_engine (0: off)
-    entropy_coef: float = 0.001        # entropy bonus
-    invalid_penalty: float = 0.1       # taken from the reward of an action that changes nothing
+    entropy_coef: Weight = 0.001       # entropy bonus
+    invalid_penalty: Weight = 0.1      # taken from the reward of an action that changes nothing
     normalize_std: bool = True         # GRPO: divide by the group's standard deviation (no: Dr. GRPO)
     loss_mean: Literal["token", "episode"] = "token"       # what weighs the same in the loss
     drop_malformed: bool = True  # dreams that broke off teach nothing (no: they count as failures; ours)
-    max_malformed: float = 0.5         # a run stops where more dreamt episodes than this break off
+    max_malformed: Share = 0.5         # a run stops where more dreamt episodes than this break off
     curriculum: bool = True            # draw tasks by reward variance (Eq. 7), not uniformly
-    max_generated_fraction: float = 0.25  # lambda: largest share of generated tasks (0: none made; ours)
+    max_generated_fraction: Share = 0.25  # lambda: largest share of generated tasks (0: none made; ours)
     generate_every: Count = 5          # iterations between task generations
     enrich: bool = True                # add dreamt transitions to the replay buffer
     naive_reward: bool = False         # the lesson: an experience model that never saw counterfactual rewards
@@ -193,7 +193,7 @@ def make_run(args: Args, policy: Policy, reference: torch.nn.Module | None, expe
         torch.nn.init.zeros_(head.weight), torch.nn.init.zeros_(head.bias)
         groups.append({"params": list(head.parameters()), "lr": args.value_lr})
     optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
-    curriculum = Curriculum(tasks, args.max_generated_fraction, explore=0.1 if args.curriculum else 1.0)
+    curriculum = Curriculum(tasks, explore=0.1 if args.curriculum else 1.0)
     state = Run(policy, reference, head, optimizer, curriculum, experience_model)
     if resume:
         state.load(resume, dist)

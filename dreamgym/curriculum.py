@@ -1,8 +1,8 @@
 """Curriculum over tasks by reward variance (DreamGym, arXiv 2511.03773, Eq. 7): what to play, what to vary,
 what to drop.
 
-    curriculum = Curriculum(tasks, max_generated_fraction=0.25)
-    tasks = curriculum.sample(16, rng)            # no task twice, at most 4 generated ones
+    curriculum = Curriculum(tasks)
+    tasks = curriculum.sample(16, rng, max_generated_fraction=0.25)   # no task twice, at most 4 generated
     curriculum.update(episodes, iteration)        # GRPO; PPO gives clusters of tasks as well
     curriculum.add(write_tasks(experience_model, curriculum.seeds(4), ...))
 
@@ -51,22 +51,19 @@ class TaskStats(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Curriculum:
-    """The tasks of a run, their values, and the choice of the next ones. max_generated_fraction: lambda of
-    the paper, which gives no number. explore: share of the draw that ignores values; 1 is the ablation."""
+    """The tasks of a run, their values, and the choice of the next ones. explore: share of the draw that
+    ignores values; 1 is the ablation."""
     decay = 0.95          # what an iteration leaves of the distance between value and prior
     prior = 0.25          # value of an unseen task: the largest for rewards 0 and 1
     fresh = 0.5           # weight of the newest group in the running value
     max_generated = 1000  # most generated tasks kept
 
-    def __init__(self, tasks: Iterable[Task], max_generated_fraction: float = 0.25, explore: float = 0.1):
+    def __init__(self, tasks: Iterable[Task], explore: float = 0.1):
         tasks = list(tasks)
         self.stats = {task.id: TaskStats(task=task) for task in tasks}
         if not tasks or len(self.stats) != len(tasks):
             raise ValueError(f"Curriculum: {len(tasks)} tasks, {len(self.stats)} ids; expected no id twice")
-        if not 0 <= max_generated_fraction <= 1:
-            raise ValueError(f"max_generated_fraction is {max_generated_fraction}, expected 0 to 1")
-        self.max_generated_fraction, self.explore = max_generated_fraction, explore
-        self.iteration = 0
+        self.explore, self.iteration = explore, 0
         self.share_generated = 0.0                             # of the last sample
 
     # ---- choosing ------------------------------------------------------------------------------------
@@ -80,15 +77,14 @@ class Curriculum:
             return self.prior
         return self.prior + (stats.value - self.prior) * self._freshness(stats)
 
-    def sample(self, n: int, rng: np.random.Generator,
-               max_generated_fraction: float | None = None) -> list[Task]:
+    def sample(self, n: int, rng: np.random.Generator, max_generated_fraction: float) -> list[Task]:
         """n different tasks, drawn in proportion to (1 - explore) * estimate + explore * mean estimate.
 
-        At most floor(max_generated_fraction * n) are generated: a bound, not a quota, so worthless ones are
-        seldom drawn. Raises ValueError where the tasks do not suffice.
+        max_generated_fraction: lambda of the paper, which gives no number. At most floor(lambda * n) tasks
+        are generated: a bound, not a quota, so worthless ones are seldom drawn. Raises ValueError where the
+        tasks do not suffice.
         """
-        fraction = self.max_generated_fraction if max_generated_fraction is None else max_generated_fraction
-        room = math.floor(fraction * n + 1e-9)                 # 0.29 * 100 is 28.999...
+        room = math.floor(max_generated_fraction * n + 1e-9)   # 0.29 * 100 is 28.999...
         tasks = [stats.task for stats in self.stats.values()]
         originals = sum(not task.generated for task in tasks)
         most = originals + min(room, len(tasks) - originals)

@@ -15,6 +15,7 @@ policy that sampled, new = being trained, ref = frozen.
 
 import math
 from collections.abc import Hashable, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -65,9 +66,7 @@ def group_advantages(
     [1, 0, 0, 0] of one group -> [1.73, -0.58, -0.58, -0.58]; without std [0.75, -0.25, -0.25, -0.25].
     """
     reward_E = torch.as_tensor(rewards_E, dtype=torch.float64).detach().cpu()
-    if reward_E.ndim != 1 or len(reward_E) != len(groups_E):
-        found = f"rewards have shape {tuple(reward_E.shape)} and there are {len(groups_E)} group keys"
-        raise ValueError(f"group_advantages: {found}, expected one of each per episode")
+    assert reward_E.shape == (len(groups_E),), (reward_E.shape, len(groups_E))
     check_finite(reward_E, "rewards of the groups")
     members: dict[Hashable, list[int]] = {}
     for i, group in enumerate(groups_E):
@@ -93,9 +92,7 @@ def gae(
     """
     reward_K = torch.as_tensor(rewards_K, dtype=torch.float64).detach().cpu()
     value_K = torch.as_tensor(values_K, dtype=torch.float64).detach().cpu()
-    if reward_K.ndim != 1 or reward_K.shape != value_K.shape:
-        found = f"rewards have shape {tuple(reward_K.shape)} and values {tuple(value_K.shape)}"
-        raise ValueError(f"gae: {found}, expected two equal vectors of one episode")
+    assert reward_K.shape == value_K.shape == (len(reward_K),), (reward_K.shape, value_K.shape)
     adv_K, running, next_value = torch.zeros_like(reward_K), 0.0, 0.0
     for t in reversed(range(len(reward_K))):
         delta = reward_K[t] + gamma * next_value - value_K[t]
@@ -104,7 +101,7 @@ def gae(
     return adv_K.float(), (adv_K + value_K).float()
 
 
-def kl_estimate(logp_new_N: Tensor, logp_ref_N: Tensor, kind: str = "k3") -> Tensor:
+def kl_estimate(logp_new_N: Tensor, logp_ref_N: Tensor, kind: Literal["k2", "k3"] = "k3") -> Tensor:
     """Per-token estimate of KL(new || ref) from tokens of the new policy: [N], with gradient to new (Schulman
     2020, "Approximating KL divergence").
 
@@ -116,44 +113,33 @@ def kl_estimate(logp_new_N: Tensor, logp_ref_N: Tensor, kind: str = "k3") -> Ten
     log_ratio_N = logp_new_N - logp_ref_N.detach()
     if kind == "k2":
         return 0.5 * log_ratio_N.square()
-    if kind == "k3":
-        log_ratio_N = log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-        return torch.expm1(-log_ratio_N) + log_ratio_N
-    raise ValueError(f"kl_estimate: kind is {kind!r}, expected 'k2' or 'k3'")
+    log_ratio_N = log_ratio_N.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return torch.expm1(-log_ratio_N) + log_ratio_N
 
 
 def policy_loss(
     logp_new_N: Tensor, logp_old_N: Tensor, adv_N: Tensor, clip_low: float = 0.2, clip_high: float = 0.2,
-    dual_clip: float | None = 3.0,
+    dual_clip: float = 3.0,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Clipped policy-gradient loss per token, [N], and statistics (PPO, arXiv 1707.06347, Eq. 7; dual clip:
     arXiv 1912.09729).
 
     loss = -min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A), and for A < 0 never above -dual_clip
-    * A (dual_clip > 1, None = off): without that bound one token with a huge ratio and a bad outcome decides
-    the step. Statistics are detached 0-d tensors: `clipped_sum` and `dual_clipped_sum` (tokens at a clip) and
+    * A (dual_clip > 1): without that bound one token with a huge ratio and a bad outcome decides the step.
+    Statistics are detached 0-d tensors: `clipped_sum` and `dual_clipped_sum` (tokens at a clip) and
     `approx_kl_sum` (k3 of KL(old || new)), to be added over micro-batches and ranks and divided by the same
     total as the loss; and `ratio_max`, 0 without tokens.
     """
-    if not (0 <= clip_low < 1 and clip_high >= 0):
-        raise ValueError(f"policy_loss: clip_low is {clip_low} and clip_high is {clip_high}, expected "
-                         "0 <= clip_low < 1 and clip_high >= 0")
-    if dual_clip is not None and not dual_clip > 1:
-        raise ValueError(f"policy_loss: dual_clip is {dual_clip}, expected a number above 1, or None for off")
-    if not logp_new_N.shape == logp_old_N.shape == adv_N.shape:
-        shapes = [tuple(x.shape) for x in (logp_new_N, logp_old_N, adv_N)]
-        raise ValueError(f"policy_loss: shapes of new, old, advantage are {shapes}, expected them equal")
+    shapes = logp_new_N.shape, logp_old_N.shape, adv_N.shape
+    assert len(set(shapes)) == 1, shapes         # else they would be broadcast
     adv_N = adv_N.detach()
     log_ratio_N = (logp_new_N - logp_old_N.detach()).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     ratio_N = log_ratio_N.exp()
     plain_N = -ratio_N * adv_N
     clip_N = -ratio_N.clamp(1 - clip_low, 1 + clip_high) * adv_N
-    loss_N = torch.maximum(plain_N, clip_N)
-    dual_N = torch.zeros_like(loss_N, dtype=torch.bool)
-    if dual_clip is not None:
-        bound_N = -dual_clip * adv_N
-        dual_N = (adv_N < 0) & (loss_N > bound_N)
-        loss_N = torch.where(dual_N, bound_N, loss_N)
+    loss_N, bound_N = torch.maximum(plain_N, clip_N), -dual_clip * adv_N
+    dual_N = (adv_N < 0) & (loss_N > bound_N)
+    loss_N = torch.where(dual_N, bound_N, loss_N)
     with torch.no_grad():
         stats = {
             "clipped_sum": (clip_N > plain_N).float().sum(),
@@ -183,20 +169,12 @@ def explained_variance(value_N: Tensor, return_N: Tensor) -> Tensor:
     return torch.where(spread > 0, 1 - left / spread, math.nan)
 
 
-def value_loss(value_N: Tensor, value_old_N: Tensor, return_N: Tensor, clip: float | None = 0.2,
-               ) -> tuple[Tensor, Tensor]:
-    """Half squared error of the critic per token, and the explained variance of these tokens: [N] and 0-d.
-
-    With `clip` the larger of the errors of the value and of the value held within value_old +- clip counts
-    (arXiv 2005.12729, section 3). The explained variance is not additive: over a step, call
-    `explained_variance` once on all tokens.
-    """
+def value_loss(value_N: Tensor, value_old_N: Tensor, return_N: Tensor, clip: float = 0.2) -> Tensor:
+    """Half squared error of the critic per token, [N]: the larger of the errors of the value and of the value
+    held within value_old +- clip (arXiv 2005.12729, section 3)."""
     return_N, value_old_N = return_N.detach(), value_old_N.detach()
-    error_N = (value_N - return_N).square()
-    if clip is not None:
-        near_N = value_old_N + (value_N - value_old_N).clamp(-clip, clip)
-        error_N = torch.maximum(error_N, (near_N - return_N).square())
-    return 0.5 * error_N, explained_variance(value_N, return_N)
+    near_N = value_old_N + (value_N - value_old_N).clamp(-clip, clip)
+    return 0.5 * torch.maximum((value_N - return_N).square(), (near_N - return_N).square())
 
 
 def sft_loss(logp_N: Tensor) -> Tensor:

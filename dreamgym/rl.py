@@ -208,8 +208,8 @@ def micro_batch_loss(policy, value_head, batch: Batch, ref, rows: list[int], div
             "ratio_max": float(seen["ratio_max"]),
             "gap": float((logp_N.detach() - old_N).abs().max()) if len(logp_N) else 0.0}
     if value_head is not None:
-        value_N, _ = losses.value_loss(value_head(hidden_NH.float())[:, 0], flat(batch.value),
-                                       flat(batch.returns), VALUE_CLIP)
+        value_N = losses.value_loss(value_head(hidden_NH.float())[:, 0], flat(batch.value),
+                                    flat(batch.returns), VALUE_CLIP)
         critic = losses.aggregate(value_N * flat(batch.first), max(1.0, divisors[1]))
         loss, sums["value_loss"] = loss + VALUE_COEF * critic, float(critic.detach())
     return loss, sums

@@ -35,7 +35,7 @@ def played(**rewards: list[float]) -> list[Episode]:
 def frequency(curriculum: Curriculum, n: int, draws: int = 400) -> dict[str, float]:
     rng, count = np.random.default_rng(0), dict.fromkeys(curriculum.stats, 0)
     for _ in range(draws):
-        for chosen in curriculum.sample(n, rng):
+        for chosen in curriculum.sample(n, rng, 0.25):
             count[chosen.id] += 1
     return {name: c / draws for name, c in count.items()}
 
@@ -51,26 +51,26 @@ def test_task_value_is_the_population_variance():
 @pytest.mark.parametrize("fraction", [0.0, 0.29, 0.3, 1.0])
 def test_generated_share_never_exceeds_lambda(fraction, explore):
     """A bound that holds on average only, rounds up."""
-    rng, curriculum = np.random.default_rng(1), curriculum_of(40, fraction, explore, generated=60)
+    rng, curriculum = np.random.default_rng(1), curriculum_of(40, explore, generated=60)
     most = 0.0
     for iteration in range(60):
         n = 100 if iteration == 0 and fraction == 1 else int(rng.integers(1, 31))
-        chosen = curriculum.sample(n, rng)
+        chosen = curriculum.sample(n, rng, fraction)
         generated = sum(t.generated for t in chosen)
         assert len({t.id for t in chosen}) == n and generated <= math.floor(n * fraction + 1e-9)
         assert curriculum.summary()["share_generated"] == generated / n
         most = max(most, generated / n)
         curriculum.update(played(**{t.id: [0, 1] if t.generated else [0, 0] for t in chosen}), iteration)
     assert most >= (0.6 if explore == 1 or fraction == 1 else 0.9) * fraction          # the bound is reached
-    assert not any(t.generated for t in curriculum.sample(40, rng, max_generated_fraction=0.0))
-    large = curriculum_of(100, 0.29, 0.0, generated=200)
+    assert not any(t.generated for t in curriculum.sample(40, rng, 0.0))
+    large = curriculum_of(100, 0.0, generated=200)
     large.update(played(**{t.id: [0, int(t.generated)] for t in tasks(100) + tasks(200, "g")}), 0)
-    assert sum(t.generated for t in large.sample(100, np.random.default_rng(0))) == 29
+    assert sum(t.generated for t in large.sample(100, np.random.default_rng(0), 0.29)) == 29
 
 
 def test_worthless_generated_tasks_fade():
     """Lambda as a quota: tasks measured 0 took a quarter of all draws for ever."""
-    curriculum = curriculum_of(300, 0.25, generated=40)
+    curriculum = curriculum_of(300, generated=40)
     for iteration in range(6):
         curriculum.update(played(**{t.id: [0, 0] for t in tasks(40, "g")}), iteration)
     now = frequency(curriculum, 16)
@@ -79,7 +79,7 @@ def test_worthless_generated_tasks_fade():
 
 def test_tasks_without_variance_fade_and_return():
     """Tasks that teach nothing drawn again and again, or never again after the policy has changed."""
-    curriculum = curriculum_of(20, 0.25, 0.0, decay=0.9)
+    curriculum = curriculum_of(20, 0.0, decay=0.9)
     groups = {f"t{i}": [0, 1, 0, 1] if i < 10 else [0] * 4 if i < 15 else [1] * 4 for i in range(20)}
     curriculum.update(played(**groups), 0)
     now = frequency(curriculum, 5)
@@ -92,7 +92,7 @@ def test_tasks_without_variance_fade_and_return():
 
 @pytest.mark.parametrize("explore", [0.0, 0.4, 1.0])
 def test_draws_follow_the_values(explore):
-    curriculum = curriculum_of(4, 0.25, explore)
+    curriculum = curriculum_of(4, explore)
     curriculum.update(played(t0=[0, 1], t1=[0, 0, 0, 1], t2=[0, 0]), 0)
     weight = np.array([0.25, 3 / 16, 0.0, 0.25])                               # the unseen one has the prior
     want = (1 - explore) * weight / weight.sum() + explore / 4
@@ -160,7 +160,7 @@ def run(curriculum: Curriculum, start: int, end: int) -> list:
     log = []
     for iteration in range(start, end):
         rng = np.random.default_rng([7, iteration])
-        chosen = curriculum.sample(5, rng)
+        chosen = curriculum.sample(5, rng, 0.25)
         curriculum.update(played(**{t.id: rng.integers(0, 2, size=3).tolist() for t in chosen}), iteration)
         curriculum.add([task(f"g{iteration}_{i}") for i, _ in enumerate(curriculum.seeds(2))])
         log += [chosen, curriculum.summary()]
@@ -178,13 +178,12 @@ def test_a_resumed_run_goes_on_as_if_nothing_had_happened():
 @pytest.mark.parametrize("call, message", [
     (lambda c, state: curriculum_of(["t0", "x"]).set_state(state), r"also had \['t1'\], .*not have \['x'\]"),
     (lambda c, state: c.set_state(state | {"schema": 9}), "schema is 9"),
-    (lambda c, state: c.sample(0, np.random.default_rng(0)), "n is 0, expected 1 to"),
-    (lambda c, state: c.sample(4, np.random.default_rng(0)), "n is 4, expected 1 to 3"),
+    (lambda c, state: c.sample(0, np.random.default_rng(0), 0.3), "n is 0, expected 1 to"),
+    (lambda c, state: c.sample(4, np.random.default_rng(0), 0.3), "n is 4, expected 1 to 3"),
     (lambda c, state: curriculum_of(["t0", "t0"]), "no id twice"),
-    (lambda c, state: curriculum_of(1, 1.5), "max_generated_fraction is 1.5"),
 ])
 def test_what_does_not_fit_is_refused(call, message):
-    curriculum = curriculum_of(2, 0.3, generated=9)
-    assert len(curriculum.sample(2, np.random.default_rng(0))) == 2
+    curriculum = curriculum_of(2, generated=9)
+    assert len(curriculum.sample(2, np.random.default_rng(0), 0.3)) == 2
     with pytest.raises(ValueError, match=message):
         call(curriculum, curriculum_of(2).get_state())
