@@ -24,14 +24,13 @@ from dreamgym.envs.base import out_folder
 from dreamgym.episode import Episode, read_episodes, read_tasks, rename_step
 from dreamgym.evaluation import experience_report, failed_probes, replayed_inconsistencies
 from dreamgym.experience_model import ExperienceModel, ExperienceSettings, new_memory, save_settings
-from dreamgym.flags import Count, Natural
+from dreamgym.flags import Count, Natural, Share
 from dreamgym.memory import budget, check_memory, measure
 from dreamgym.model import (TrainSample, checkpoint_layers, export_model, load_model, load_optimizer_states,
                             optimizer_states, parameter_count, precision, save_model, shard, unsharded)
 from dreamgym.offline import environment_of
 from dreamgym.prepare import check_model
-from dreamgym.prompts import (Demo, Question, next_answer, next_prompt, reward_answer, reward_prompt,
-                              variation_prompt)
+from dreamgym.prompts import rename_question
 from dreamgym.sft import sft_step
 from dreamgym.task_generation import variation_samples
 
@@ -44,7 +43,7 @@ class Args:
     model: str = "scratch:64x3"        # path or hub name of a causal LM, or scratch:HIDDENxLAYERS
     numbered_names: bool = False       # a from-scratch tokenizer: "drawer 3" is one token
     quantize: Literal["none", "nf4"] = "none"  # nf4: 4-bit weights, trained through --lora-rank
-    lora_rank: int = 0                 # rank of LoRA on all linear layers (0: full fine-tuning)
+    lora_rank: Natural = 0             # rank of LoRA on all linear layers (0: full fine-tuning)
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of computing (auto: bfloat16 on a GPU)
     gradient_checkpointing: bool = False  # compute activations again in the backward: less memory, slower
     slots: Count = 128                 # rows decoded at once on a rank (memory of the KV cache)
@@ -54,26 +53,26 @@ class Args:
     min_similarity: float = 0.3        # demonstrations of a lower cosine are not shown (ours)
     reasoning: bool = True             # a reasoning trace before each answer (no: ablation)
     page_format: Literal["full", "diff"] = "full"  # next states whole, or as differences to known pages
-    context: int = 4096                # tokens of prompt and answer
-    max_next_tok: int = 1024           # tokens of an answer about the next state
-    max_reward_tok: int = 256          # tokens of an answer about the reward
-    max_resamples: int = 2             # times that a malformed answer is drawn again (ours)
+    context: Count = 4096              # tokens of prompt and answer
+    max_next_tok: Count = 1024         # tokens of an answer about the next state
+    max_reward_tok: Count = 256        # tokens of an answer about the reward
+    max_resamples: Natural = 2         # times that a malformed answer is drawn again (ours)
     system_prompts: bool = True        # say in a system prompt what the model is
     steps: Count = 1000                # optimizer steps before the probes are first looked at
-    max_steps: int = 2000              # optimizer steps at most
+    max_steps: Count = 2000            # optimizer steps at most
     rows: Count = 32                   # rows per optimizer step
     lr: float = 1e-5                   # peak learning rate of AdamW
     muon_lr: float = 0.0  # learning rate of Muon on layer matrices (0: AdamW on all; for from-scratch models)
     weight_decay: float = 0.01         # of both
-    warmup: int = 50                   # steps of linear warm-up
-    lr_floor: float = 0.1              # the cosine falls to this share of the peak
-    reward_share: float = 0.15         # share of rows: rewards of recorded steps
-    counterfactual_share: float = 0.25  # share of rows: rewards of counterfactual steps (0: the naive reward)
-    variation_share: float = 0.05      # share of rows: task variations
-    reward_first_steps: int = 0  # first steps that see rewards only: a comparison is learnt sooner alone
-    prompt_loss: float = 0.0  # share of prompt tokens that are predicted, too (teaches copying)
-    rename_share: float = 0.0  # share of rows in which entities get other names (envs with a `renamer`)
-    demo_dropout: float = 0.0          # share of rows without demonstrations
+    warmup: Count = 50                 # steps of linear warm-up
+    lr_floor: Share = 0.1              # the cosine falls to this share of the peak
+    reward_share: Share = 0.15         # share of rows: rewards of recorded steps
+    counterfactual_share: Share = 0.25  # share of rows: rewards of counterfactual steps (0: the naive reward)
+    variation_share: Share = 0.05      # share of rows: task variations
+    reward_first_steps: Natural = 0  # first steps that see rewards only: a comparison is learnt sooner alone
+    prompt_loss: Share = 0.0  # share of prompt tokens that are predicted, too (teaches copying)
+    rename_share: Share = 0.0  # share of rows in which entities get other names (envs with a `renamer`)
+    demo_dropout: Share = 0.0          # share of rows without demonstrations
     invalid_weight: float = 1.0        # how much more often steps that changed nothing are drawn
     micro_batch_tok: Count = 8192      # tokens per micro-batch: memory only, never changes the gradient
     probe_every: Count = 200           # steps between looks at the probes
@@ -172,32 +171,6 @@ class Rows:
         return TrainSample(sample.ids, [0, *(np.array(sample.mask[1:], bool) | chosen).astype(int).tolist()])
 
 
-def rename_question(question: Question, change) -> Question:
-    demos = lambda part: [Demo(change(d.state), change(d.action), change(d.next_state), d.reward)
-                          for d in part]
-    return Question(change(question.task), change(question.state), change(question.action),
-                    [(change(s), change(a)) for s, a in question.recent], demos(question.earlier),
-                    demos(question.demos))
-
-
-def corpus(env, episodes: list[Episode], tasks: list) -> set[str]:
-    """Every text that the word tokenizer of a from-scratch model must know, in the form in which the model
-    will see it."""
-    texts = {*env.vocabulary(), *(variation_prompt(task.text) for task in tasks)}
-    for episode in episodes:
-        for step in episode.steps:
-            action = step.shown_action
-            demo = Demo("", action, "", 1.0)
-            texts |= {f"state:\n{step.state}\naction: {action}\n", step.next_state}
-            texts.add(next_prompt(Question(episode.task.text, "", action, [("", "")] * 2, [demo] * 2, [demo]),
-                                  "full"))
-            texts.add(next_answer(step.reasoning, step.next_state,
-                                  Question("", step.state, action, [], [], []), "diff"))
-            texts |= {reward_prompt("", "", "", "", "full"),
-                      reward_answer(step.reward_reasoning, step.reward, step.done)}
-    return texts
-
-
 # ---- the run -----------------------------------------------------------------------------------------------
 
 def make_model(args: Args, env, episodes: list[Episode], tasks: list, resume: Path | None, device):
@@ -205,7 +178,7 @@ def make_model(args: Args, env, episodes: list[Episode], tasks: list, resume: Pa
     if resume:
         return load_model(str(resume), args.dtype, args.quantize, device=str(device))
     if tiny.is_scratch(args.model):
-        tokenizer = tiny.build_tokenizer(corpus(env, episodes, tasks), args.numbered_names)
+        tokenizer = tiny.build_tokenizer(tiny.corpus(env, episodes, tasks), args.numbered_names)
         model = tiny.create(args.model, tokenizer, args.seed).to(device)
         model.compute_dtype = precision(args.dtype, parameter_count(model), device)
         return shard(model), tokenizer

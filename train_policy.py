@@ -28,10 +28,10 @@ from dreamgym.envs.base import Environment, out_folder
 from dreamgym.episode import Episode, StopReason, Task, read_episodes, to_json
 from dreamgym.evaluation import failed_probes, gap_alarm, policy_report
 from dreamgym.experience_model import ExperienceModel, fill_buffer
+from dreamgym.flags import Count, Natural, Share, Weight
 from dreamgym.imitation import starting_policy
 from dreamgym.model import (load_optimizer_states, optimizer_states, save_model, trainable_parameters,
                             unsharded)
-from dreamgym.flags import Count, Natural, Share, Weight
 from dreamgym.offline import environment_of
 from dreamgym.prepare import check_model, prepare, read_splits, start_log
 from dreamgym.rollout import Policy, rollout
@@ -53,20 +53,20 @@ class Args:
     imitation: str = ""  # folder of a policy to start from (default: OUT/imitation, made when missing)
     model: str = "scratch:64x3"        # path or hub name of a causal LM, or scratch:HIDDENxLAYERS
     quantize: Literal["none", "nf4"] = "none"      # nf4: 4-bit weights, trained through --lora-rank
-    lora_rank: int = 0                 # rank of LoRA on all linear layers (0: full fine-tuning)
+    lora_rank: Natural = 0             # rank of LoRA on all linear layers (0: full fine-tuning)
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of computing (auto: bfloat16 on a GPU)
     gradient_checkpointing: bool = False  # compute activations again in the backward: less memory, slower
     slots: Count = 128                 # rows decoded at once on a rank (memory of the KV cache)
     init: Literal["model", "expmodel"] = "model"  # weights before imitation: --model's or --expmodel's
     policy_format: Literal["tags", "action", "lines"] = "tags"  # <think>, <action> | action | element, action
     system_prompts: bool = True        # say in a system prompt what the agent is and which actions there are
-    policy_context: int = 4608         # tokens of a policy's context (verl-agent: 4,096 + 512)
-    max_action_tok: int = 512          # tokens of one answer (verl-agent: 512)
+    policy_context: Count = 4608       # tokens of a policy's context (verl-agent: 4,096 + 512)
+    max_action_tok: Count = 512        # tokens of one answer (verl-agent: 512)
     imitation_episodes: Natural = 60   # demonstrations to imitate (0: none)
-    imitation_epochs: int = 3          # passes over them
+    imitation_epochs: Natural = 3      # passes over them
     imitation_lr: float = 1e-5         # learning rate of imitation
     imitation_muon_lr: float = 0.0     # ... of Muon on layer matrices (from-scratch models)
-    imitation_rows: int = 16           # rows per optimizer step of imitation
+    imitation_rows: Count = 16         # rows per optimizer step of imitation
     rename_share: Share = 0.0          # share of demonstrations in which entities get other names
     algo: Literal["grpo", "ppo", "imitation"] = "grpo"     # imitation: no RL
     world: Literal["dream", "real"] = "dream"      # where RL happens first

@@ -28,7 +28,7 @@ def starting_policy(args, env: Environment, folders: tuple[Path, Path | None], e
     there is one: from --imitation or OUT/imitation, where it is made first if it is missing."""
     start = imitated(args, env, folders, episodes, dist, log)
     policy, reference = make_policy(args, env, str(resume or start), dist), None
-    if args.kl_coef and args.algo != "imitation":
+    if args.kl_coef and args.algo in ("grpo", "ppo"):
         reference, _ = load_frozen(str(start), "reference", policy.model, args.dtype, args.quantize,
                                    str(dist.device))
     return policy, reference

@@ -9,7 +9,7 @@ has those), and the compact form of pages (page_diff.py).
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dreamgym.episode import Step, number_lines
@@ -137,6 +137,15 @@ class Question:
     recent: list[tuple[str, str]]
     earlier: list[Demo]
     demos: list[Demo]
+
+
+def rename_question(question: Question, change: Callable[[str], str]) -> Question:
+    """The question with `change` made in every text of it."""
+    demos = lambda part: [Demo(change(d.state), change(d.action), change(d.next_state), d.reward)
+                          for d in part]
+    return Question(change(question.task), change(question.state), change(question.action),
+                    [(change(s), change(a)) for s, a in question.recent], demos(question.earlier),
+                    demos(question.demos))
 
 
 def known_pages(question: Question) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """All that exists only for models made from scratch: their size, their word tokenizer, their optimizers.
 
-    tokenizer = build_tokenizer(texts)
+    tokenizer = build_tokenizer(corpus(env, episodes, tasks))
     model = create("scratch:64x3", tokenizer)          # hidden size 64, 3 layers
     optimizers = make_optimizers(model, lr=1e-2, muon_lr=0.02, weight_decay=0.01)
 
@@ -17,7 +17,11 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from dreamgym.envs.base import Environment
+from dreamgym.episode import Episode, Task
 from dreamgym.model import trainable_parameters
+from dreamgym.prompts import (Demo, Question, next_answer, next_prompt, reward_answer, reward_prompt,
+                              variation_prompt)
 
 CONTEXT = 2048
 SPECIALS = ["<pad>", "<unk>", "<ask>", "<end>"]
@@ -108,6 +112,23 @@ def build_tokenizer(texts: Iterable[str], numbered_names: bool = False, max_word
         tokenizer_object=tokenizer, pad_token="<pad>", unk_token="<unk>", eos_token="<end>",
         additional_special_tokens=["<ask>"], chat_template=CHAT_TEMPLATE, clean_up_tokenization_spaces=False,
         model_max_length=CONTEXT)
+
+
+def corpus(env: Environment, episodes: list[Episode], tasks: list[Task]) -> set[str]:
+    """Every text that the word tokenizer must know, in the form in which the model will see it."""
+    texts = {*env.vocabulary(), *(variation_prompt(task.text) for task in tasks)}
+    for episode in episodes:
+        for step in episode.steps:
+            action = step.shown_action
+            demo = Demo("", action, "", 1.0)
+            texts |= {f"state:\n{step.state}\naction: {action}\n", step.next_state}
+            texts.add(next_prompt(Question(episode.task.text, "", action, [("", "")] * 2, [demo] * 2, [demo]),
+                                  "full"))
+            texts.add(next_answer(step.reasoning, step.next_state,
+                                  Question("", step.state, action, [], [], []), "diff"))
+            texts |= {reward_prompt("", "", "", "", "full"),
+                      reward_answer(step.reward_reasoning, step.reward, step.done)}
+    return texts
 
 
 def check_tokenizer(tokenizer_a: PreTrainedTokenizerBase, tokenizer_b: PreTrainedTokenizerBase) -> None:

@@ -9,8 +9,8 @@ import pytest
 from dreamgym import tiny
 from dreamgym.episode import Episode, Step, Task
 from dreamgym.model import TrainSample
-from dreamgym.prompts import Question, Demo, next_prompt
-from train_expmodel import Args, Rows, Training, check, corpus, rename_question
+from dreamgym.prompts import Demo, Question, next_prompt, rename_question
+from train_expmodel import Args, Rows, Training, check
 
 
 class Model:
@@ -110,7 +110,7 @@ def test_steps_that_changed_nothing_are_drawn_more_often():
 def test_the_tokenizer_knows_what_is_asked():
     """Words of prompts or pages that a from-scratch model has to spell."""
     env = SimpleNamespace(vocabulary=lambda: ["zebra"])
-    tokenizer = tiny.build_tokenizer(corpus(env, episodes(), [Task(id="a", text="find red")]))
+    tokenizer = tiny.build_tokenizer(tiny.corpus(env, episodes(), [Task(id="a", text="find red")]))
     step = episodes()[0].steps[0]
     demo = Demo(step.state, step.action, step.next_state, 0.0)
     question = Question("find red", step.state, step.action, [(step.state, step.action)], [demo], [demo])
