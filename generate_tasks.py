@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from dreamgym import run
@@ -17,7 +16,7 @@ from dreamgym.curriculum import task_value
 from dreamgym.envs.base import env_of_data
 from dreamgym.episode import Task, read_episodes, read_tasks, to_json
 from dreamgym.experience_model import load_experience_model
-from dreamgym.task_generation import known_words, problem, write_tasks
+from dreamgym.task_generation import known_words, write_tasks
 
 
 @dataclass
@@ -57,8 +56,7 @@ def main() -> None:
     pages = [step.state for episode in read_episodes(data / "train.jsonl") for step in episode.steps]
     words = known_words([task.text for task in tasks["train"]] + pages)
     known = {task.text for part in tasks.values() for task in part}
-    check = partial(problem, known_texts=known, known_words=words)
-    made, counts = write_tasks(model, seeds, args.candidates, check, "generated", args.temperature)
+    made, counts = write_tasks(model, seeds, args.candidates, known, words, "generated", args.temperature)
     out = Path(args.out or folder.parent / "tasks_generated.jsonl")
     run.write_jsonl(out, map(to_json, made), append=False)
     texts = {task.id: task.text for task in seeds}

@@ -15,7 +15,6 @@ reaches the dream phase.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -36,7 +35,7 @@ from dreamgym.offline import environment_of
 from dreamgym.prepare import check_model, prepare, read_splits, start_log
 from dreamgym.rollout import Policy, rollout
 from dreamgym.served_model import check_server, open_experience_model
-from dreamgym.task_generation import known_words, problem, write_tasks
+from dreamgym.task_generation import known_words, write_tasks
 from dreamgym.teacher import is_url
 
 
@@ -289,9 +288,8 @@ def generate(job: Job, state: Run) -> dict:
     if job.dist.is_main:
         texts = {task.text for part in job.splits.values() for task in part}
         texts |= {known.task.text for known in state.curriculum.stats.values()}
-        check = partial(problem, known_texts=texts, known_words=job.known_words)
-        made, counts = write_tasks(state.experience_model, state.curriculum.seeds(job.args.tasks), 4, check,
-                                   f"generated-{state.step}", 0.8)
+        made, counts = write_tasks(state.experience_model, state.curriculum.seeds(job.args.tasks), 4, texts,
+                                   job.known_words, f"generated-{state.step}", 0.8)
     state.curriculum.add(job.dist.broadcast(made))
     return counts
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -68,19 +68,20 @@ def problem(text: str | None, known_texts: Collection[str], known_words: Collect
     return "copy" if _key(text) in {_key(known) for known in known_texts} else ""
 
 
-def write_tasks(experience_model, seeds: Sequence[Task], per_seed: int, check: Callable[[str | None], str],
-                name: str, temperature: float) -> tuple[list[Task], dict[str, int]]:
+def write_tasks(experience_model, seeds: Sequence[Task], per_seed: int, known_texts: Collection[str],
+                known_words: Collection[str], name: str,
+                temperature: float) -> tuple[list[Task], dict[str, int]]:
     """(new tasks `name-0`, `name-1`, …, counts of candidates that were accepted or refused, by reason).
 
     Each seed gets at most one new task, from `per_seed` candidates; no new task is a copy of another.
-    check: text -> why it is refused, "" for a good one: `problem` with its known texts and words.
+    `problem` says what `known_texts` and `known_words` are.
     """
     made: list[Task] = []
     counts: Counter[str] = Counter()
     written = experience_model.write_variations([seed.text for seed in seeds], per_seed, temperature)
     for seed, candidates in zip(seeds, written):
-        taken = {_key(task.text) for task in [seed, *made]}
-        reasons = [check(text) or ("copy" if _key(text) in taken else "accepted") for text in candidates]
+        taken = [*known_texts, seed.text, *(task.text for task in made)]
+        reasons = [problem(text, taken, known_words) or "accepted" for text in candidates]
         counts.update(reasons)
         good = [text for text, reason in zip(candidates, reasons) if reason == "accepted"]
         if good:

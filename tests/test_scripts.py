@@ -249,7 +249,7 @@ def train_policy_prediction(prediction):
 
 @pytest.mark.parametrize(("flags", "text"), [
     (["--world", "real"], "--real-transitions"), (["--quantize", "nf4", "--model", "x"], "--lora-rank"),
-    (["--tasks", 0], "--tasks 0"), (["--init", "model"], "--init expmodel")])
+    (["--init", "model"], "--init expmodel")])
 def test_flags_that_contradict_each_other(flags, text):
     with pytest.raises(ValueError, match=text):
         run_main("train_policy", *flags)

@@ -1,5 +1,4 @@
 """task_generation.py: each test says which bug it stops."""
-from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -57,9 +56,8 @@ def test_the_longest_acceptable_candidate_is_kept():
         return [[short, long, TEXTS[0]], [long, None, "find me spaceship"], [short, short, None],
                 ["find me green tea"] * 3]
 
-    check = partial(problem, known_texts=TEXTS[:3], known_words=known_words(TEXTS))
     model = SimpleNamespace(write_variations=write_variations)
-    made, counts = write_tasks(model, TASKS[:4], 3, check, "new", 0.8)
+    made, counts = write_tasks(model, TASKS[:4], 3, TEXTS[:3], known_words(TEXTS), "new", 0.8)
     assert asked == [(TEXTS[:4], 3, 0.8)]
     common = {"start": "search page", "groups": ["type shop"], "generated": True}
     assert made == [Task(id="new-0", text=long, parent="t0", **common),
