@@ -8,9 +8,9 @@
     python train_policy.py --env logs --data my_episodes.jsonl            # recorded episodes and no world
     torchrun --nproc-per-node 8 train_policy.py --env webshop --model Qwen/Qwen2.5-1.5B-Instruct
 
-What is missing is made first, by the other scripts, through files: data (collect.py), experience model
-(train_expmodel.py), and a policy that imitates a few demonstrations. No reward of the real environment
-reaches the dream phase.
+`train` is the loop, `iterate` one step of it. What is missing is made first (dreamgym/prepare.py): data by
+collect.py, the experience model by train_expmodel.py, and a policy that imitates a few demonstrations
+(dreamgym/imitation.py). No reward of the real environment reaches the dream phase.
 """
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def check(args: Args) -> None:
                          "model with --model NAME, or --expmodel-folder")
 
 
-# ---- the run -----------------------------------------------------------------------------------------------
+# ---- what a run holds -------------------------------------------------------------------------------------
 
 @dataclass
 class Run:
@@ -213,6 +213,47 @@ class Job:
     dist: run.Dist
 
 
+# ---- the loop ----------------------------------------------------------------------------------------------
+
+def train(job: Job, state: Run) -> list[dict]:
+    """The loop. Returns the reports on the test tasks, before and after."""
+    args, dist, timer, before = job.args, job.dist, run.Timer(), job.out / "before.json"
+    meta = job.meta | {"policy": asdict(state.policy.settings)}
+    save = lambda: run.save_checkpoint(job.out, "policy", lambda path: state.save(path, dist), meta, dist)
+    total = args.iterations * (args.world == "dream") + round(args.real_transitions / 700)
+    clock = run.Clock(args.save_minutes)
+    with run.graceful(job.log) as stop, run.progress(total, "reinforcement learning") as bar:
+        if not state.evaluations:
+            save()                               # a save that cannot work fails in the first minute
+            first = test(job, state, "before")
+            if dist.is_main:
+                run.write_json(before, first)
+            validate(job, state)
+            save()
+        bar.update(state.step)
+        asked = stop.agreed(dist)
+        while not asked and (world := state.world(args)):
+            values, episodes = iterate(job, state, timer)
+            log_iteration(job, state, values, episodes)
+            if values["malformed"] > args.max_malformed * len(episodes):
+                raise ValueError(f"iteration {state.step}: {values['malformed']} of {len(episodes)} dreamt "
+                                 f"episodes broke off in malformed answers (--max-malformed "
+                                 f"{args.max_malformed}): train the experience model longer, and see "
+                                 f"{job.out / 'episodes.jsonl'}")
+            bar.update(1)
+            over = state.world(args) != world
+            if over or state.step % args.eval_every == 0:
+                validate(job, state)
+            asked = stop.agreed(dist)
+            if asked or over or state.step % args.save_every == 0 or clock.rang(dist):
+                save()
+                clock.restart()
+    if asked:
+        raise SystemExit(130)
+    first = dist.broadcast(run.read_json(before) if dist.is_main else None)
+    return [first] + ([test(job, state, "after")] if state.step else [])
+
+
 def iterate(job: Job, state: Run, timer: run.Timer) -> tuple[dict, list[Episode]]:
     """One training step: generate tasks now and then, sample, roll out, update, feed curriculum and replay
     buffer. Returns what is logged, and the episodes of all ranks."""
@@ -247,6 +288,25 @@ def iterate(job: Job, state: Run, timer: run.Timer) -> tuple[dict, list[Episode]
     return metrics | {f"tasks/{k}": v for k, v in made.items()} | timer.take() | {
         "world": world, "transitions": used}, episodes
 
+
+def log_iteration(job: Job, state: Run, values: dict, episodes: list[Episode]) -> None:
+    """metrics.jsonl, the console line, and the episodes themselves."""
+    report = policy_report(episodes, job.env.audit)
+    values["malformed"] = report["stops"].get(StopReason.MALFORMED, 0)
+    groups = {"stop": report["stops"], "reward": report["reward_confusion"],
+              "dream": state.experience_model.counts, "policy": state.policy.counts}
+    values |= {f"{group}/{k}": v for group, counts in groups.items() for k, v in counts.items()}
+    values |= {k: report[k] for k in ("success", "length", "invalid")}
+    values |= state.transitions() | state.curriculum.summary()
+    values |= {"replay": len(state.experience_model.buffer),
+               "synthetic_share": state.experience_model.buffer.share_synthetic()}
+    job.log.step("rl", state.step, values, ["world", "success", "malformed", "entropy", "kl_ref",
+                                            "zero_variance", "rollout_s", "update_s"])
+    if job.dist.is_main:
+        run.write_jsonl(job.out / "episodes.jsonl", map(to_json, episodes), append=True)
+
+
+# ---- parts of an iteration ---------------------------------------------------------------------------------
 
 def play(job: Job, state: Run, world, tasks: list[Task], temperature: float, name: str,
          budget: int | None = None) -> list[Episode]:
@@ -294,6 +354,8 @@ def generate(job: Job, state: Run) -> dict:
     return counts
 
 
+# ---- evaluation on the way, and at both ends ---------------------------------------------------------------
+
 def evaluate(job: Job, state: Run, tasks: list[Task], temperatures: tuple,
              name: str) -> tuple[dict, list[dict]]:
     """One episode for each task in the real environment at each temperature, if there is one, and in the
@@ -339,62 +401,6 @@ def test(job: Job, state: Run, name: str) -> dict:
     job.log.step("test", state.step + (name == "after"),     # killed before its end, it is cut and made again
                  entry | {f"{key}/success": report["success"] for key, report in found.items()}, show=[])
     return entry | {"reports": found}
-
-
-def train(job: Job, state: Run) -> list[dict]:
-    """The loop. Returns the reports on the test tasks, before and after."""
-    args, dist, timer, before = job.args, job.dist, run.Timer(), job.out / "before.json"
-    meta = job.meta | {"policy": asdict(state.policy.settings)}
-    save = lambda: run.save_checkpoint(job.out, "policy", lambda path: state.save(path, dist), meta, dist)
-    total = args.iterations * (args.world == "dream") + round(args.real_transitions / 700)
-    clock = run.Clock(args.save_minutes)
-    with run.graceful(job.log) as stop, run.progress(total, "reinforcement learning") as bar:
-        if not state.evaluations:
-            save()                               # a save that cannot work fails in the first minute
-            first = test(job, state, "before")
-            if dist.is_main:
-                run.write_json(before, first)
-            validate(job, state)
-            save()
-        bar.update(state.step)
-        asked = stop.agreed(dist)
-        while not asked and (world := state.world(args)):
-            values, episodes = iterate(job, state, timer)
-            log_iteration(job, state, values, episodes)
-            if values["malformed"] > args.max_malformed * len(episodes):
-                raise ValueError(f"iteration {state.step}: {values['malformed']} of {len(episodes)} dreamt "
-                                 f"episodes broke off in malformed answers (--max-malformed "
-                                 f"{args.max_malformed}): train the experience model longer, and see "
-                                 f"{job.out / 'episodes.jsonl'}")
-            bar.update(1)
-            over = state.world(args) != world
-            if over or state.step % args.eval_every == 0:
-                validate(job, state)
-            asked = stop.agreed(dist)
-            if asked or over or state.step % args.save_every == 0 or clock.rang(dist):
-                save()
-                clock.restart()
-    if asked:
-        raise SystemExit(130)
-    first = dist.broadcast(run.read_json(before) if dist.is_main else None)
-    return [first] + ([test(job, state, "after")] if state.step else [])
-
-
-def log_iteration(job: Job, state: Run, values: dict, episodes: list[Episode]) -> None:
-    """metrics.jsonl, the console line, and the episodes themselves."""
-    report = policy_report(episodes, job.env.audit)
-    values["malformed"] = report["stops"].get(StopReason.MALFORMED, 0)
-    groups = {"stop": report["stops"], "reward": report["reward_confusion"],
-              "dream": state.experience_model.counts, "policy": state.policy.counts}
-    values |= {f"{group}/{k}": v for group, counts in groups.items() for k, v in counts.items()}
-    values |= {k: report[k] for k in ("success", "length", "invalid")}
-    values |= state.transitions() | state.curriculum.summary()
-    values |= {"replay": len(state.experience_model.buffer),
-               "synthetic_share": state.experience_model.buffer.share_synthetic()}
-    job.log.step("rl", state.step, values, ["world", "success", "malformed", "entropy", "kl_ref",
-                                            "zero_variance", "rollout_s", "update_s"])
-    if job.dist.is_main:
-        run.write_jsonl(job.out / "episodes.jsonl", map(to_json, episodes), append=True)
 
 
 def main() -> None:
