@@ -19,7 +19,7 @@ from typing import Literal
 
 import numpy as np
 
-from dreamgym import run, tiny
+from dreamgym import run, summary, tiny
 from dreamgym.envs.base import out_folder
 from dreamgym.episode import Episode, read_episodes, read_tasks, rename_step
 from dreamgym.evaluation import experience_report, failed_probes, replayed_inconsistencies
@@ -203,26 +203,6 @@ def report_on(training: Training, episodes: list[Episode], dist, inconsistencies
     return report
 
 
-def show(log, report: dict) -> None:
-    """The report as tables on the console."""
-    names = [n for n in ("full", "without history", "without retrieval", "without reasoning") if n in report]
-    worst = lambda r: max([v["share"] for k, v in r["near_miss_paid"].items() if k != "none"],
-                          default=float("nan"))
-    log.say(run.summary_table([{"experience model": n, "exact": report[n]["exact"]["share"],
-                                "lookup": report[n]["exact_of_lookup"]["share"],
-                                "F1": report[n]["f1"], "worst near miss paid": worst(report[n]),
-                                "refusals accepted": report[n]["refusals_accepted"]["share"],
-                                "malformed": report[n]["malformed"]["share"],
-                                "inconsistent": report[n]["inconsistent"]["share"]} for n in names]))
-    full = report["full"]
-    log.say("by action: "
-            + "  ".join(f"{k} {v['share']:.3f} (n {v['n']})" for k, v in full["by_action"].items()))
-    log.say("paid: "
-            + "  ".join(f"{k} {v['share']:.3f} (n {v['n']})" for k, v in full["near_miss_paid"].items()))
-    failed = report["failed_probes"]
-    log.say("probes passed" if not failed else "PROBES NOT PASSED: " + "; ".join(failed))
-
-
 @dataclass
 class Training:
     """All that a checkpoint holds, and what it was made with. `meta` identifies it."""
@@ -346,7 +326,7 @@ def main() -> None:
     if dist.is_main:
         run.write_json(out / "report.json", report)
     training.save(out, dist, finished=True)
-    show(log, report)
+    summary.show_experience(log, report)
     if dist.is_main:
         export(args, out)
     log.close()

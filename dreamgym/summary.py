@@ -13,6 +13,26 @@ from dreamgym import plots, run, viewer
 from dreamgym.episode import Episode
 
 
+def show_experience(log: run.Log, report: dict) -> None:
+    """The report of train_expmodel.py as tables on the console."""
+    names = [n for n in ("full", "without history", "without retrieval", "without reasoning") if n in report]
+    worst = lambda r: max([v["share"] for k, v in r["near_miss_paid"].items() if k != "none"],
+                          default=float("nan"))
+    log.say(run.summary_table([{"experience model": n, "exact": report[n]["exact"]["share"],
+                                "lookup": report[n]["exact_of_lookup"]["share"],
+                                "F1": report[n]["f1"], "worst near miss paid": worst(report[n]),
+                                "refusals accepted": report[n]["refusals_accepted"]["share"],
+                                "malformed": report[n]["malformed"]["share"],
+                                "inconsistent": report[n]["inconsistent"]["share"]} for n in names]))
+    full = report["full"]
+    log.say("by action: "
+            + "  ".join(f"{k} {v['share']:.3f} (n {v['n']})" for k, v in full["by_action"].items()))
+    log.say("paid: "
+            + "  ".join(f"{k} {v['share']:.3f} (n {v['n']})" for k, v in full["near_miss_paid"].items()))
+    failed = report["failed_probes"]
+    log.say("probes passed" if not failed else "PROBES NOT PASSED: " + "; ".join(failed))
+
+
 def with_interval(report: dict) -> str:
     return f"{report['success']:.3f} [{report['low']:.3f}, {report['high']:.3f}]"
 
