@@ -1,6 +1,7 @@
-"""The end of a run: its table, its picture and a page to read, from what train_policy.py has measured.
+"""The end of a training: tables on the console, and of a policy's also a picture and a page to read.
 
-    summary.finish(job, state, results)    # OUT/result.json, OUT/curve.png, OUT/dream.html, the console
+    show_experience(log, report)          # what train_expmodel.py has measured
+    finish(job, state, results)           # OUT/result.json, OUT/curve.png, OUT/dream.html
 
 `job` and `state` are a Job and a Run of train_policy.py, `results` its reports on the test tasks.
 """
