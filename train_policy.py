@@ -44,6 +44,7 @@ from dreamgym.served_model import check_server, open_experience_model, reach_ser
 from dreamgym.sft import sft_step
 from dreamgym.task_generation import known_words, problem, write_tasks
 from dreamgym.teacher import is_url
+from dreamgym.worlds import World, parse_options
 
 
 @dataclass
@@ -98,6 +99,8 @@ class Args:
     max_generated_fraction: float = 0.25  # lambda: largest share of generated tasks (0: none made; ours)
     generate_every: int = 5            # iterations between task generations
     enrich: bool = True                # add dreamt transitions to the replay buffer
+    dream: list[str] = field(default_factory=list)  # experiments: name=value of worlds.Options, such as
+                                       # pages=lookup rewards=rule, or pages=true false_positives=0.1
     naive_reward: bool = False         # the lesson: an experience model that never saw counterfactual rewards
     eval_every: int = 10               # iterations between evaluations on validation tasks
     eval_tasks: int = 100              # validation tasks of these
@@ -129,6 +132,10 @@ def check(args: Args) -> None:
     if tiny.is_scratch(args.model) and (args.lora_rank or args.init == "model"):
         raise ValueError(f"--model {args.model}: a from-scratch policy is trained in full (no --lora-rank), "
                          "and starts with --init expmodel")
+    parse_options(args.dream)
+    if args.dream and (args.enrich or args.max_generated_fraction):
+        raise ValueError("--dream: expected --no-enrich and --max-generated-fraction 0, too: such worlds "
+                         "are compared on the same tasks and recorded transitions")
     check_server(args)
     if is_url(args.expmodel) and args.init == "expmodel" and not args.expmodel_folder:
         raise ValueError("--init expmodel: found a server's URL, which gives no weights; expected --init "
@@ -691,6 +698,8 @@ def main() -> None:
     model = open_experience_model(args, expmodel, env, data / "train.jsonl", dist.device, resume,
                                   beside=policy.model, dtype=args.dtype, slots=args.slots,
                                   seed=run.derive_seed(args.seed, "dream", dist.rank))
+    if args.dream:
+        model = World(model, env, parse_options(args.dream), args.seed, dist.rank)
     if args.init == "expmodel" and model.model:
         tiny.check_tokenizer(policy.tokenizer, model.tokenizer)
     state = make_run(args, policy, reference, model, splits["train"], resume, dist)
