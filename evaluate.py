@@ -140,14 +140,18 @@ def readable(episode: Episode) -> str:
     return "\n".join([*lines, end]).replace("\n", "\n   ")
 
 
+def repeated(args: Args, tasks: list[Task], temperature: float) -> list[Task]:
+    """--repeats episodes of each task, one where the policy is greedy."""
+    return tasks * (args.repeats if temperature else 1)
+
+
 def play_policy(args: Args, policy: Policy, world, tasks: list[Task]) -> tuple[dict, list[Episode]]:
     """The report at each temperature, and all episodes."""
     played = {}
     for temperature in dict.fromkeys(args.temperatures):
-        name, repeated = f"{args.world}-{temperature:g}", tasks * (args.repeats if temperature else 1)
-        with run.progress(len(repeated), name) as bar:
-            played[f"{temperature:g}"] = rollout(policy, world, repeated, temperature, name,
-                                                 on_turn=bar.update)
+        name, plan = f"{args.world}-{temperature:g}", repeated(args, tasks, temperature)
+        with run.progress(len(plan), name) as bar:
+            played[f"{temperature:g}"] = rollout(policy, world, plan, temperature, name, on_turn=bar.update)
     return show_play(args, policy.env, played, "temperature")
 
 
@@ -156,8 +160,8 @@ def bound_gap(args: Args, policy: Policy, model: ExperienceModel, env: Environme
     """The gap between dream and world at each temperature under its bound, and the real episodes."""
     found, real = {}, []
     for temperature in dict.fromkeys(args.temperatures):
-        repeated = tasks * (args.repeats if temperature else 1)
-        part, dreamt = (rollout(policy, world, repeated, temperature, f"{name}-{temperature:g}")
+        plan = repeated(args, tasks, temperature)
+        part, dreamt = (rollout(policy, world, plan, temperature, f"{name}-{temperature:g}")
                         for name, world in (("real", env), ("dream", model)))
         found[f"{temperature:g}"] = coupling_bound(model, part, dreamt, dist)
         real += part
@@ -255,7 +259,7 @@ def evaluate_model(args: Args, dist) -> None:
             show_experience(args, report)
         save(args, report, episodes, found)      # the page takes a while
         if args.html:                            # of several temperatures the first
-            played = episodes[:len(tasks) * args.repeats] if policy else recorded
+            played = episodes[:len(repeated(args, tasks, args.temperatures[0]))] if policy else recorded
             write_html(args, policy, env, model, [e for e in played if e.source != "counterfactual"])
 
 

@@ -75,7 +75,7 @@ class Args:
     imitation_muon_lr: float = 0.0     # ... of Muon on layer matrices (from-scratch models)
     imitation_rows: int = 16           # rows per optimizer step of imitation
     rename_share: float = 0.0          # share of demonstrations in which entities get other names
-    algo: Literal["grpo", "ppo", "imitation"] = "grpo"     # imitation: no RL
+    algo: Literal["grpo", "ppo", "rft", "imitation"] = "grpo"  # rft: imitates own successes; imitation: no RL
     world: Literal["dream", "real"] = "dream"      # where RL happens first
     iterations: int = 150              # RL iterations in the dream (verl-agent: 150)
     real_transitions: int = 0  # real RL transitions: after the dream (S2R), or in all with --world real
@@ -258,7 +258,7 @@ def starting_policy(args: Args, env: Environment, folders: tuple[Path, Path | No
         del model, policy                        # before the next one takes memory
     model, tokenizer = load_model(str(resume or found), args.dtype, args.quantize, device=device)
     reference = None
-    if args.kl_coef and args.algo != "imitation":
+    if args.kl_coef and args.algo in ("grpo", "ppo"):
         reference, _ = load_frozen(str(found), "reference", model, args.dtype, args.quantize, device)
     return Policy(trained(args, model), tokenizer, env, settings, args.slots, seed), reference
 
@@ -415,7 +415,7 @@ def iterate(job: Job, state: Run, timer: run.Timer) -> tuple[dict, list[Episode]
     if fraction and state.step % args.generate_every == args.generate_every - 1:
         with timer("tasks"), unsharded(model.model):
             made = generate(job, state)
-    groups, size = (args.tasks, args.rollouts) if args.algo == "grpo" else (args.tasks * args.rollouts, 1)
+    groups, size = (args.tasks * args.rollouts, 1) if args.algo == "ppo" else (args.tasks, args.rollouts)
     tasks = state.curriculum.sample(groups, run.rng(args.seed, "tasks", state.step), fraction)
     share = -(-groups // dist.world_size)        # whole groups stay on one rank
     mine = [task for task in tasks[dist.rank * share:(dist.rank + 1) * share] for _ in range(size)]
@@ -426,8 +426,11 @@ def iterate(job: Job, state: Run, timer: run.Timer) -> tuple[dict, list[Episode]
         episodes = play(job, state, played, mine, 1.0, f"{world}-{state.step}", budget)
     with timer("update"):
         known = rl.informative(episodes, args.drop_malformed)
-        batch = rl.make_batch(known, state.policy, state.value_head, args, dist)
-        metrics = rl.update(state, batch, args, dist)
+        if args.algo == "rft":
+            metrics = rl.imitate_successes(state, known, args, dist)
+        else:
+            batch = rl.make_batch(known, state.policy, state.value_head, args, dist)
+            metrics = rl.update(state, batch, args, dist)
     episodes = gather(episodes, dist)
     metrics["zero_variance"] = feed_curriculum(args, state, episodes)
     if world == "dream" and args.enrich:
