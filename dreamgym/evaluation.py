@@ -205,17 +205,20 @@ def coupling_bound(model: ExperienceModel, real: list[Episode], dreamt: list[Epi
     Both worlds play the same until the first difference, where policy and model draw alike, so only episodes
     with a difference can end with another reward. It holds for outcome rewards of 0 and 1, a deterministic
     world, and a replay buffer that stays as it is. `real` and `dreamt`: episodes of one policy at one
-    temperature, on the same tasks. The bound is split by what differs first. Intervals: 95 %, of the gap by
-    bootstrap over tasks, of shares by Wilson."""
+    temperature, on the same tasks. The bound is split by what differs first; `wrong_page` and `wrong_reward`
+    are shares of steps. Intervals: 95 %, of the gap by bootstrap over tasks, of shares by Wilson."""
     real = [e for e in real if e.stop != StopReason.NOT_JUDGED]
     predictions = defaultdict(list)
     for episode, _, _, prediction in ask_recorded(model, real, dist):
         predictions[episode.id].append(prediction)
     found = [first_difference(e, predictions[e.id]) for e in real]
     gap = bootstrap([outcomes(dreamt)], [outcomes(real)])
+    steps = [(p.malformed, p, step) for e in real for step, p in zip(e.steps, predictions[e.id])]
     return {"real": share([e.success for e in real]), "dream": share([e.success for e in dreamt]), "gap": gap,
             "bound": share([bool(what) for what in found]),
-            **{f"bound_{name}": share([what == name for what in found]) for name in ("page", "reward")}}
+            **{f"bound_{name}": share([what == name for what in found]) for name in ("page", "reward")},
+            "wrong_page": share([bad or p.next_state != s.next_state for bad, p, s in steps]),
+            "wrong_reward": share([bad or (p.reward, p.done) != (s.reward, s.done) for bad, p, s in steps])}
 
 
 # ---- tables over seeds -------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 over seeds, and tasks within a seed), pass@k at T=0.4, the difference to one policy, paired by seed and task.
 
     python runs/table.py runs/results/webshop-*.json --against imitation
+    python runs/table.py runs/results/webshop-*.json --picture doses.png     # the dose-response
 """
 import json
 import sys
@@ -10,11 +11,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
+import matplotlib
 import tyro
 
+matplotlib.use("Agg")
 sys.path.insert(0, str(Path(__file__).parent.parent))
+import matplotlib.pyplot as plt  # noqa: E402
 from dreamgym.evaluation import bootstrap, pass_at_k  # noqa: E402
 from dreamgym.run import main as run_main, parse, summary_table  # noqa: E402
+from dreamgym.worlds import parse_options  # noqa: E402
 
 PRIMARY = "0.4"                        # verl-agent's temperature, hence the paper's
 SHOWN_K = (2, 4, 8, 16)                # of pass@k
@@ -24,6 +29,7 @@ SHOWN_K = (2, 4, 8, 16)                # of pass@k
 class Args:
     files: Annotated[list[str], tyro.conf.Positional] = field(default_factory=list)  # of runs/results/
     against: str = "imitation"         # the policy that others are compared with
+    picture: str = ""                  # FILE.png: success against the rate of each error of --dream
 
 
 def read(files: list[str]) -> dict[str, dict[int, dict]]:
@@ -64,7 +70,32 @@ def cells(by_seed: dict[int, dict], base: dict[int, dict], against: str) -> dict
         row[f"T={PRIMARY} - {against}"] = text(bootstrap(*pair), "+")
     used = [sum(r[f"{world}_transitions"] for r in by_seed.values()) // len(by_seed)
             for world in ("dream", "real")]
+    row |= {"--dream": " ".join(next(iter(by_seed.values()))["settings"]["dream"])}
     return row | {"dream / real transitions": f"{used[0]:,} / {used[1]:,}", "seeds": str(len(by_seed))}
+
+
+def draw(records: dict[str, dict[int, dict]], path: str) -> None:
+    """Real success by rate, a line for each kind of error, dashed where it strikes the same (task, action)
+    always. The worlds with true pages and no error are rate 0 of each line."""
+    kinds = ("false_positives", "false_negatives", "swapped_pages")
+    curves = defaultdict(list)
+    for by_seed in records.values():
+        options = parse_options(next(iter(by_seed.values()))["settings"]["dream"])
+        rates = {kind: getattr(options, kind) for kind in kinds if getattr(options, kind)}
+        if options.pages == "true" and options.rewards == "own" and len(rates) <= 1:
+            found = bootstrap([wins(record, PRIMARY) for record in by_seed.values()])
+            keys = [(k, options.fixed) for k in rates] or [(k, f) for k in kinds for f in (False, True)]
+            for key in keys:
+                curves[key].append((sum(rates.values()), found["mean"], found["low"], found["high"]))
+    figure, axes = plt.subplots(figsize=(7, 4.2))
+    for (kind, fixed), points in sorted(curves.items()):
+        x, mean, low, high = zip(*sorted(points))
+        axes.plot(x, mean, "o--" if fixed else "o-", color=f"C{kinds.index(kind)}", markersize=4,
+                  label=f"{kind.replace('_', ' ')}, {'always the same' if fixed else 'at random'}")
+        axes.fill_between(x, low, high, color=f"C{kinds.index(kind)}", alpha=0.08, linewidth=0)
+    axes.set(xlabel="rate of the error in training", ylabel=f"real success, T={PRIMARY}", ylim=(0, 1))
+    axes.legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=130)
 
 
 def main() -> None:
@@ -77,6 +108,8 @@ def main() -> None:
     rows = [{"policy": name} | cells(by_seed, base, args.against) for name, by_seed in records.items()]
     columns = dict.fromkeys(key for row in rows for key in row)
     print(summary_table([{key: row.get(key, "") for key in columns} for row in rows]))
+    if args.picture:
+        draw(records, args.picture)
 
 
 if __name__ == "__main__":
