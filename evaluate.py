@@ -3,6 +3,7 @@
     python evaluate.py --policy out/webshop/policy --play 10                # success on test tasks
     python evaluate.py --policy out/webshop/policy --world dream --play 3   # in the dream, with its reasoning
     python evaluate.py --expmodel out/webshop/expmodel                      # errors of the experience model
+    python evaluate.py --policy out/webshop/policy --bound                  # how far the dream can mislead
     python evaluate.py --env webarena --env-options backend=chromium        # in a real browser
     python evaluate.py --env webarena --policy oracle --tasks 50            # no model: check an installation
 """
@@ -16,8 +17,8 @@ from typing import Literal
 from dreamgym import offline, run, teacher, viewer
 from dreamgym.envs.base import Environment, Player, env_of_data, make_env, out_folder
 from dreamgym.episode import Episode, Task, read_episodes, read_tasks, to_json
-from dreamgym.evaluation import (
-    experience_report, failed_probes, never_won, pass_at_k, policy_report, theorem_1)
+from dreamgym.evaluation import (coupling_bound, experience_report, failed_probes, never_won, outcomes,
+                                 pass_at_k, policy_report, theorem_1)
 from dreamgym.experience_model import ExperienceModel
 from dreamgym.flags import Count
 from dreamgym.model import load_model
@@ -40,7 +41,8 @@ class Args:
     world: Literal["real", "dream"] = "real"   # where to play
     temperatures: list[float] = field(default_factory=lambda: [0.0, 0.4, 1.0])  # a table row each; 0: greedy
     tasks: Count = 300                 # at most so many tasks
-    repeats: Count = 1                 # episodes of each task; more than one give pass@k
+    repeats: Count = 1                 # episodes of each task; more than one give pass@k (greedy: one)
+    bound: bool = False                # play both worlds; bound their gap by the steps at which they differ
     play: int = 0                      # print so many episodes of each temperature
     env_options: list[str] = field(default_factory=list)   # name=value, instead of the data's own
     data_dir: str = ""                 # official data to play on, instead of the data's own
@@ -58,6 +60,8 @@ class Args:
         if not self.temperatures or not 0 <= self.gamma < 1:
             raise ValueError("--temperatures: expected at least one; --gamma: from 0 to below 1")
         check_server(self)
+        if self.bound and self.world == "dream":
+            raise ValueError("--bound follows real episodes; expected --world real")
         if bool(self.judge) != bool(self.judge_model):
             raise ValueError("--judge URL and --judge-model NAME: expected both or none")
         if self.html and not self.html.endswith(".html"):
@@ -136,14 +140,36 @@ def readable(episode: Episode) -> str:
     return "\n".join([*lines, end]).replace("\n", "\n   ")
 
 
+def repeated(args: Args, tasks: list[Task], temperature: float) -> list[Task]:
+    """--repeats episodes of each task, one where the policy is greedy."""
+    return tasks * (args.repeats if temperature else 1)
+
+
 def play_policy(args: Args, policy: Policy, world, tasks: list[Task]) -> tuple[dict, list[Episode]]:
     """The report at each temperature, and all episodes."""
-    played, tasks = {}, args.repeats * tasks
+    played = {}
     for temperature in dict.fromkeys(args.temperatures):
-        name = f"{args.world}-{temperature:g}"
-        with run.progress(len(tasks), name) as bar:
-            played[f"{temperature:g}"] = rollout(policy, world, tasks, temperature, name, on_turn=bar.update)
+        name, plan = f"{args.world}-{temperature:g}", repeated(args, tasks, temperature)
+        with run.progress(len(plan), name) as bar:
+            played[f"{temperature:g}"] = rollout(policy, world, plan, temperature, name, on_turn=bar.update)
     return show_play(args, policy.env, played, "temperature")
+
+
+def bound_gap(args: Args, policy: Policy, model: ExperienceModel, env: Environment, tasks: list[Task],
+              dist) -> tuple[dict, list[Episode]]:
+    """The gap between dream and world at each temperature under its bound, and the real episodes."""
+    found, real = {}, []
+    for temperature in dict.fromkeys(args.temperatures):
+        plan = repeated(args, tasks, temperature)
+        part, dreamt = (rollout(policy, world, plan, temperature, f"{name}-{temperature:g}")
+                        for name, world in (("real", env), ("dream", model)))
+        found[f"{temperature:g}"] = coupling_bound(model, part, dreamt, dist)
+        real += part
+    rows = [{"temperature": t} | {k: f"{c.get('share', c.get('mean')):.3f} [{c['low']:.3f}, {c['high']:.3f}]"
+                                  for k, c in cells.items()} for t, cells in found.items()]
+    print(f"{env.label}, {args.split} tasks; gap = dream - real, at most the bound in size; 95 % intervals\n"
+          + run.summary_table(rows))
+    return found, real
 
 
 def show_play(args: Args, env: Environment, played: dict[str, list[Episode]],
@@ -152,7 +178,8 @@ def show_play(args: Args, env: Environment, played: dict[str, list[Episode]],
     reports = {}
     for name, episodes in played.items():
         report = reports[name] = policy_report(episodes, env.audit)
-        report |= {"pass_at_k": pass_at_k(episodes)} if args.repeats > 1 else {}
+        report["outcomes"] = outcomes(episodes)
+        report |= {"pass_at_k": pass_at_k(report["outcomes"])} if args.repeats > 1 else {}
         if args.judge and args.world == "dream":
             ask = teacher.Endpoint(args.judge, args.judge_model, args.judge_key_env).complete
             report["judge_rubrics"] = teacher.judge(episodes, ask, workers=8)
@@ -161,7 +188,7 @@ def show_play(args: Args, env: Environment, played: dict[str, list[Episode]],
     columns = ("n", "success", "low", "high", "raw_score", "length", "invalid", "inconsistent")
     print(run.summary_table([{by: t} | {c: r[c] for c in columns} for t, r in reports.items()]))
     for name, report in reports.items():
-        rest = {k: v for k, v in report.items() if isinstance(v, dict) and k != "groups"}
+        rest = {k: v for k, v in report.items() if isinstance(v, dict) and k not in ("groups", "outcomes")}
         rest |= {k: f"{v['share']:.3f} (n {v['n']})" for k, v in report["groups"].items()}
         print(f"{by} {name}: " + ", ".join(f"{k} {v}" for k, v in rest.items()))
     return reports, [episode for episodes in played.values() for episode in episodes]
@@ -218,10 +245,12 @@ def evaluate_model(args: Args, dist) -> None:
         if not in_dream and not env.is_real:
             raise ValueError(f"--world real: {env.name} is no world to play in; use --world dream")
         policy, model = load_policy(args, folder, env, dist.device) if folder else None, None
-        if in_dream or (args.html and (is_url(args.expmodel) or (expmodel / "model").is_dir())):
+        if in_dream or args.bound or (args.html and (is_url(args.expmodel) or (expmodel / "model").is_dir())):
             model = open_experience_model(args, expmodel, env, data / "train.jsonl", dist.device,
                                           beside=policy and policy.model, slots=args.slots, seed=args.seed)
-        if policy:
+        if policy and args.bound:
+            (report, episodes), found = bound_gap(args, policy, model, env, tasks, dist), {}
+        elif policy:
             report, episodes = play_policy(args, policy, model if in_dream else env, tasks)
             found = {"never_won": show_never_won(args, episodes, tasks)}
         else:
@@ -230,7 +259,7 @@ def evaluate_model(args: Args, dist) -> None:
             show_experience(args, report)
         save(args, report, episodes, found)      # the page takes a while
         if args.html:                            # of several temperatures the first
-            played = episodes[:len(tasks) * args.repeats] if policy else recorded
+            played = episodes[:len(repeated(args, tasks, args.temperatures[0]))] if policy else recorded
             write_html(args, policy, env, model, [e for e in played if e.source != "counterfactual"])
 
 

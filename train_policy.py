@@ -37,6 +37,7 @@ from dreamgym.rollout import Policy, rollout
 from dreamgym.served_model import check_server, open_experience_model
 from dreamgym.task_generation import known_words, write_tasks
 from dreamgym.teacher import is_url
+from dreamgym.worlds import World, parse_options
 
 
 @dataclass
@@ -67,7 +68,7 @@ class Args:
     imitation_muon_lr: float = 0.0     # ... of Muon on layer matrices (from-scratch models)
     imitation_rows: Count = 16         # rows per optimizer step of imitation
     rename_share: Share = 0.0          # share of demonstrations in which entities get other names
-    algo: Literal["grpo", "ppo", "imitation"] = "grpo"     # imitation: no RL
+    algo: Literal["grpo", "ppo", "rft", "imitation"] = "grpo"  # rft: imitates own successes; imitation: no RL
     world: Literal["dream", "real"] = "dream"      # where RL happens first
     iterations: Natural = 150          # RL iterations in the dream (verl-agent: 150)
     real_transitions: Natural = 0  # real RL transitions: after the dream (S2R), or in all with --world real
@@ -91,6 +92,8 @@ class Args:
     max_generated_fraction: Share = 0.25  # lambda: largest share of generated tasks (0: none made; ours)
     generate_every: Count = 5          # iterations between task generations
     enrich: bool = True                # add dreamt transitions to the replay buffer
+    dream: list[str] = field(default_factory=list)  # experiments: name=value of worlds.Options, such as
+                                       # pages=lookup rewards=rule, or pages=true false_positives=0.1
     naive_reward: bool = False         # the lesson: an experience model that never saw counterfactual rewards
     eval_every: Count = 10             # iterations between evaluations on validation tasks
     eval_tasks: Count = 100            # validation tasks of these
@@ -120,6 +123,10 @@ def check(args: Args) -> None:
     if tiny.is_scratch(args.model) and args.init == "model":
         raise ValueError(f"--model {args.model}: a from-scratch policy starts with --init expmodel, whose "
                          "vocabulary it has")
+    parse_options(args.dream)
+    if args.dream and (args.enrich or args.max_generated_fraction):
+        raise ValueError("--dream: expected --no-enrich and --max-generated-fraction 0, too: such worlds "
+                         "are compared on the same tasks and recorded transitions")
     check_server(args)
     if is_url(args.expmodel) and args.init == "expmodel" and not args.expmodel_folder:
         raise ValueError("--init expmodel: found a server's URL, which gives no weights; expected --init "
@@ -431,6 +438,8 @@ def main() -> None:
     model = open_experience_model(args, expmodel, env, data / "train.jsonl", dist.device, resume,
                                   beside=policy.model, dtype=args.dtype, slots=args.slots,
                                   seed=run.derive_seed(args.seed, "dream", dist.rank))
+    if args.dream:
+        model = World(model, env, parse_options(args.dream), args.seed, dist.rank)
     if args.init == "expmodel" and model.model:
         tiny.check_tokenizer(policy.tokenizer, model.tokenizer)
     state = make_run(args, policy, reference, model, splits["train"], resume, dist)

@@ -8,6 +8,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 from scipy import stats
 
 from dreamgym.envs.base import Audit
@@ -79,22 +80,23 @@ def experience_report(model: ExperienceModel, episodes: list[Episode], dist, bat
     accepted; malformed answers; the lookup null. Ranks share the work."""
     asked = ask_recorded(model, episodes, dist, batch)
     exact, f1, paid_by_label = defaultdict(list), defaultdict(list), defaultdict(list)
-    null, refused, verdicts = [], [], []
-    for episode, i, question, prediction in asked:
+    refused, verdicts = [], []
+    for episode, i, _, prediction in asked:
         step, paid, read = episode.steps[i], bool(prediction.reward), not prediction.malformed
-        lookup = question.demos[-1].next_state if question.demos else question.state
         if episode.source == "counterfactual":
             paid_by_label[episode.label].append(paid)
             continue
         kind = model.env.audit.action_type(step.state, step.action) if step.valid else "refused"
         exact[kind].append(read and prediction.next_state == step.next_state)
         f1[kind].append(word_f1(prediction.next_state, step.next_state))
-        null.append(lookup == step.next_state)
         if kind == "refused":
             refused.append(read and prediction.next_state != step.state)
         if step.done or paid:
             verdicts.append((paid, bool(step.reward)))
     flat, scores = sum(exact.values(), []), sum(f1.values(), [])
+    steps = [e.steps[i] for e, i, *_ in asked if e.source != "counterfactual"]
+    near = model.lookup([s.state for s in steps], [s.shown_action for s in steps])
+    null = [(t.next_state if t else s.state) == s.next_state for t, s in zip(near, steps)]
     return {
         "transitions": len(flat), "answers": len(asked), "exact": share(flat),
         "f1": sum(scores) / max(1, len(scores)),
@@ -181,15 +183,82 @@ def policy_report(episodes: list[Episode], audit: Audit) -> dict:
     }
 
 
-def pass_at_k(episodes: list[Episode]) -> dict[int, float]:
-    """Unbiased pass@k over tasks (arXiv 2107.03374, Eq. 1), for k up to the number of episodes of a task."""
-    wins = defaultdict(list)
+# ---- dream against world -----------------------------------------------------------------------------------
+
+def first_difference(episode: Episode, predictions: Sequence[Prediction]) -> str:
+    """Where the dream, asked about each step of a real episode, first differs from it: "page", "reward" (of
+    the right page; end of the episode included), or "". The page after the last step changes nothing more, so
+    there its verdict alone counts."""
+    if episode.steps[0].state != episode.task.start:
+        return "page"
+    for i, (step, p) in enumerate(zip(episode.steps, predictions)):
+        page = p.malformed or p.next_state != step.next_state
+        if (p.malformed or (p.reward, p.done) != (step.reward, step.done)
+                or page and i + 1 < len(episode.steps)):
+            return "page" if page else "reward"
+    return ""
+
+
+def coupling_bound(model: ExperienceModel, real: list[Episode], dreamt: list[Episode], dist) -> dict:
+    """|J_dream - J_real| <= P(the dream differs at some step of a real episode of this policy).
+
+    Both worlds play the same until the first difference, where policy and model draw alike, so only episodes
+    with a difference can end with another reward. It holds for outcome rewards of 0 and 1, a deterministic
+    world, and a replay buffer that stays as it is. `real` and `dreamt`: episodes of one policy at one
+    temperature, on the same tasks. The bound is split by what differs first; `wrong_page` and `wrong_reward`
+    are shares of steps. Intervals: 95 %, of the gap by bootstrap over tasks, of shares by Wilson."""
+    real = [e for e in real if e.stop != StopReason.NOT_JUDGED]
+    predictions = defaultdict(list)
+    for episode, _, _, prediction in ask_recorded(model, real, dist):
+        predictions[episode.id].append(prediction)
+    found = [first_difference(e, predictions[e.id]) for e in real]
+    gap = bootstrap([outcomes(dreamt)], [outcomes(real)])
+    steps = [(p.malformed, p, step) for e in real for step, p in zip(e.steps, predictions[e.id])]
+    return {"real": share([e.success for e in real]), "dream": share([e.success for e in dreamt]), "gap": gap,
+            "bound": share([bool(what) for what in found]),
+            **{f"bound_{name}": share([what == name for what in found]) for name in ("page", "reward")},
+            "wrong_page": share([bad or p.next_state != s.next_state for bad, p, s in steps]),
+            "wrong_reward": share([bad or (p.reward, p.done) != (s.reward, s.done) for bad, p, s in steps])}
+
+
+# ---- tables over seeds -------------------------------------------------------------------------------------
+
+def outcomes(episodes: list[Episode]) -> dict[str, list[bool]]:
+    """Success of each episode by task, of those that could be judged."""
+    found = defaultdict(list)
     for episode in episodes:
-        wins[episode.task.id].append(episode.success)
+        if episode.stop != StopReason.NOT_JUDGED:
+            found[episode.task.id].append(episode.success)
+    return dict(found)
+
+
+def bootstrap(seeds: Sequence[dict[str, Sequence[bool]]], base: Sequence[dict[str, Sequence[bool]]] = (),
+              draws: int = 2000) -> dict:
+    """Mean success and its 95 % interval: `outcomes` of one policy, an entry a seed. With `base` the
+    difference to another policy, paired by seed and task. Seeds are drawn with replacement, and tasks within
+    each drawn seed. Raises ValueError where the pairs lack a seed, or have no task in common."""
+    if base and len(base) != len(seeds):
+        raise ValueError(f"paired difference: found {len(seeds)} and {len(base)} seeds, expected as many")
+    rng, values = np.random.default_rng(0), []
+    for i, tasks in enumerate(seeds):
+        names = sorted(tasks.keys() & base[i].keys() if base else tasks)
+        values.append(np.array([np.mean(tasks[k]) - (np.mean(base[i][k]) if base else 0) for k in names]))
+    if not values or not all(map(len, values)):
+        raise ValueError("bootstrap: a seed has no task; expected the same test tasks of both policies")
+    mean_of = lambda seeds: np.mean([rng.choice(values[i], len(values[i])).mean() for i in seeds])
+    drawn = [mean_of(rng.integers(len(values), size=len(values))) for _ in range(draws)]
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    return {"mean": float(np.mean([v.mean() for v in values])), "low": float(low), "high": float(high),
+            "seeds": len(values), "tasks": sum(map(len, values))}
+
+
+def pass_at_k(wins: dict[str, Sequence[bool]]) -> dict[int, float]:
+    """Unbiased pass@k over tasks (arXiv 2107.03374, Eq. 1) of `outcomes`, for k up to the number of episodes
+    of a task, at most 16."""
     n = min(map(len, wins.values()), default=0)
     value = lambda c, k: 1.0 - math.comb(n - c, k) / math.comb(n, k)
     return {k: sum(value(sum(rows[:n]), k) for rows in wins.values()) / len(wins)
-            for k in (1, 2, 4, 8, 16) if k <= n}
+            for k in range(1, min(n, 16) + 1)}
 
 
 def never_won(episodes: list[Episode]) -> dict:

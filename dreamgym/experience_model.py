@@ -31,6 +31,7 @@ from dreamgym.replay import ReplayBuffer, Transition
 from dreamgym.sampler import Sampler
 
 RESAMPLE_TEMPERATURE = 1.0
+LOOKUP_SIMILARITY = 0.95     # a recorded transition below this cosine says nothing about a step (ours)
 KEPT_ANSWERS = 50_000        # greedy answers remembered until `clear_caches`, some 100 MB
 
 
@@ -159,6 +160,12 @@ class ExperienceModel:
                        key=lambda i: (round(float(similarity[i]), 5), i))[-self.settings.history:]
         return [Demo(past[i].state, past[i].shown_action, past[i].next_state, past[i].reward)
                 for i in order if similarity[i] >= self.settings.min_similarity]
+
+    def lookup(self, states: Sequence[str], actions: Sequence[str]) -> list[Transition | None]:
+        """The null of every prediction: the nearest recorded transition of each (state, grounded action), of
+        whatever task; None where none is near."""
+        found = self.buffer.search(self.encoder(states, actions), 1, [""] * len(states), LOOKUP_SIMILARITY)
+        return [near[0][0] if near else None for near in found]
 
     def next_prompt_ids(self, question: Question) -> tuple[list[int], Question]:
         """The prompt's ids, and the question as it was shown: where it would pass the context, the oldest

@@ -1,5 +1,5 @@
-"""Advantages and losses (clipped policy, KL, value, SFT) as pure functions of tensors, and the one aggregator
-of all.
+"""Advantages and losses (clipped policy, KL, value, SFT, DPO) as pure functions of tensors, and the one
+aggregator of all.
 
 Every loss is a flat vector over the trained tokens of all rows (suffix _N; no padding, so no mask);
 `aggregate` makes one number of it:
@@ -181,3 +181,9 @@ def sft_loss(logp_N: Tensor) -> Tensor:
     """Negative log-likelihood of the trained tokens: [N]; for the experience model they are reasoning and
     next state (DreamGym, Eq. 5)."""
     return -logp_N
+
+
+def dpo_loss(chosen_P: Tensor, rejected_P: Tensor, beta: float) -> Tensor:
+    """DPO for each pair of episodes, [P] (arXiv 2305.18290, Eq. 7). `chosen_P` and `rejected_P` are
+    log p - log p_ref, summed over the trained tokens of an episode."""
+    return -torch.nn.functional.logsigmoid(beta * (chosen_P - rejected_P))

@@ -22,6 +22,7 @@ import torch
 from dreamgym import losses, run
 from dreamgym.episode import Episode, StopReason, TokenSegment
 from dreamgym.model import TrainSample, even_micro_batches, optimizer_step, reference_logprobs, token_logprobs
+from dreamgym.sft import sft_step
 
 GAMMA, GAE_LAMBDA = 1.0, 1.0          # as verl-agent
 DUAL_CLIP, VALUE_CLIP, VALUE_COEF = 3.0, 0.2, 0.5
@@ -184,6 +185,19 @@ def update(run_state, batch: Batch, args, dist) -> dict:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         stats["grad_norm"] += optimizer_step(parameters, [optimizer], dist) / args.updates
     return summary(batch, sums, stats, value_head is not None, dist)
+
+
+def imitate_successes(run_state, episodes: list[Episode], args, dist) -> dict:
+    """--algo rft: --updates supervised steps on the policy's own successful episodes of this iteration
+    (rejection sampling fine-tuning, arXiv 2308.01825). No advantage, clip, penalty, or reference."""
+    samples = [TrainSample(s.ids, s.mask) for e in episodes if e.success for s in e.segments if any(s.mask)]
+    order = run.rng(args.seed, "minibatch", run_state.step, dist.rank).permutation(len(samples))
+    stats = {"trained_samples": dist.all_reduce_sum(float(len(samples)))}
+    for rows in np.array_split(order, args.updates):
+        if dist.all_reduce_sum(float(len(rows))):
+            stats |= sft_step(run_state.policy.model, [samples[i] for i in rows], [run_state.optimizer],
+                              args.micro_batch_tok, dist)
+    return stats
 
 
 def micro_batch_loss(policy, value_head, batch: Batch, ref, rows: list[int], divisors: tuple[float, float],

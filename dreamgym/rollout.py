@@ -159,9 +159,9 @@ def _turn(policy: Policy, world, running: dict[int, _Running], order: list[int],
     return ended
 
 
-def imitation_segments(policy: Policy, episode: Episode) -> list[TokenSegment]:
+def imitation_segments(policy: Policy, episode: Episode, all_actions: bool = False) -> list[TokenSegment]:
     """The segments of somebody else's episode, with its actions as the trained tokens (log-probabilities 0):
-    behaviour cloning. Actions that changed nothing are shown and not imitated."""
+    behaviour cloning. Actions that changed nothing are shown and not imitated, but for `all_actions`."""
     copy = replace(episode, steps=[], segments=[TokenSegment()])
     first = episode.steps[0].state
     running = _Running(Session(episode.id, episode.task, first), copy,
@@ -170,7 +170,7 @@ def imitation_segments(policy: Policy, episode: Episode) -> list[TokenSegment]:
         answer = policy_answer(step.action, step.shown_action, policy.settings.policy_format)
         ids = answer_ids(policy.tokenizer, policy.chat, answer)
         segment = copy.segments[-1]
-        if step.valid:
+        if step.valid or all_actions:
             extend(segment, running.prompt, ids, [0.0] * len(ids), policy.chat.end_ids)
         else:
             extend(segment, running.prompt + ids, [], [], [])

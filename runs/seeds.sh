@@ -1,14 +1,22 @@
 #!/usr/bin/env bash
-# The main table of one environment: dream GRPO and real GRPO from the same start, for some seeds.
-#   bash runs/seeds.sh webshop 60 40000 "0 1 2"        # environment, dream iterations, real transitions, seeds
-# Everything lands in out/study/ENV-SEED; runs/table.py prints the table. Seeds run one after another; run two shells for two cores.
+# The main table of one environment, for some seeds: every policy starts from the same imitation of its seed.
+#   bash runs/seeds.sh webshop 60 52000 "0 1 2"        # environment, dream iterations, real transitions, seeds
+# Seeds run one after another; run two shells for two cores. What is done is kept, so the same command continues.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 env=$1 iterations=$2 real=$3 seeds=${4:-"0 1 2"}
 for seed in $seeds; do
-    out=out/study/$env-$seed
-    python train_policy.py --env "$env" --seed "$seed" --out "$out" --iterations "$iterations"
-    python train_policy.py --env "$env" --seed "$seed" --out "$out/real" --world real --real-transitions "$real" \
-        --data "$out/data" --expmodel "$out/expmodel" --imitation "$out/imitation"
+    base=${STUDY:-out/study}/$env-$seed
+    cell() { bash runs/cell.sh "$env" "$seed" "$@"; }
+    cell imitation --algo imitation
+    python runs/dpo.py --env "$env" --seed "$seed" --data "$base/data" --policy "$base/imitation" --out "$base/dpo-start"
+    cell dpo --algo imitation --imitation "$base/dpo-start"
+    cell own-successes --algo rft --iterations "$iterations"
+    for algo in grpo ppo; do
+        cell "dream-$algo" --algo "$algo" --iterations "$iterations"
+        cell "real-$algo" --algo "$algo" --world real --real-transitions "$real"
+    done
+    cell dream-then-real --iterations "$iterations" --real-transitions 5000
+    cell real-5k --world real --real-transitions 5000
 done
-python runs/table.py out/study/"$env"-*/result.json out/study/"$env"-*/real/result.json
+python runs/table.py runs/results/"$env"-*.json

@@ -1,39 +1,116 @@
-"""Result files of several seeds -> one table: test success, mean and 95 % half-width over seeds (t).
+"""Records of runs/record.py -> a table: test success at each temperature with its 95 % interval (bootstrap
+over seeds, and tasks within a seed), pass@k at T=0.4, the difference to one policy, paired by seed and task.
 
-    python runs/table.py out/study/webshop-*/result.json out/study/webshop-*/real/result.json
+    python runs/table.py runs/results/webshop-*.json --against imitation
+    python runs/table.py runs/results/webshop-*.json --picture doses.png     # the dose-response
 """
 import json
 import sys
 from collections import defaultdict
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
 
+import matplotlib
+import tyro
+
+matplotlib.use("Agg")
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from dreamgym.evaluation import seed_interval  # noqa: E402
-from dreamgym.run import summary_table  # noqa: E402
+import matplotlib.pyplot as plt  # noqa: E402
+from dreamgym.evaluation import bootstrap, pass_at_k  # noqa: E402
+from dreamgym.run import main as run_main, parse, summary_table  # noqa: E402
+from dreamgym.worlds import parse_options  # noqa: E402
+
+PRIMARY = "0.4"                        # verl-agent's temperature, hence the paper's
+SHOWN_K = (2, 4, 8, 16)                # of pass@k
 
 
-def main(paths: list[str]) -> None:
-    cells, used = defaultdict(lambda: defaultdict(dict)), defaultdict(list)
-    labels = set()
-    for result in (json.loads(Path(path).read_text()) for path in paths):
-        labels.add(f"{result['environment']['env']}, {result['label']}")
-        for entry in result["test"]:
-            name = ("start (imitation)" if entry["policy"] == "before"
-                    else f"after {result['settings']['world']} GRPO")
-            for key, report in entry["reports"].items():         # by seed: two runs share one start
-                cells[name][key].setdefault(result["settings"]["seed"], report["success"])
-            used[name].append((entry["dream_transitions"], entry["real_transitions"]))
-    print("; ".join(sorted(labels)))
-    rows = []
-    for name, columns in cells.items():
-        dream, real = (round(sum(column) / len(column)) for column in zip(*used[name]))
-        row = {"policy": name, "RL transitions, dream / real": f"{dream:,} / {real:,}"}
-        for key, values in columns.items():
-            mean, half = seed_interval(list(values.values()))
-            row[key] = f"{mean:.3f} ± {half:.3f} (n {len(values)})"
-        rows.append(row)
-    print(summary_table(rows))
+@dataclass
+class Args:
+    files: Annotated[list[str], tyro.conf.Positional] = field(default_factory=list)  # of runs/results/
+    against: str = "imitation"         # the policy that others are compared with
+    picture: str = ""                  # FILE.png: success against the rate of each error of --dream
+
+
+def read(files: list[str]) -> dict[str, dict[int, dict]]:
+    """Records by policy and seed. Raises ValueError where they do not belong into one table."""
+    if not files:
+        raise ValueError("expected files of runs/results/")
+    records, kinds = defaultdict(dict), defaultdict(set)
+    for record in (json.loads(Path(file).read_text()) for file in files):
+        seed = record["settings"]["seed"]
+        if seed in records[record["policy"]]:
+            raise ValueError(f"{record['policy']}, seed {seed}: found twice")
+        records[record["policy"]][seed] = record
+        kinds["environment"].add(json.dumps(record["environment"]))
+        kinds["split"].add(record["split"])
+        kinds["commit"].add(record["commit"])
+    for name, found in kinds.items():
+        if len(found) > 1:
+            raise ValueError(f"one table has one {name}, found {', '.join(sorted(found))}")
+    return records
+
+
+def wins(record: dict, temperature: str) -> dict[str, list[bool]]:
+    """Success of each episode, by task."""
+    return {task: [c == "1" for c in row] for task, row in record["outcomes"][temperature].items()}
+
+
+def cells(by_seed: dict[int, dict], base: dict[int, dict], against: str) -> dict[str, str]:
+    """A row of the table."""
+    text = lambda found, sign="": "{mean:X} [{low:X}, {high:X}]".replace("X", f"{sign}.3f").format(**found)
+    row = {("greedy" if t == "0" else f"T={t}"): text(bootstrap([wins(r, t) for r in by_seed.values()]))
+           for t in next(iter(by_seed.values()))["outcomes"]}
+    passed = [pass_at_k(wins(record, PRIMARY)) for record in by_seed.values()]
+    row |= {f"pass@{k}": f"{sum(p[k] for p in passed) / len(passed):.3f}"
+            for k in SHOWN_K if all(k in p for p in passed)}
+    shared = sorted(by_seed.keys() & base.keys())
+    if shared and base is not by_seed:
+        pair = [[wins(side[seed], PRIMARY) for seed in shared] for side in (by_seed, base)]
+        row[f"T={PRIMARY} - {against}"] = text(bootstrap(*pair), "+")
+    used = [sum(r[f"{world}_transitions"] for r in by_seed.values()) // len(by_seed)
+            for world in ("dream", "real")]
+    row |= {"--dream": " ".join(next(iter(by_seed.values()))["settings"]["dream"])}
+    return row | {"dream / real transitions": f"{used[0]:,} / {used[1]:,}", "seeds": str(len(by_seed))}
+
+
+def draw(records: dict[str, dict[int, dict]], path: str) -> None:
+    """Real success by rate, a line for each kind of error, dashed where it strikes the same (task, action)
+    always. The worlds with true pages and no error are rate 0 of each line."""
+    kinds = ("false_positives", "false_negatives", "swapped_pages")
+    curves = defaultdict(list)
+    for by_seed in records.values():
+        options = parse_options(next(iter(by_seed.values()))["settings"]["dream"])
+        rates = {kind: getattr(options, kind) for kind in kinds if getattr(options, kind)}
+        if options.pages == "true" and options.rewards == "own" and len(rates) <= 1:
+            found = bootstrap([wins(record, PRIMARY) for record in by_seed.values()])
+            keys = [(k, options.fixed) for k in rates] or [(k, f) for k in kinds for f in (False, True)]
+            for key in keys:
+                curves[key].append((sum(rates.values()), found["mean"], found["low"], found["high"]))
+    figure, axes = plt.subplots(figsize=(7, 4.2))
+    for (kind, fixed), points in sorted(curves.items()):
+        x, mean, low, high = zip(*sorted(points))
+        axes.plot(x, mean, "o--" if fixed else "o-", color=f"C{kinds.index(kind)}", markersize=4,
+                  label=f"{kind.replace('_', ' ')}, {'always the same' if fixed else 'at random'}")
+        axes.fill_between(x, low, high, color=f"C{kinds.index(kind)}", alpha=0.08, linewidth=0)
+    axes.set(xlabel="rate of the error in training", ylabel=f"real success, T={PRIMARY}", ylim=(0, 1))
+    axes.legend(frameon=False, fontsize=8)
+    figure.savefig(path, dpi=130)
+
+
+def main() -> None:
+    args = parse(Args)
+    records = read(args.files)
+    first = next(iter(next(iter(records.values())).values()))
+    print(f"{first['environment']['env']}, {first['label']}, {first['split']} tasks, commit "
+          f"{first['commit']}; 95 % intervals: bootstrap over seeds, and tasks within a seed")
+    base = records.get(args.against, {})
+    rows = [{"policy": name} | cells(by_seed, base, args.against) for name, by_seed in records.items()]
+    columns = dict.fromkeys(key for row in rows for key in row)
+    print(summary_table([{key: row.get(key, "") for key in columns} for row in rows]))
+    if args.picture:
+        draw(records, args.picture)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_main(main)

@@ -42,17 +42,32 @@ def test_policy(made, script, tmp_path, capsys, world):
            tmp_path / "page.html")
     said, report = capsys.readouterr().out, run.read_json(tmp_path / "report.json")["report"]
     episodes = read_episodes(tmp_path / "episodes.jsonl")
-    assert [(t, r["n"], list(r["pass_at_k"])) for t, r in report.items()] == [(t, 4, ["1", "2"]) for t in "01"]
-    assert [(e.id, e.world) for e in episodes] == [(f"{world}-{t}-{i}", world) for t in "01" for i in range(4)]
-    assert all(readable(episodes[i]) in said for i in (0, 4)) and f"{world} world, test tasks" in said
+    assert [(t, r["n"], list(r["pass_at_k"])) for t, r in report.items()] == [("0", 2, ["1"]),
+                                                                              ("1", 4, ["1", "2"])]
+    assert [(e.id, e.world) for e in episodes] == [(f"{world}-{t}-{i}", world)
+                                                   for t, n in (("0", 2), ("1", 4)) for i in range(n)]
+    assert {task: len(row) for task, row in report["1"]["outcomes"].items()} == {
+        e.task.id: 2 for e in episodes}
+    assert all(readable(episodes[i]) in said for i in (0, 2)) and f"{world} world, test tasks" in said
     assert len({e.task.id for e in episodes}) == 2 and "tasks that were never won" in said
     rows = held(tmp_path / "page.html")["rows"]                  # the other world was played, the dream asked
-    assert len(rows) == 4 and all(row["real"] and row["dream"] for row in rows)
+    assert len(rows) == 2 and all(row["real"] and row["dream"] for row in rows)
     assert all(len(row["asked"]["steps"]) == len(row["real"]["steps"]) for row in rows)
     script("evaluate", "--env", EXAMPLE, "--policy", made.policy, "--world", world, "--tasks", 2,
            "--temperatures", 0.0, "--others", tmp_path / "episodes.jsonl", "--out", tmp_path / "again")
     found = run.read_json(tmp_path / "again/report.json")["never_won"]
-    assert (found["tasks"]["n"], found["episodes_each"]) == (2, 5)      # one here, four of the other policy
+    assert (found["tasks"]["n"], found["episodes_each"]) == (2, 4)      # one here, three of the other policy
+
+
+def test_the_bound(made, script, tmp_path, capsys):
+    """A gap of other tasks than its bound, or of the wrong sign."""
+    script("evaluate", "--env", EXAMPLE, "--policy", made.policy, "--bound", "--tasks", 3, "--repeats", 2,
+           "--temperatures", 1.0, "--out", tmp_path)
+    found = run.read_json(tmp_path / "report.json")["report"]["1"]
+    assert (found["real"]["n"], found["dream"]["n"], found["bound"]["n"], found["gap"]["tasks"]) == (6, 6, 6, 3)
+    assert found["bound"]["share"] == found["bound_page"]["share"] == 1.0     # it can say nothing sensible
+    assert found["gap"]["mean"] == pytest.approx(found["dream"]["share"] - found["real"]["share"])
+    assert "bound_reward" in capsys.readouterr().out
 
 
 def test_experience_model(made, script, tmp_path, capsys):
@@ -79,7 +94,8 @@ def test_recorded_episodes_alone_are_no_world(made, script, tmp_path):
         script("evaluate", "--env", "logs", "--policy", made.policy, "--data", tmp_path)
 
 
-@pytest.mark.parametrize("flags", [{"temperatures": []}, {"gamma": 1.0}, {"judge": "http://x/v1"}, {"html": "page"}])
+@pytest.mark.parametrize("flags", [{"temperatures": []}, {"gamma": 1.0}, {"bound": True, "world": "dream"},
+                                   {"judge": "http://x/v1"}, {"html": "page"}])
 def test_flags_that_cannot_be(flags):
     with pytest.raises(ValueError, match="expected"):
         Args(**flags)

@@ -7,14 +7,16 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from dreamgym.envs.base import Audit, StepResult
 from dreamgym.episode import Episode, Step, StopReason, Task
-from dreamgym.evaluation import (experience_report, failed_probes, gap_alarm, interval, never_won, pass_at_k,
-                                 policy_report, replayed_inconsistencies, seed_interval, theorem_1, word_f1)
+from dreamgym.evaluation import (bootstrap, experience_report, failed_probes, first_difference, gap_alarm,
+                                 interval, never_won, outcomes, pass_at_k, policy_report,
+                                 replayed_inconsistencies, seed_interval, theorem_1, word_f1)
 from dreamgym.experience_model import Prediction
-from dreamgym.prompts import Demo, Question
+from dreamgym.prompts import Question
 from dreamgym.run import Dist
 
 START, RESULTS, ITEM, PLACED = "search page", "slim jacket $40 [1]", "item slim jacket $40", "order placed"
@@ -74,8 +76,8 @@ def test_seed_interval():
 def test_pass_at_k_against_all_choices():
     """The biased 1 - (1 - p)^k, and tasks that weigh by their number of episodes."""
     wins = {"a": [1, 0, 0, 0], "b": [0] * 4, "c": [1, 1, 1, 0, 0]}
-    found = pass_at_k([bought(float(win), name) for name, row in wins.items() for win in row])
-    assert list(found) == [1, 2, 4] and pass_at_k([]) == {}
+    found = pass_at_k(outcomes([bought(float(win), name) for name, row in wins.items() for win in row]))
+    assert list(found) == [1, 2, 3, 4] and pass_at_k({}) == {}
     for k, value in found.items():
         slow = [sum(map(any, itertools.combinations(row[:4], k))) / math.comb(4, k) for row in wins.values()]
         assert value == pytest.approx(sum(slow) / 3)
@@ -122,15 +124,16 @@ def test_experience_report():
 
     def questions(tasks, pasts, states, actions):
         asked.extend(pasts)
-        demos = [Demo(START, "x", "far"), Demo(START, "x", RESULTS)]
-        return [Question(t, s, a, [], [], demos if a == "search[a]" else [])
-                for t, s, a in zip(tasks, states, actions)]
+        return [Question(t, s, a, [], [], []) for t, s, a in zip(tasks, states, actions)]
 
     def predict(questions):
         return [answers.get(q.action) or Prediction(PLACED, float(q.task in ("blue 0", "ok")), True)
                 for q in questions]
 
-    model = SimpleNamespace(env=SimpleNamespace(audit=Audit()), questions=questions, predict=predict)
+    lookup = lambda states, actions: [SimpleNamespace(next_state=RESULTS) if a == "search[a]" else None
+                                      for a in actions]
+    model = SimpleNamespace(env=SimpleNamespace(audit=Audit()), questions=questions, predict=predict,
+                            lookup=lookup)
     report = experience_report(model, [played, *near], Dist(), batch=3)
     assert [len(past) for past in asked] == [0, 1, 2, 3, 4, 0, 0, 0, 0, 0] and asked[4][3] == steps[3]
     assert (report["transitions"], report["answers"]) == (5, 10)
@@ -141,7 +144,7 @@ def test_experience_report():
     assert {k: v["n"] for k, v in report["by_action"].items()} == {"search": 1, "refused": 2, "click": 1,
                                                                    "buy": 1}
     assert report["by_action"]["click"]["f1"] == pytest.approx(word_f1("item slim jacket $90", ITEM))
-    # of the demonstration, and of the page before where there is none
+    # of the nearest transition, and of the page before where there is none
     assert report["exact_of_lookup"]["share"] == 3 / 5
     asked.clear()
     assert on_ranks(3, experience_report, model, [played, *near]) == [report] * 3 and len(asked) == 10
@@ -183,6 +186,75 @@ def test_replayed_inconsistencies():
     assert (found["n"], found["share"]) == (6, 2 / 6) and found["low"] < 2 / 6 < found["high"]
     assert on_ranks(4, replayed_inconsistencies, Dream(), episodes) == [found] * 4
     assert replayed_inconsistencies(Dream(), [], Dist())["share"] is None
+
+
+# ---- dream against world ----
+
+def all_episodes(world, policy, t=0, state="s0", steps=(), weight=1.0):
+    """(probability, episode) of every course of 3 steps in a world (state, action) -> (next state, reward,
+    done)."""
+    for action, p in zip("ab", policy[state]):
+        page, reward, done = world[state, action]
+        step = Step(state=state, action=action, next_state=page, reward=reward, done=done)
+        if done or t == 2:
+            yield weight * p, Episode(id="e", task=Task(id="t", text="x", start="s0"), steps=[*steps, step])
+        else:
+            yield from all_episodes(world, policy, t + 1, page, [*steps, step], weight * p)
+
+
+def test_no_gap_is_above_its_bound():
+    """A wrong last page that counts though nothing follows, a wrong end that does not count, and a bound of
+    something else: exact, over all courses of 300 pairs of worlds that differ in some entries."""
+    rng, gaps, bounds = np.random.default_rng(0), [], []
+    draw = lambda: (f"s{rng.integers(4)}", *[(0.0, False), (0.0, True), (1.0, True)][rng.integers(3)])
+    for _ in range(300):
+        real = {(f"s{s}", a): draw() for s in range(4) for a in "ab"}
+        dream = {key: draw() if rng.random() < 0.2 else value for key, value in real.items()}
+        policy = {f"s{s}": (p, 1 - p) for s, p in enumerate(rng.random(4))}
+        success = [sum(w * e.reward for w, e in all_episodes(world, policy)) for world in (real, dream)]
+        found = [(w, first_difference(e, [Prediction(*dream[s.state, s.action]) for s in e.steps]))
+                 for w, e in all_episodes(real, policy)]
+        gaps.append(abs(success[1] - success[0]))
+        bounds.append(sum(w for w, what in found if what))
+        assert gaps[-1] <= bounds[-1] + 1e-9
+    tight = [gap > bound - 1e-9 for gap, bound in zip(gaps, bounds) if bound]
+    assert len(tight) > 100 and 0.1 < np.mean(tight) < 0.9 and np.corrcoef(gaps, bounds)[0, 1] > 0.3
+
+
+@pytest.mark.parametrize("answers, first", [
+    ([Prediction(RESULTS), Prediction(PLACED, 1.0, True)], ""),
+    ([Prediction(RESULTS), Prediction("another last page", 1.0, True)], ""),
+    ([Prediction(ITEM), Prediction(PLACED, 0.0, True)], "page"),
+    ([Prediction(RESULTS), Prediction(PLACED, 0.0, True)], "reward"),
+    ([Prediction(RESULTS), Prediction(PLACED, 0.0, False)], "reward"),
+    ([Prediction(RESULTS, 1.0, True), Prediction("x")], "reward"),
+    ([Prediction(RESULTS), Prediction(malformed=True)], "page")])
+def test_what_differs_first(answers, first):
+    steps = [Step(state=START, action="search", next_state=RESULTS),
+             Step(state=RESULTS, action="buy", next_state=PLACED, reward=1.0, done=True)]
+    episode = Episode(id="e", task=Task(id="t", text="red", start=START), steps=steps)
+    assert first_difference(episode, answers) == first
+    episode.task.start = "another page"
+    assert first_difference(episode, answers) == "page"
+
+
+def test_bootstrap():
+    """Seeds that are not drawn; a pair that is broken; episodes that weigh in place of tasks."""
+    one = [{"a": [1] * 8, "b": [0]}]
+    assert bootstrap(one)["mean"] == 0.5 and bootstrap(one)["tasks"] == 2
+    rng = np.random.default_rng(1)
+    seeds = [{str(i): rng.random(4) < p for i in range(200)} for p in (0.3, 0.5, 0.7)]
+    wide, narrow = bootstrap(seeds), bootstrap([seeds[1]])
+    assert wide["high"] - wide["low"] > 2 * (narrow["high"] - narrow["low"])
+    assert wide["low"] < 0.45 < 0.55 < wide["high"] and narrow["low"] < 0.5 < narrow["high"]
+    better = [{k: [*v[:3], True] for k, v in tasks.items()} for tasks in seeds]
+    paired = bootstrap(better, seeds)
+    assert 0 < paired["low"] < paired["mean"] < paired["high"] < 0.25
+    assert paired["mean"] == pytest.approx(np.mean([np.mean([not v[3] for v in s.values()]) / 4 for s in seeds]))
+    with pytest.raises(ValueError, match="3 and 1 seeds"):
+        bootstrap(seeds, one)
+    with pytest.raises(ValueError, match="no task"):
+        bootstrap([{"c": [1]}], one)
 
 
 # ---- policies ----

@@ -139,6 +139,13 @@ def test_value_loss_matches_a_loop():
         assert losses.explained_variance(torch.zeros(n), torch.ones(n)).isnan()
 
 
+def test_dpo_loss():
+    """A swapped pair, a lost beta."""
+    won, lost = [0.5, -2.0, 0.0], [-1.0, 1.0, 0.0]
+    found = losses.dpo_loss(torch.tensor(won), torch.tensor(lost), 0.3).tolist()
+    assert found == pytest.approx([-math.log(1 / (1 + math.exp(-0.3 * (a - b)))) for a, b in zip(won, lost)])
+
+
 def test_micro_batches_never_change_the_gradient():
     """The mean of means, where a token in a short micro-batch weighs more, and a lost sign."""
     new, old, adv = tokens(101)

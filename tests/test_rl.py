@@ -359,3 +359,23 @@ def test_two_ranks_are_one_process(tmp_path):
         found, seen = torch.load(tmp_path / f"{rank}-{below}.pt", weights_only=True)
         torch.testing.assert_close(found, vector, atol=1e-5, rtol=1e-4)
         assert seen == pytest.approx(stats, abs=1e-4)
+
+
+def test_own_successes_are_imitated():
+    """--algo rft that learns from failures, or in no step."""
+    model = tiny.create("scratch:8x1", tiny.build_tokenizer(["a b c d e f g h"]))
+    episodes = [e for e in some_episodes() if e.id in "abc"]
+    for e in episodes:
+        for segment in e.segments:
+            segment.ids = [i % 8 + 1 for i in segment.ids]
+    total = lambda e: sum(token_logprobs(model, [TrainSample(s.ids, s.mask)])[0].sum().item() for s in e.segments)
+    before = [total(e) for e in episodes]
+    state = SimpleNamespace(policy=SimpleNamespace(model=model), step=0,
+                            optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in range(20):
+        stats = rl.imitate_successes(state, episodes, settings(updates=2), ALONE)
+    gains = [total(e) - b for e, b in zip(episodes, before)]
+    assert stats["trained_samples"] == 1 and gains[0] > 1 and gains[0] > max(gains[1:])
+    weights = deepcopy(model.state_dict())
+    assert rl.imitate_successes(state, episodes[1:], settings(updates=2), ALONE) == {"trained_samples": 0.0}
+    assert all(torch.equal(weights[k], v) for k, v in model.state_dict().items())

@@ -1,0 +1,95 @@
+"""The offline baseline: DPO (arXiv 2305.18290) on recorded episodes of one task, a success and a failure.
+
+    python runs/dpo.py --env webshop --data out/webshop/data --policy out/webshop/imitation --out out/dpo
+
+It starts from a policy's folder and writes one of the same kind: `--imitation OUT` of train_policy.py reads
+it, and so does `--policy OUT/model` of evaluate.py. Actions that changed nothing count, too.
+"""
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+from dreamgym import run  # noqa: E402
+from dreamgym.envs.base import env_of_data  # noqa: E402
+from dreamgym.episode import Episode, read_episodes  # noqa: E402
+from dreamgym.losses import aggregate, check_finite, dpo_loss  # noqa: E402
+from dreamgym.model import (TrainSample, load_model, optimizer_step, save_model, token_logprobs,  # noqa: E402
+                            trainable_parameters)
+from dreamgym.rollout import Policy, PolicySettings, imitation_segments  # noqa: E402
+
+
+@dataclass
+class Args:
+    env: str = "webshop"               # of the data
+    data: str = "out/webshop/data"     # folder of collect.py
+    policy: str = "out/webshop/imitation"  # folder imitation/ of train_policy.py: start and reference
+    out: str = "out/webshop/dpo"       # the folder that is written
+    beta: float = 0.1                  # strength of the reference (the DPO paper's)
+    lr: float = 3e-5                   # learning rate (ours)
+    epochs: int = 1                    # passes over the pairs
+    pairs: int = 16                    # pairs per optimizer step
+    seed: int = 0                      # order of the pairs
+
+
+def make_pairs(episodes: list[Episode], seed: int) -> list[tuple[Episode, Episode]]:
+    """(success, failure) of one task text. Each episode of the rarer outcome is taken once."""
+    by_task = defaultdict(lambda: ([], []))
+    for episode in episodes:
+        by_task[episode.task.text][not episode.success].append(episode)
+    pairs = [pair for won, lost in by_task.values() for pair in zip(won, lost)]
+    return [pairs[i] for i in run.rng(seed, "pairs").permutation(len(pairs))]
+
+
+def log_ratio(policy: Policy, episode: Episode) -> torch.Tensor:
+    """log p of all actions of an episode, a scalar."""
+    samples = [TrainSample(s.ids, s.mask) for s in imitation_segments(policy, episode, all_actions=True)]
+    return token_logprobs(policy.model, samples, with_entropy=False)[0].sum()
+
+
+def train(args: Args, policy: Policy, pairs: list[tuple[Episode, Episode]], dist) -> None:
+    with torch.no_grad():
+        reference = [[float(log_ratio(policy, e)) for e in pair] for pair in pairs]
+    parameters = trainable_parameters(policy.model)
+    optimizer = torch.optim.AdamW(parameters, lr=args.lr, weight_decay=0.0)
+    for epoch in range(args.epochs):
+        order = run.rng(args.seed, "dpo", epoch).permutation(len(pairs)).tolist()
+        for start in range(0, len(order), args.pairs):
+            chosen, ranked, total = order[start:start + args.pairs], 0, 0.0
+            for i in chosen:
+                won, lost = (log_ratio(policy, e) - ref for e, ref in zip(pairs[i], reference[i]))
+                loss = aggregate(dpo_loss(won[None], lost[None], args.beta), len(chosen))
+                check_finite(loss, f"DPO loss of pair {i}")
+                loss.backward()
+                ranked, total = ranked + int(won > lost), total + loss.item()
+            optimizer_step(parameters, [optimizer], dist)
+            print(f"epoch {epoch + 1}, pair {start + len(chosen)} of {len(order)}: loss {total:.3f}, "
+                  f"{ranked / len(chosen):.2f} ranked right", flush=True)
+
+
+def main() -> None:
+    args = run.parse(Args)
+    dist, data, start = run.one_process(args.seed), Path(args.data), Path(args.policy) / "model"
+    env, meta = env_of_data(args.env, run.load_meta(data)["settings"]), run.load_meta(start)
+    model, tokenizer = load_model(str(start), quantize=meta["imitation"]["quantize"], device=str(dist.device))
+    policy = Policy(model, tokenizer, env, PolicySettings(**meta["policy"]))
+    recorded = [e for e in read_episodes(data / "train.jsonl") if e.source != "counterfactual"]
+    pairs = make_pairs(recorded, args.seed)
+    if not pairs:
+        raise ValueError(f"{data}: found no task with a success and a failure among {len(recorded)} recorded "
+                         "episodes; expected some (collect.py --transitions N records more)")
+    print(f"{len(pairs)} pairs of {len({won.task.text for won, _ in pairs})} tasks")
+    train(args, policy, pairs, dist)
+    del meta["schema"]
+    run.save_checkpoint(args.out, "model", lambda path: save_model(model, tokenizer, path),
+                        meta | {"dpo": asdict(args)}, dist)
+    env.close()
+
+
+if __name__ == "__main__":
+    run.main(main)
