@@ -122,23 +122,25 @@ def recorded(sampler) -> list[tuple[int, int, int, bool]]:
 
 
 @torch.inference_mode()
-def bare_kernels(model, calls) -> None:
-    """Products and attention of these forwards, on buffers that exist; the head for one token a row."""
-    config, device = model.config, model.device
-    weights = [m.weight for m in model.model.layers[0].modules() if isinstance(m, torch.nn.Linear)]
-    heads, size = config.num_attention_heads, config.hidden_size // config.num_attention_heads
+def bare_kernels(sampler, calls) -> None:
+    """Products and attention of these forwards, with the weights of each layer and on its cache as it was
+    left; the head for one token a row."""
+    model = sampler.inner
+    layers = [[m.weight for m in layer.modules() if isinstance(m, torch.nn.Linear)]
+              for layer in model.model.layers]
+    heads, size = model.config.num_attention_heads, sampler.layers[0].keys.shape[3]
     most_tok, columns = max(B * T for B, T, _, _ in calls), max(kv for _, _, kv, _ in calls)
-    input_NI = {w.shape[1]: torch.zeros(most_tok, w.shape[1], device=device) for w in weights}
-    kv_BHLD = torch.zeros(max(call[0] for call in calls), heads, columns, size, device=device)
-    mask = torch.zeros(most_tok * columns, device=device)
+    input_NI = {w.shape[1]: torch.zeros(most_tok, w.shape[1], device=model.device) for w in layers[0]}
+    mask = torch.zeros(most_tok * columns, device=model.device)
     for B, T, kv, causal in calls:
-        q_BHTD, kv_BHTD = torch.zeros(B, heads, T, size, device=device), kv_BHLD[:B, :, :kv]
+        q_BHTD = torch.zeros(B, heads, T, size, device=model.device)
         seen = None if causal else mask[: B * T * kv].view(B, 1, T, kv)
-        for _ in range(config.num_hidden_layers):
+        for weights, cache in zip(layers, sampler.layers):
             for weight in weights:
                 F.linear(input_NI[weight.shape[1]][: B * T], weight)
-            F.scaled_dot_product_attention(q_BHTD, kv_BHTD, kv_BHTD, seen, is_causal=causal)
-        F.linear(input_NI[config.hidden_size][:B], model.lm_head.weight)
+            F.scaled_dot_product_attention(q_BHTD, cache.keys[:B, :, :kv], cache.values[:B, :, :kv], seen,
+                                           is_causal=causal)
+        F.linear(input_NI[model.config.hidden_size][:B], model.lm_head.weight)
 
 
 def play(answer, work, device: str) -> float:
@@ -185,7 +187,7 @@ def main(args: Args) -> None:
         calls.clear()
         for name, answer in variants.items():
             seconds[name].append(play(answer, work, args.device))
-        floor_s, _ = cpu_s(bare_kernels, model, calls, device=args.device)
+        floor_s, _ = cpu_s(bare_kernels, sampler, calls, device=args.device)
         seconds["bare kernels of the Sampler"].append(floor_s)
     own = np.array(seconds["Sampler"])
     print(f"{args}\n{sum(p.numel() for p in model.parameters()):,} parameters\n")

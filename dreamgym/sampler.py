@@ -55,6 +55,7 @@ class _Window:
     columns = 0  # allocated
     rows_B1: torch.Tensor
     cols_BT: torch.Tensor
+    into: torch.Tensor | None  # the forward's places [B * heads * T] among all [row, head, column]
     kv: int      # columns that can be visible to some query
     fresh: bool  # all rows begin at column 0: attention needs nothing but the new keys
     view: bool   # rows are 0, 1, ...: the cache is read without a copy
@@ -70,8 +71,8 @@ class _SlotLayer(CacheLayerMixin):
     def lazy_initialization(self, key_states, value_states):
         def grown(old, states):
             # zeros and not empty: a masked column that holds NaN would still poison the row (0 * NaN)
-            new = value_states.new_zeros(self.window.rows, states.shape[1], self.window.columns,
-                                         states.shape[3])
+            shape = self.window.rows, states.shape[1], self.window.columns, states.shape[3]
+            new = torch.zeros(shape, dtype=value_states.dtype, device=states.device)
             if old is not None:
                 new[: old.shape[0], :, : old.shape[2]] = old
             return new
@@ -84,8 +85,12 @@ class _SlotLayer(CacheLayerMixin):
         if not self.is_initialized or self.keys.shape[2] < w.columns:
             self.lazy_initialization(key_states, value_states)
         key_states = key_states.to(self.keys.dtype)       # rotary embeddings leave autocast's bfloat16
-        self.keys[w.rows_B1, :, w.cols_BT] = key_states.transpose(1, 2)
-        self.values[w.rows_B1, :, w.cols_BT] = value_states.transpose(1, 2)
+        if w.into is None:                                # equal in all layers
+            heads = torch.arange(self.keys.shape[1], device=self.keys.device)[:, None]
+            rows_B11, cols_B1T = w.rows_B1[:, :, None], w.cols_BT[:, None]
+            w.into = ((rows_B11 * len(heads) + heads) * w.columns + cols_B1T).flatten()
+        for cached, states in ((self.keys, key_states), (self.values, value_states)):
+            cached.view(-1, cached.shape[3]).index_copy_(0, w.into, states.reshape(-1, cached.shape[3]))
         if w.fresh:
             return key_states, value_states
         keys, values = self.keys[:, :, : w.kv], self.values[:, :, : w.kv]
@@ -111,11 +116,11 @@ def draw(logits_BV: torch.Tensor, uniform_B: torch.Tensor | None, temperature: f
     uniform in [0, 1) per row: p = (.2, .5, .3), u = .2 -> id 1, the first with CDF > u.
     """
     logits_BV = logits_BV.float()
-    top_B1, argmax_B1 = logits_BV.max(-1, keepdim=True)
-    z_BV = logits_BV - top_B1 if temperature in (0, 1) else (logits_BV - top_B1) / temperature
+    z_BV = logits_BV - logits_BV.amax(-1, keepdim=True)
     if temperature == 0:
-        total_B1, ids_B1 = z_BV.exp().sum(-1, keepdim=True, dtype=torch.float64), argmax_B1
+        total_B1, ids_B1 = z_BV.exp().sum(-1, keepdim=True, dtype=torch.float64), z_BV.argmax(-1, True)
     else:
+        z_BV = z_BV if temperature == 1 else z_BV / temperature
         cdf_BV = z_BV.exp().cumsum(-1, dtype=torch.float64)
         total_B1 = cdf_BV[:, -1:]
         # right=True never lands on an id of probability 0; the clamp is for rows of NaN, reported below
@@ -159,6 +164,8 @@ class Sampler:
         self.generator = np.random.default_rng(seed_or_generator)
         self.prefill_tok = 0  # prompt tokens computed, for tests and benchmarks
         self.ids_SL = np.zeros((slots, context), np.int32)  # untouched pages of a long context cost no memory
+        self.step_2L = torch.zeros(2 * context, dtype=compute_dtype(self.inner), device=self.inner.device)
+        self.step_2L[context:] = float("-inf")  # each row of a mask is a part of it
         self.clear_caches()
 
     def clear_caches(self) -> None:
@@ -349,16 +356,16 @@ class Sampler:
         device, w = self.inner.device, self.window
         need = int(cols_BT.max()) + 1
         if need > w.columns:
-            w.columns = min(self.context, max(need, w.columns * 5 // 4) + 63 & ~63)
+            w.columns = min(self.context, max(need, w.columns * 3 // 2) + 63 & ~63)
         ids_BT = torch.from_numpy(self.ids_SL[rows[:, None], cols_BT].astype(np.int64)).to(device)
         pos_BT = torch.from_numpy(cols_BT).to(device)
         w.rows_B1, w.cols_BT = torch.from_numpy(rows[:, None]).to(device), pos_BT
-        w.kv, w.fresh, w.view = kv, fresh, view
+        w.into, w.kv, w.fresh, w.view = None, kv, fresh, view
         mask = None
         if not fresh:
             q_BT = pos_BT[:1] if (cols_BT[:, 0] == cols_BT[0, 0]).all() else pos_BT
-            hidden = torch.arange(kv, device=device) > q_BT[:, None, :, None]
-            mask = torch.where(hidden, float("-inf"), 0.0).to(compute_dtype(self.inner))
+            start_N = self.context - 1 - q_BT.flatten()  # position p sees the columns up to p
+            mask = self.step_2L.unfold(0, kv, 1).index_select(0, start_N).view(len(q_BT), 1, -1, kv)
         out = self.inner.base_model(input_ids=ids_BT, attention_mask=mask, position_ids=pos_BT,
                                     past_key_values=self.cache, use_cache=True)
         return out.last_hidden_state
