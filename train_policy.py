@@ -270,7 +270,7 @@ def iterate(job: Job, state: Run, timer: run.Timer) -> tuple[dict, list[Episode]
     if fraction and state.step % args.generate_every == args.generate_every - 1:
         with timer("tasks"), unsharded(model.model):
             made = generate(job, state)
-    groups, size = (args.tasks, args.rollouts) if args.algo == "grpo" else (args.tasks * args.rollouts, 1)
+    groups, size = (args.tasks * args.rollouts, 1) if args.algo == "ppo" else (args.tasks, args.rollouts)
     tasks = state.curriculum.sample(groups, run.rng(args.seed, "tasks", state.step), fraction)
     share = -(-groups // dist.world_size)        # whole groups stay on one rank
     mine = [task for task in tasks[dist.rank * share:(dist.rank + 1) * share] for _ in range(size)]
@@ -281,8 +281,11 @@ def iterate(job: Job, state: Run, timer: run.Timer) -> tuple[dict, list[Episode]
         episodes = play(job, state, played, mine, 1.0, f"{world}-{state.step}", budget)
     with timer("update"):
         known = rl.informative(episodes, args.drop_malformed)
-        batch = rl.make_batch(known, state.policy, state.value_head, args, dist)
-        metrics = rl.update(state, batch, args, dist)
+        if args.algo == "rft":
+            metrics = rl.imitate_successes(state, known, args, dist)
+        else:
+            batch = rl.make_batch(known, state.policy, state.value_head, args, dist)
+            metrics = rl.update(state, batch, args, dist)
     episodes = gather(episodes, dist)
     metrics["zero_variance"] = feed_curriculum(args, state, episodes)
     if world == "dream" and args.enrich:
