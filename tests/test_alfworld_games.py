@@ -22,7 +22,7 @@ COUNTS = {"train": 6, "valid": 2, "test": 3}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """11 games, each won in the real engine while generating."""
+    """11 games; those for validation and test are won in the real engine while generating."""
     path = tmp_path_factory.mktemp("games")
     assert generate(path, 3, COUNTS)["checked"]
     return path
@@ -62,7 +62,7 @@ def test_every_type_is_won_by_its_walkthrough_and_not_before(folder):
 def test_an_unwinnable_game_is_not_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(alfworld_games, "_walkthrough", lambda *_: ["look"])
     with pytest.raises(RuntimeError, match="none of 5 layouts"):
-        generate(tmp_path, counts={"train": 1})
+        generate(tmp_path, counts={"valid": 1})
     assert not (tmp_path / DATA).exists()
 
 
