@@ -269,7 +269,8 @@ def save(args: Args, report: dict, episodes: list[Episode], more: dict) -> None:
         out = Path(args.out)
         out.mkdir(parents=True, exist_ok=True)
         run.write_jsonl(out / "episodes.jsonl", map(to_json, episodes), append=False)
-        run.write_json(out / "report.json", {"settings": asdict(args), "report": report, **more})
+        run.write_json(out / "report.json", {"commit": run.commit(), "settings": asdict(args),
+                                           "report": report, **more})
 
 
 def main() -> None:

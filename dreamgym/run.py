@@ -18,6 +18,7 @@ import random
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections import Counter
@@ -30,7 +31,7 @@ from safetensors import SafetensorError
 from tqdm import tqdm
 
 from dreamgym.episode import read_jsonl
-from dreamgym.flags import is_main, main, parse  # noqa: F401  (scripts say run.parse, run.main)
+from dreamgym.flags import ROOT, is_main, main, parse  # noqa: F401  (scripts say run.parse, run.main)
 
 SCHEMA = 1
 PROGRESS_EVERY_S = 15.0                      # between the lines of a progress bar that goes into a file
@@ -228,6 +229,17 @@ def _replace(path: Path, lines: Iterable[str]) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, path)
+
+
+def commit() -> str:
+    """The last commit that changed scripts, package or presets, with "-dirty" where they were changed since;
+    "" without git."""
+    git = lambda *command: subprocess.run(["git", *command, "--", ":(glob)*.py", "dreamgym", "configs"],
+                                          cwd=ROOT, text=True, capture_output=True).stdout.strip()
+    try:
+        return git("log", "-1", "--format=%h") + "-dirty" * bool(git("status", "--porcelain", "-uno"))
+    except OSError:
+        return ""
 
 
 def fingerprint(obj) -> str:

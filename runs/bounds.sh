@@ -5,13 +5,14 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 env=$1 seed=$2 models=$3 policies=$4
-base=${STUDY:-out/study}/$env-$seed
+label=$(basename "$env" .py)
+base=${STUDY:-out/study}/$label-$seed
 mkdir -p runs/results/bounds
 for model in $models; do
     for policy in $policies; do
         python evaluate.py --env "$env" --policy "$base/$policy/policy" --expmodel "$base/$model" --data "$base/data" \
             --bound --temperatures 0.4 1 --tasks "${TASKS:-300}" --repeats 4 --out "$base/bounds/$model-$policy"
-        cp "$base/bounds/$model-$policy/report.json" "runs/results/bounds/$env-$seed-$model-$policy.json"
+        cp "$base/bounds/$model-$policy/report.json" "runs/results/bounds/$label-$seed-$model-$policy.json"
     done
 done
 python runs/bounds.py runs/results/bounds/*.json

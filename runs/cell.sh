@@ -9,11 +9,12 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 env=$1 seed=$2 name=$3
 shift 3
-base=${STUDY:-out/study}/$env-$seed
+label=$(basename "$env" .py)
+base=${STUDY:-out/study}/$label-$seed
 shared=(--env "$env" --seed "$seed")
 [ -d "$base/imitation" ] || python train_policy.py "${shared[@]}" --out "$base" --algo imitation --test-tasks 1 --eval-tasks 1
 python train_policy.py "${shared[@]}" --out "$base/$name" --data "$base/data" --expmodel "$base/expmodel" \
     --imitation "$base/imitation" --test-tasks 1 --eval-every 1000 "$@"
 python evaluate.py --env "$env" --policy "$base/$name/policy" --data "$base/data" --tasks "${TASKS:-128}" --repeats 16 \
     --out "$base/$name/test"
-python runs/record.py "$base/$name" "$env-$seed-$name"
+python runs/record.py "$base/$name" "$label-$seed-$name"

@@ -4,7 +4,6 @@ the outcome of each test episode ("0110" of a task). Tables are made of these fi
     python runs/record.py out/study/webshop-0/dream webshop-0-dream
 """
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,14 +13,12 @@ RESULTS = Path(__file__).parent / "results"
 def main(folder: str, name: str) -> None:
     read = lambda file: json.loads((Path(folder) / file).read_text())
     trained, played = read("result.json"), read("test/report.json")
-    commit = subprocess.run(["git", "describe", "--always", "--dirty"], cwd=Path(__file__).parent, text=True,
-                            check=True, capture_output=True).stdout.strip()
     outcomes = {t: {task: "".join(str(int(won)) for won in row) for task, row in report["outcomes"].items()}
                 for t, report in played["report"].items()}
     used = {k: v for k, v in trained["test"][-1].items() if k.endswith("_transitions")}
     record = {"policy": Path(folder).name, "environment": trained["environment"], "label": trained["label"],
-              "commit": commit, "settings": trained["settings"], "split": played["settings"]["split"], **used,
-              "outcomes": outcomes}
+              "commit": played["commit"], "settings": trained["settings"], **used,
+              "split": played["settings"]["split"], "outcomes": outcomes}
     path = RESULTS / f"{name}.json"
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(record, indent=1) + "\n")

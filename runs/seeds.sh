@@ -5,8 +5,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 env=$1 iterations=$2 real=$3 seeds=${4:-"0 1 2"}
+label=$(basename "$env" .py)
 for seed in $seeds; do
-    base=${STUDY:-out/study}/$env-$seed
+    base=${STUDY:-out/study}/$label-$seed
     cell() { bash runs/cell.sh "$env" "$seed" "$@"; }
     cell imitation --algo imitation
     python runs/dpo.py --env "$env" --seed "$seed" --data "$base/data" --policy "$base/imitation" --out "$base/dpo-start"
@@ -19,4 +20,4 @@ for seed in $seeds; do
     cell dream-then-real --iterations "$iterations" --real-transitions 5000
     cell real-5k --world real --real-transitions 5000
 done
-python runs/table.py runs/results/"$env"-*.json
+python runs/table.py runs/results/"$label"-*.json
