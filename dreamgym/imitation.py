@@ -26,7 +26,7 @@ def starting_policy(args, env: Environment, folders: tuple[Path, Path | None], e
                     resume: Path | None, dist, log) -> tuple[Policy, torch.nn.Module | None]:
     """The policy with the weights of `resume`, or before RL, and the frozen one before RL for the KL term, if
     there is one: from --imitation or OUT/imitation, where it is made first if it is missing."""
-    start = imitated(args, env, folders, episodes, dist, log)
+    start = imitation_checkpoint(args, env, folders, episodes, dist, log)
     policy, reference = make_policy(args, env, str(resume or start), dist), None
     if args.kl_coef and args.algo in ("grpo", "ppo"):
         reference, _ = load_frozen(str(start), "reference", policy.model, args.dtype, args.quantize,
@@ -45,10 +45,10 @@ def make_policy(args, env: Environment, name: str, dist, lora_rank: int = 0) -> 
                   run.derive_seed(args.seed, "policy", dist.rank))
 
 
-def imitated(args, env: Environment, folders: tuple[Path, Path | None], episodes: list[Episode], dist,
-             log) -> Path:
-    """The checkpoint of the policy that has imitated. Raises ValueError where the one that --imitation names
-    is not finished or was made with other settings."""
+def imitation_checkpoint(args, env: Environment, folders: tuple[Path, Path | None], episodes: list[Episode],
+                         dist, log) -> Path:
+    """The checkpoint of the policy before RL, made where it is missing. Raises ValueError where the one that
+    --imitation names is not finished, or where one was made with other settings."""
     out, expmodel = folders
     folder = Path(args.imitation or out / "imitation")
     names = ["env", "model", "quantize", "lora_rank", "init", "rename_share", "policy_format",

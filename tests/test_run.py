@@ -429,6 +429,29 @@ def test_save_refuses_a_folder_that_is_no_checkpoint(tmp_path):
         run.load_meta(tmp_path / "policy")
 
 
+def test_fresh_leaves_nothing_to_go_on_from(tmp_path):
+    """--fresh after a kill between two renames: the model of before comes back as this run's. And a folder of
+    something else that goes."""
+    save(tmp_path, 1)
+    (tmp_path / "policy").rename(tmp_path / ".policy.old")
+    run.remove_checkpoint(tmp_path, "policy", ALONE)
+    assert run.latest_checkpoint(tmp_path, "policy", ALONE) is None
+    (tmp_path / "policy").mkdir()
+    (tmp_path / "policy" / "thesis.tex").write_text("x")
+    run.remove_checkpoint(tmp_path, "policy", ALONE)
+    assert (tmp_path / "policy" / "thesis.tex").exists()
+
+
+def test_find_checkpoint_compares_settings_one_by_one(tmp_path):
+    meta = {"settings": {"lr": 1, "seed": 0}, "environment": {"env": "shop"}}
+    assert run.find_checkpoint(tmp_path, "policy", meta, ALONE) is None
+    run.save_checkpoint(tmp_path, "policy", lambda path: None, meta | {"step": 3}, ALONE)
+    assert run.find_checkpoint(tmp_path, "policy", meta, ALONE) == tmp_path / "policy"
+    with pytest.raises(ValueError) as error:
+        run.find_checkpoint(tmp_path, "policy", {"settings": {"lr": 2, "seed": 0}, "environment": {}}, ALONE)
+    assert 'lr: found 1, expected 2; environment: found {"env": "shop"}, expected {}' in str(error.value)
+
+
 def test_check_meta_names_every_difference():
     meta = {"model": "tiny", "layers": [1, 2], "step": 3}
     run.check_meta(meta, {"model": "tiny", "layers": (1, 2)}, "out/policy")
