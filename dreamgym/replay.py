@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 
 import hnswlib
@@ -138,17 +139,17 @@ class ReplayBuffer:
         row_F, score_F = row_F[order], score_F[order]
         tier_F = np.cumsum(-np.diff(score_F, prepend=score_F[:1]) > TIE)      # equal cosines are one tier
         hits, seen, tiers = [], set(), tier_F.tolist()
-        found = [(tier, self.records[row].synthetic, row, score)
-                 for tier, row, score in zip(tiers, row_F.tolist(), score_F.tolist())]
-        for tier, _, row, score in sorted(found):
-            record = self.records[row]
-            text = (record.state, record.action, record.next_state)
-            high = min_score is None or score >= min_score
-            if high and text not in seen and not (task and record.task == task):
-                seen.add(text)
-                hits.append((record, score))
-                if len(hits) == k:
-                    return hits, tier < tiers[-1]
+        found = zip(tiers, row_F.tolist(), score_F.tolist())
+        for tier, tied in groupby(found, key=lambda candidate: candidate[0]):     # most are never looked at
+            for _, row, score in sorted(tied, key=lambda x: (self.records[x[1]].synthetic, x[1])):
+                record = self.records[row]
+                text = (record.state, record.action, record.next_state)
+                high = min_score is None or score >= min_score
+                if high and text not in seen and not (task and record.task == task):
+                    seen.add(text)
+                    hits.append((record, score))
+                    if len(hits) == k:
+                        return hits, tier < tiers[-1]
         return hits, min_score is not None and score_F[-1] < min_score
 
     # ---- files ---------------------------------------------------------------------------------------
