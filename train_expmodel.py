@@ -12,6 +12,7 @@ said. Writes the model, its replay buffer and report.json.
 """
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from dreamgym.envs.base import out_folder
 from dreamgym.episode import Episode, read_episodes, read_tasks, rename_step
 from dreamgym.evaluation import experience_report, failed_probes, replayed_inconsistencies
 from dreamgym.experience_model import ExperienceModel, ExperienceSettings, new_memory, save_settings
-from dreamgym.flags import Count, Natural, Share
+from dreamgym.flags import Count, Natural, Share, Weight
 from dreamgym.memory import budget, check_memory, measure
 from dreamgym.model import (TrainSample, checkpoint_layers, export_model, load_model, load_optimizer_states,
                             optimizer_states, parameter_count, precision, save_model, shard, unsharded)
@@ -60,6 +61,7 @@ class Args:
     system_prompts: bool = True        # say in a system prompt what the model is
     steps: Count = 1000                # optimizer steps before the probes are first looked at
     max_steps: Count = 2000            # optimizer steps at most
+    epochs: Weight = 0.0  # passes over the recorded transitions, in place of both numbers of steps (0: those)
     rows: Count = 32                   # rows per optimizer step
     lr: float = 1e-5                   # peak learning rate of AdamW
     muon_lr: float = 0.0  # learning rate of Muon on layer matrices (0: AdamW on all; for from-scratch models)
@@ -294,6 +296,15 @@ def final_report(args: Args, training: Training, valid: list[Episode], dist) -> 
     return report
 
 
+def steps_of_epochs(args: Args, sources: list[dict]) -> int:
+    """Optimizer steps after which --epochs times as many next states were drawn as `sources` (of the data's
+    meta.json) hold."""
+    count = {source["source"]: source["transitions"] for source in sources}
+    counterfactual = args.counterfactual_share * bool(count.pop("counterfactual", 0))
+    drawn = args.rows * (1 - args.reward_share - counterfactual - args.variation_share)
+    return args.reward_first_steps + max(1, math.ceil(args.epochs * sum(count.values()) / max(1.0, drawn)))
+
+
 def main() -> None:
     args = run.parse(Args)
     check(args)
@@ -302,6 +313,8 @@ def main() -> None:
     data, out = Path(args.data or base / "data"), Path(args.out or base / "expmodel")
     run.check_ranks(args, out, dist)
     env, data_meta = environment_of(args.env, data, dist)
+    if args.epochs:
+        args.steps = args.max_steps = steps_of_epochs(args, data_meta["sources"])
     meta = {"settings": {k: v for k, v in asdict(args).items() if k not in FREE},
             "environment": data_meta["environment"], "data": data_meta["settings"]}
     if args.fresh:

@@ -10,7 +10,7 @@ from dreamgym import tiny
 from dreamgym.episode import Episode, Step, Task
 from dreamgym.model import TrainSample
 from dreamgym.prompts import Demo, Question, next_prompt, rename_question
-from train_expmodel import Args, Rows, Training, check
+from train_expmodel import Args, Rows, Training, check, steps_of_epochs
 
 
 class Model:
@@ -82,6 +82,16 @@ def test_first_steps_may_see_rewards_alone():
     rows = rows_of(reward_first_steps=2)
     assert {row[1] for row in rows.draw(1)} == {"buy red"}
     assert {row[0] for row in rows.draw(2)} == {"next", "reward"}
+
+
+def test_epochs_are_passes_over_the_recorded_transitions():
+    """Counterfactual steps counted as recorded ones; their share taken away where there are none."""
+    args = Args(epochs=2, rows=20, reward_share=0.1, counterfactual_share=0.3, variation_share=0.1)
+    sources = [{"source": "oracle", "transitions": 300}, {"source": "imported", "transitions": 100}]
+    assert steps_of_epochs(args, sources) == 50
+    assert steps_of_epochs(args, [*sources, {"source": "counterfactual", "transitions": 999}]) == 80
+    args.reward_first_steps = 7
+    assert steps_of_epochs(args, sources) == 57
 
 
 def test_renaming_is_whole():
