@@ -70,7 +70,7 @@ def cells(by_seed: dict[int, dict], base: dict[int, dict], against: str) -> dict
         row[f"T={PRIMARY} - {against}"] = text(bootstrap(*pair), "+")
     used = [sum(r[f"{world}_transitions"] for r in by_seed.values()) // len(by_seed)
             for world in ("dream", "real")]
-    row |= {"--dream": " ".join(next(iter(by_seed.values()))["settings"]["dream"])}
+    row |= {"--dream": " ".join(next(iter(by_seed.values()))["settings"].get("dream", []))}
     return row | {"dream / real transitions": f"{used[0]:,} / {used[1]:,}", "seeds": str(len(by_seed))}
 
 
@@ -80,7 +80,7 @@ def draw(records: dict[str, dict[int, dict]], path: str) -> None:
     kinds = ("false_positives", "false_negatives", "swapped_pages")
     curves = defaultdict(list)
     for by_seed in records.values():
-        options = parse_options(next(iter(by_seed.values()))["settings"]["dream"])
+        options = parse_options(next(iter(by_seed.values()))["settings"].get("dream", []))
         rates = {kind: getattr(options, kind) for kind in kinds if getattr(options, kind)}
         if options.pages == "true" and options.rewards == "own" and len(rates) <= 1:
             found = bootstrap([wins(record, PRIMARY) for record in by_seed.values()])
