@@ -27,7 +27,7 @@ from dreamgym.envs.base import Environment, out_folder
 from dreamgym.episode import Episode, StopReason, Task, read_episodes, to_json
 from dreamgym.evaluation import failed_probes, gap_alarm, policy_report
 from dreamgym.experience_model import ExperienceModel, fill_buffer
-from dreamgym.flags import Count, Natural, Share, Weight
+from dreamgym.flags import BelowOne, Count, Natural, Share, Weight
 from dreamgym.imitation import starting_policy
 from dreamgym.model import (load_optimizer_states, optimizer_states, save_model, trainable_parameters,
                             unsharded)
@@ -79,7 +79,7 @@ class Args:
     value_lr: float = 1e-5             # learning rate of PPO's value head
     kl_coef: Weight = 0.01             # weight of the KL to the starting policy (verl-agent: 0.01)
     kl: Literal["k2", "k3"] = "k3"     # its estimator
-    clip_low: Share = 0.2              # policy ratio clip below
+    clip_low: BelowOne = 0.2           # policy ratio clip below
     clip_high: Weight = 0.2            # and above
     engine_cap: float = 0.0  # where another engine samples: largest weight p_trainer / p_engine (0: off)
     entropy_coef: Weight = 0.001       # entropy bonus

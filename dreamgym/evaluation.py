@@ -95,8 +95,9 @@ def experience_report(model: ExperienceModel, episodes: list[Episode], dist, bat
             verdicts.append((paid, bool(step.reward)))
     flat, scores = sum(exact.values(), []), sum(f1.values(), [])
     steps = [e.steps[i] for e, i, *_ in asked if e.source != "counterfactual"]
-    near = model.lookup([s.state for s in steps], [s.shown_action for s in steps])
-    null = [(t.next_state if t else s.state) == s.next_state for t, s in zip(near, steps)]
+    mine = steps[dist.rank::dist.world_size]
+    near = model.lookup([s.state for s in mine], [s.shown_action for s in mine])
+    null = dist.gather([(t.next_state if t else s.state) == s.next_state for t, s in zip(near, mine)])
     return {
         "transitions": len(flat), "answers": len(asked), "exact": share(flat),
         "f1": sum(scores) / max(1, len(scores)),
@@ -185,16 +186,21 @@ def policy_report(episodes: list[Episode], audit: Audit) -> dict:
 
 # ---- dream against world -----------------------------------------------------------------------------------
 
+def differences(step: Step, p: Prediction) -> tuple[bool, bool]:
+    """Whether the dream's page, and its verdict (reward or end), differ from the recorded step's."""
+    return (p.malformed or p.next_state != step.next_state,
+            p.malformed or (p.reward, p.done) != (step.reward, step.done))
+
+
 def first_difference(episode: Episode, predictions: Sequence[Prediction]) -> str:
     """Where the dream, asked about each step of a real episode, first differs from it: "page", "reward" (of
     the right page; end of the episode included), or "". The page after the last step changes nothing more, so
     there its verdict alone counts."""
     if episode.steps[0].state != episode.task.start:
         return "page"
-    for i, (step, p) in enumerate(zip(episode.steps, predictions)):
-        page = p.malformed or p.next_state != step.next_state
-        if (p.malformed or (p.reward, p.done) != (step.reward, step.done)
-                or page and i + 1 < len(episode.steps)):
+    for i, pair in enumerate(zip(episode.steps, predictions)):
+        page, verdict = differences(*pair)
+        if verdict or page and i + 1 < len(episode.steps):
             return "page" if page else "reward"
     return ""
 
@@ -213,12 +219,12 @@ def coupling_bound(model: ExperienceModel, real: list[Episode], dreamt: list[Epi
         predictions[episode.id].append(prediction)
     found = [first_difference(e, predictions[e.id]) for e in real]
     gap = bootstrap([outcomes(dreamt)], [outcomes(real)])
-    steps = [(p.malformed, p, step) for e in real for step, p in zip(e.steps, predictions[e.id])]
+    wrong = [differences(*pair) for e in real for pair in zip(e.steps, predictions[e.id])]
     return {"real": share([e.success for e in real]), "dream": share([e.success for e in dreamt]), "gap": gap,
             "bound": share([bool(what) for what in found]),
             **{f"bound_{name}": share([what == name for what in found]) for name in ("page", "reward")},
-            "wrong_page": share([bad or p.next_state != s.next_state for bad, p, s in steps]),
-            "wrong_reward": share([bad or (p.reward, p.done) != (s.reward, s.done) for bad, p, s in steps])}
+            "wrong_page": share([page for page, _ in wrong]),
+            "wrong_reward": share([verdict for _, verdict in wrong])}
 
 
 # ---- tables over seeds -------------------------------------------------------------------------------------

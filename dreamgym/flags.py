@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]   # the scripts and configs/ are here
 Count = Annotated[int, msgspec.Meta(ge=1)]   # types of flags; `parse` refuses what is out of range
 Natural = Annotated[int, msgspec.Meta(ge=0)]
 Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
+BelowOne = Annotated[float, msgspec.Meta(ge=0, lt=1)]
 Weight = Annotated[float, msgspec.Meta(ge=0)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 

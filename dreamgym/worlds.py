@@ -9,16 +9,15 @@ These worlds read the truth on purpose. They are experiments and no way to train
 """
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from msgspec import Meta, Struct, ValidationError, convert
+from msgspec import Struct, ValidationError, convert
 
 from dreamgym import run
 from dreamgym.envs.base import Audit, Environment, Session, StepResult
 from dreamgym.episode import StopReason, Task
 from dreamgym.experience_model import ExperienceModel
-
-Rate = Annotated[float, Meta(ge=0, le=1)]
+from dreamgym.flags import Share
 
 
 class Options(Struct, forbid_unknown_fields=True):
@@ -27,9 +26,9 @@ class Options(Struct, forbid_unknown_fields=True):
     pages: Literal["learnt", "lookup", "true"] = "learnt"   # lookup: recorded (ExperienceModel.lookup)
     rewards: Literal["own", "learnt", "rule"] = "own"  # own: learnt, recorded or true, as the pages are;
                                                        # learnt: the experience model's; rule: the audit's
-    false_positives: Rate = 0.0    # share of failed episodes that are paid
-    false_negatives: Rate = 0.0    # share of successful ones that are not
-    swapped_pages: Rate = 0.0      # share of next states shown as those of the nearest other transition
+    false_positives: Share = 0.0   # share of failed episodes that are paid
+    false_negatives: Share = 0.0   # share of successful ones that are not
+    swapped_pages: Share = 0.0     # share of next states shown as those of the nearest other transition
     fixed: bool = False            # errors strike the same (task, action) always: they can be exploited
 
 

@@ -134,6 +134,13 @@ def test_flags_out_of_range(capfd, script, flag, least):
     assert stopped.value.code == 2 and f"{name} {least - 1}: expected `int` >= {least}" in capfd.readouterr().err
 
 
+def test_a_clip_of_one_is_refused(capfd):
+    """A ratio clipped below at 0 bounds nothing."""
+    with pytest.raises(SystemExit):
+        run.parse(importlib.import_module("train_policy").Args, ["--clip-low", "1"])
+    assert "--clip-low 1.0: expected `float` < 1" in capfd.readouterr().err
+
+
 def test_help_has_one_line_per_flag(parse, capfd):
     """A flag without help, and help that shows other defaults than the preset's."""
     with pytest.raises(SystemExit) as stopped:
