@@ -58,6 +58,7 @@ class Args:
     max_next_tok: Count = 1024         # tokens of an answer about the next state
     max_reward_tok: Count = 256        # tokens of an answer about the reward
     max_resamples: Natural = 2         # times that a malformed answer is drawn again (ours)
+    confirmations: Natural = 0  # times that a paying verdict is drawn again; one dissent counts (ours)
     system_prompts: bool = True        # say in a system prompt what the model is
     steps: Count = 1000                # optimizer steps before the probes are first looked at
     max_steps: Count = 2000            # optimizer steps at most

@@ -14,6 +14,7 @@ collect.py, the experience model by train_expmodel.py, and a policy that imitate
 """
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -227,7 +228,8 @@ def train(job: Job, state: Run) -> list[dict]:
     args, dist, timer, before = job.args, job.dist, run.Timer(), job.out / "before.json"
     meta = job.meta | {"policy": asdict(state.policy.settings)}
     save = lambda: run.save_checkpoint(job.out, "policy", lambda path: state.save(path, dist), meta, dist)
-    total = args.iterations * (args.world == "dream") + round(args.real_transitions / 700)
+    longest = args.tasks * args.rollouts * job.env.max_steps     # real iterations are at least this short
+    total = args.iterations * (args.world == "dream") + math.ceil(args.real_transitions / longest)
     clock = run.Clock(args.save_minutes)
     with run.graceful(job.log) as stop, run.progress(total, "reinforcement learning") as bar:
         if not state.evaluations:
@@ -248,6 +250,9 @@ def train(job: Job, state: Run) -> list[dict]:
                                  f"{args.max_malformed}): train the experience model longer, and see "
                                  f"{job.out / 'episodes.jsonl'}")
             bar.update(1)
+            if world == "real":
+                left = args.real_transitions - state.real_transitions
+                bar.total = state.step + math.ceil(left / max(1, values["transitions"]))
             over = state.world(args) != world
             if over or state.step % args.eval_every == 0:
                 validate(job, state)

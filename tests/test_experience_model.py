@@ -258,6 +258,20 @@ def test_a_malformed_answer_is_drawn_again_by_itself(parts):
     assert dream.counts == {"steps": 2, "resampled": 2, "malformed": 0}
 
 
+PAID, OPEN = "think: yes\nreward: 1 done: yes", "think: no\nreward: 0 done: no"
+
+
+@pytest.mark.parametrize("drawn, reward", [
+    ([PAID, PAID], 1.0), ([PAID, OPEN], 0.0), ([OPEN], 0.0), (["nonsense", PAID], 1.0)])
+def test_a_paying_verdict_is_confirmed(parts, drawn, reward):
+    """Stops a policy from living on the judge's slips: one draw that does not pay takes the reward back, and
+    one that cannot be read says nothing. What does not pay is not asked again."""
+    dream = make(parts, answers=[GOOD, GOOD, PAID, OPEN, *drawn], confirmations=2)
+    paid, unpaid = dream.step(dream.reset([episode("a").task, episode("b", "hat").task]), ["search[jacket]"] * 2)
+    assert (paid.reward, paid.done, unpaid.reward) == (reward, bool(reward), 0.0)
+    assert dream.sampler.temperatures == [0.0, 0.0] + [1.0] * len(drawn) and not dream.sampler.answers
+
+
 def test_equal_questions_are_answered_once(parts):
     """Stops eight rollouts from decoding one answer eight times, one slip drawn again from reaching all of
     them, and answers that outlive the weights."""
