@@ -39,7 +39,7 @@ def rows_of(**changes):
     args = Args(**{"rows": 20, "reward_share": 0.25, "counterfactual_share": 0.25, "variation_share": 0.0}
                 | changes)
     rows = Rows(args, Model(), episodes(), [])
-    rows.with_prompt_loss = lambda sample, rng: sample
+    rows.with_prompt_loss = lambda sample, share, rng: (*sample, share)
     return rows
 
 
@@ -71,10 +71,15 @@ def test_ranks_share_the_rows():
 def test_prompt_loss_leaves_the_answer_and_the_first_token_alone():
     """An answer that is not trained, or a first token that nothing predicts."""
     sample = TrainSample(list(range(200)), [0] * 150 + [1] * 50)
-    args = Args(prompt_loss=0.3)
-    found = Rows(args, Model(), episodes(), []).with_prompt_loss(sample, np.random.default_rng(0))
+    found = Rows(Args(), Model(), episodes(), []).with_prompt_loss(sample, 0.3, np.random.default_rng(0))
     assert found.ids == sample.ids and found.mask[0] == 0 and all(found.mask[150:])
     assert 25 < sum(found.mask[:150]) < 65 and sum(sample.mask) == 50
+
+
+def test_each_question_has_its_own_prompt_loss():
+    """Pages that drown the judge, or teach no copying."""
+    drawn = rows_of(prompt_loss=0.3, reward_prompt_loss=0.1).draw(0)
+    assert {(row[0], row[-1]) for row in drawn} == {("next", 0.3), ("reward", 0.1)}
 
 
 def test_first_steps_may_see_rewards_alone():
