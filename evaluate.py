@@ -17,7 +17,7 @@ from typing import Literal
 from dreamgym import offline, run, teacher, viewer
 from dreamgym.envs.base import Environment, Player, env_of_data, make_env, out_folder
 from dreamgym.episode import Episode, Task, read_episodes, read_tasks, to_json
-from dreamgym.evaluation import (coupling_bound, experience_report, failed_probes, never_won, outcomes,
+from dreamgym.evaluation import (coupling_bound, experience_report, experience_tables, never_won, outcomes,
                                  pass_at_k, policy_report, theorem_1)
 from dreamgym.experience_model import ExperienceModel
 from dreamgym.flags import Count
@@ -223,19 +223,6 @@ def show_never_won(args: Args, episodes: list[Episode], tasks: list[Task]) -> di
     return found
 
 
-def show_experience(args: Args, report: dict) -> None:
-    """Errors by action type beside the lookup null, probes of the reward, Theorem 1."""
-    rows = report["by_action"] | {"all": report["exact"] | {"f1": report["f1"]}}
-    rows["null: the nearest recorded step"] = report["exact_of_lookup"]
-    probes = {f"paid: {k}": v for k, v in report["near_miss_paid"].items()}
-    probes |= {"refused action accepted": report["refusals_accepted"], "malformed": report["malformed"]}
-    for name, table in {"exact next state": rows, "probe": probes}.items():
-        print(run.summary_table([{name: key, **cells} for key, cells in table.items()]) + "\n")
-    failed = failed_probes(report)
-    print(f"reward confusion {report['reward_confusion']}\n{theorem_1(report, args.gamma)}")
-    print("PROBES NOT PASSED: " + "; ".join(failed) if failed else "probes passed")
-
-
 def evaluate_model(args: Args, dist) -> None:
     """A policy in a world, or, without one, an experience model on recorded episodes."""
     folder, expmodel, data = folders(args)
@@ -256,7 +243,8 @@ def evaluate_model(args: Args, dist) -> None:
         else:
             recorded = read_episodes(data / f"{args.split}.jsonl")
             report, episodes, found = experience_report(model, recorded, dist), [], {}
-            show_experience(args, report)
+            print(f"{experience_tables(report)}\nreward confusion {report['reward_confusion']}\n"
+                  f"{theorem_1(report, args.gamma)}")
         save(args, report, episodes, found)      # the page takes a while
         if args.html:                            # of several temperatures the first
             played = episodes[:len(repeated(args, tasks, args.temperatures[0]))] if policy else recorded

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from scipy import stats
 
+from dreamgym import run
 from dreamgym.envs.base import Audit
 from dreamgym.episode import Episode, Step, StopReason
 from dreamgym.experience_model import ExperienceModel, Prediction
@@ -28,14 +29,6 @@ def interval(successes: float, n: int) -> tuple[float, float]:
         return 0.0, 1.0
     found = stats.binomtest(round(successes), n).proportion_ci(method="wilson")
     return float(found.low), float(found.high)
-
-
-def seed_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and 95 % half-width over seeds (Student's t); the half-width is nan for one seed."""
-    n, mean = len(values), sum(values) / len(values)
-    if n < 2:
-        return mean, math.nan
-    return mean, float(stats.t.ppf(0.975, n - 1) * stats.sem(values))
 
 
 def share(rows: Sequence[bool]) -> dict:
@@ -141,6 +134,19 @@ def failed_probes(report: dict) -> list[str]:
                (f"a refused action changes the page {time}", report["refusals_accepted"], REFUSAL_LIMIT, 1)]
     return [f"{text.format(**cell)} (limit {limit:.0%})" for text, cell, limit, sign in probes
             if cell["n"] and sign * cell["share"] > sign * limit]
+
+
+def experience_tables(report: dict) -> str:
+    """What `experience_report` found, for the console: errors by action type beside the lookup null, probes
+    of the reward."""
+    rows = report["by_action"] | {"all": report["exact"] | {"f1": report["f1"]}}
+    rows["null: the nearest recorded step"] = report["exact_of_lookup"]
+    probes = {f"paid: {k}": v for k, v in report["near_miss_paid"].items()}
+    probes |= {"refused action accepted": report["refusals_accepted"], "malformed": report["malformed"]}
+    tables = [run.summary_table([{name: key, **cells} for key, cells in table.items()])
+              for name, table in {"exact next state": rows, "probe": probes}.items()]
+    failed = failed_probes(report)
+    return "\n\n".join([*tables, "PROBES NOT PASSED: " + "; ".join(failed) if failed else "probes passed"])
 
 
 def theorem_1(report: dict, gamma: float) -> str:
