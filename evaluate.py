@@ -7,8 +7,6 @@
     python evaluate.py --env webarena --env-options backend=chromium        # in a real browser
     python evaluate.py --env webarena --policy oracle --tasks 50            # no model: check an installation
 """
-from __future__ import annotations
-
 import contextlib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path

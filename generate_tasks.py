@@ -5,8 +5,6 @@
 
 train_policy.py does the same now and then, with its curriculum's seeds.
 """
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path

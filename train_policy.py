@@ -12,8 +12,6 @@
 collect.py, the experience model by train_expmodel.py, and a policy that imitates a few demonstrations
 (dreamgym/imitation.py). No reward of the real environment reaches the dream phase.
 """
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal

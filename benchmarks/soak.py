@@ -11,8 +11,6 @@ Compared are weights, optimizers, random states, replay buffer, curriculum, epis
 without times. A run is a forked process, for imports take longer than its work. A signal comes after a
 uniform draw between 0 and a third of an uninterrupted run's length; every second one waits for the next save.
 """
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os

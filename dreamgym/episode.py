@@ -4,8 +4,6 @@ Environments, the experience model, scripted players and imported logs all produ
 one episode a line, with a `schema` number; msgspec checks the types, `check_episode` the rest, and an error
 names file, line and field (docs/data.md). What only one environment knows is in `Task.goal`.
 """
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path

@@ -2,8 +2,6 @@
 intervals. Truth comes from recorded steps and from the environment's `audit`; training never sees it. Beside
 the experience model stands its null: the nearest recorded transition.
 """
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence

@@ -5,8 +5,6 @@
 The players of the demonstrations make mistakes: imitation must leave entropy for RL to work with.
 `args` are the flags of train_policy.py.
 """
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path

@@ -11,8 +11,6 @@ are trained are float32; computing in bfloat16 casts them for each product (auto
 them. Frozen weights are then bfloat16. Left out on purpose: tensor and pipeline parallelism, sharded 4-bit
 models.
 """
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext

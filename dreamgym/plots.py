@@ -1,6 +1,4 @@
 """Pictures from files: the learning curve of one run. Reads metrics.jsonl, never a live run."""
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -6,8 +6,6 @@
 Scripts meet through files only. A folder that fits its flags is kept by the script that made it.
 `args` are the flags of train_policy.py.
 """
-from __future__ import annotations
-
 import os
 import signal
 import socket

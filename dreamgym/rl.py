@@ -10,8 +10,6 @@ up to rounding (`sampler_gap` in the log); so no pass over the batch is spent on
 samples (`weigh_engine`).
 B rows, N trained tokens of all rows one after another.
 """
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace

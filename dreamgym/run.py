@@ -5,8 +5,6 @@
     log = run.Log(args.out, dist, step)                # metrics.jsonl, TensorBoard, console
     with run.graceful(log) as stop: ...                # first Ctrl-C: stop.agreed(dist) at the end of a step
 """
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import dataclasses

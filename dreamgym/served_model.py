@@ -5,8 +5,6 @@ prompt, history and retrieval alone.
 Prompts go out as text, a request for each. The server applies its own chat template. It reads special tokens
 that are written in a page as such, where the sampler of this package spells them out.
 """
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path

@@ -5,8 +5,6 @@
 
 `job` and `state` are a Job and a Run of train_policy.py, `results` its reports on the test tasks.
 """
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 

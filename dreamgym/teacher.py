@@ -3,8 +3,6 @@
 The teacher writes the reasoning of offline episodes (C.1-C.3), the judge scores predicted transitions (C.4).
 Who answers is an `Ask`, a function from chat messages to text: an endpoint's `complete`, or a local model's.
 """
-from __future__ import annotations
-
 import json
 import os
 import re

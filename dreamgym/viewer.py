@@ -6,8 +6,6 @@ audit and the run's curves. `viewer.html` is the page's form. A page that an age
 hold any text: the form makes text nodes of all of it, and its content security policy runs no script but its
 own and loads nothing.
 """
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

@@ -5,8 +5,6 @@
 It starts from a policy's folder and writes one of the same kind: `--imitation OUT` of train_policy.py reads
 it, and so does `--policy OUT/model` of evaluate.py. Actions that changed nothing count, too.
 """
-from __future__ import annotations
-
 import sys
 from collections import defaultdict
 from dataclasses import asdict, dataclass

@@ -5,8 +5,6 @@ Three of them are trees of `Row`s that `_reduce` thins out. HTML, the hot path, 
 Chromium does for the elements that the own sites have (no aria attributes but aria-label). WebArena's text
 lacks texts that occur in one of the three lines before: what the names of cells and groups tell is put back.
 """
-from __future__ import annotations
-
 import ast
 import re
 from collections import Counter

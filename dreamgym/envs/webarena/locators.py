@@ -1,7 +1,5 @@
 """Locators of the own sites' tasks without a browser: `query` reads document.querySelector('.row
 a').outerText, .value and .checked. What is not understood is refused, never guessed."""
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator, Mapping

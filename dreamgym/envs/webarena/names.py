@@ -1,7 +1,5 @@
 """Entity randomization: other names for the things of the own sites, for training rows, so that a small model
 copies names from the page instead of memorizing them."""
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

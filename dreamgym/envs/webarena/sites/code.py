@@ -3,8 +3,6 @@ WebArena's name for it is `gitlab`.
 
 A commit is a title, an author and a day. Issues and merge requests are one table of items.
 """
-from __future__ import annotations
-
 import re
 import sqlite3
 from random import Random

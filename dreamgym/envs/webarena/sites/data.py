@@ -4,8 +4,6 @@ Names come from a small vocabulary ('Blue Speaker', 'Wool Scarf'), so that a tin
 write them. Only draws whose outcome Python keeps the same over versions and machines are used (`random()`,
 `choice`, `shuffle`, `randrange` of a str-seeded Random).
 """
-from __future__ import annotations
-
 import sqlite3
 from random import Random
 

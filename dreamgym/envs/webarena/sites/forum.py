@@ -1,7 +1,5 @@
 """The forum of the own sites, after Postmill: forums, posts, comments, votes, subscriptions, profiles.
 WebArena's name for it is `reddit`."""
-from __future__ import annotations
-
 import sqlite3
 from random import Random
 

@@ -4,8 +4,6 @@ changes; nobody has to log in.
 Positions are whole metres on a plane (x east, y north). Streets run straight and cross at right angles. The
 same distance is driven, cycled and walked. The one picture, static/towns.svg, shows towns and roads.
 """
-from __future__ import annotations
-
 import heapq
 import math
 import sqlite3

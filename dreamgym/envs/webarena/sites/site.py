@@ -4,8 +4,6 @@ A site is a module with `SITE` and its first data (`fill(db, rng, split)`). Its 
 `SITE.get` and `SITE.post`; its pages are the blocks of templates/SITE.html, named like the views. A view
 finds the database in `g.db`, the visitor in `g.user` (a row of `users`, or None) and the user name in
 `g.name`. Every POST ends in `go`: a redirect, and a message that the next page shows once. """
-from __future__ import annotations
-
 import hashlib
 import re
 import sqlite3
