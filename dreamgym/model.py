@@ -431,7 +431,8 @@ def clip_grad_norm(parameters: Iterable[torch.nn.Parameter], max_norm: float) ->
 
 @dataclass
 class TrainSample:
-    """Token ids to train on; mask 1 = trained token, predicted from the tokens before it; mask[0] is 0."""
+    """Token ids to train on; mask 1 = trained token, predicted from the tokens before it; mask[0] is 0. The
+    TokenSegments of episodes are such samples, too."""
     ids: list[int]
     mask: list[int]
 

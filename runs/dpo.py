@@ -17,7 +17,7 @@ from dreamgym import run  # noqa: E402
 from dreamgym.envs.base import env_of_data  # noqa: E402
 from dreamgym.episode import Episode, read_episodes  # noqa: E402
 from dreamgym.losses import aggregate, check_finite, dpo_loss  # noqa: E402
-from dreamgym.model import (TrainSample, load_model, optimizer_step, save_model, token_logprobs,  # noqa: E402
+from dreamgym.model import (load_model, optimizer_step, save_model, token_logprobs,  # noqa: E402
                             trainable_parameters)
 from dreamgym.rollout import Policy, PolicySettings, imitation_segments  # noqa: E402
 
@@ -46,8 +46,8 @@ def make_pairs(episodes: list[Episode], seed: int) -> list[tuple[Episode, Episod
 
 def log_ratio(policy: Policy, episode: Episode) -> torch.Tensor:
     """log p of all actions of an episode, a scalar."""
-    samples = [TrainSample(s.ids, s.mask) for s in imitation_segments(policy, episode, all_actions=True)]
-    return token_logprobs(policy.model, samples, with_entropy=False)[0].sum()
+    segments = imitation_segments(policy, episode, all_actions=True)
+    return token_logprobs(policy.model, segments, with_entropy=False)[0].sum()
 
 
 def train(args: Args, policy: Policy, pairs: list[tuple[Episode, Episode]], dist) -> None:
