@@ -1,9 +1,9 @@
 """What resumes must end as the uninterrupted run did, to the bit: SIGKILL and Ctrl-C at random moments, saves
 included. And resident memory over many iterations.
 
-    python -m benchmarks.soak --kills 100               # supervised, GRPO in the dream, GRPO in the world
-    python -m benchmarks.soak --kills 0 --interrupts 30          # Ctrl-C: exit code 130, and the same end
-    python -m benchmarks.soak --kills 0 --iterations 1000        # memory of the loop
+    python -m tests.soak --kills 100               # supervised, GRPO in the dream, GRPO in the world
+    python -m tests.soak --kills 0 --interrupts 30          # Ctrl-C: exit code 130, and the same end
+    python -m tests.soak --kills 0 --iterations 1000        # memory of the loop
 
 The environment is examples/files.py. Its experience model is trained far enough that most dreams can be read
 and some are paid, so that policies are updated, the replay buffer is enriched and tasks are generated.
