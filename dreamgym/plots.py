@@ -2,12 +2,9 @@
 import json
 from pathlib import Path
 
-import matplotlib
+from matplotlib.figure import Figure             # not pyplot, which looks for a screen
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402  (the backend must be chosen first: there may be no screen)
-
-from dreamgym.viewer import success_lines  # noqa: E402
+from dreamgym.viewer import success_lines
 
 REAL, DREAM, GREY = "#c2410c", "#1d4ed8", "#6b7280"
 STYLES = ((REAL, "s--"), (REAL, "^--"), (REAL, "o-"), (DREAM, "o-"), (GREY, "-"))     # of success_lines
@@ -16,7 +13,8 @@ STYLES = ((REAL, "s--"), (REAL, "^--"), (REAL, "o-"), (DREAM, "o-"), (GREY, "-")
 def training_curve(folder: Path) -> Path:
     """Writes FOLDER/curve.png: success on validation tasks (bands: 95 % over tasks), by RL transitions."""
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    figure, axes = plt.subplots(figsize=(7, 4.2))
+    figure = Figure(figsize=(7, 4.2), layout="tight")
+    axes = figure.subplots()
     for line, (colour, style) in zip(success_lines(records), STYLES):
         if line["points"]:
             x, y, *band = zip(*line["points"])
@@ -34,7 +32,5 @@ def training_curve(folder: Path) -> Path:
              title=f"{tasks} validation tasks, one seed")
     axes.legend(frameon=False, fontsize=8)
     axes.grid(alpha=0.2)
-    figure.tight_layout()
     figure.savefig(folder / "curve.png", dpi=130)
-    plt.close(figure)
     return folder / "curve.png"
