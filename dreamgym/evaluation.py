@@ -11,7 +11,7 @@ from scipy import stats
 
 from dreamgym import run
 from dreamgym.envs.base import Audit
-from dreamgym.episode import Episode, Step, StopReason
+from dreamgym.episode import Episode, Step, StopReason, Task
 from dreamgym.experience_model import ExperienceModel, Prediction
 from dreamgym.prompts import Question
 
@@ -168,10 +168,6 @@ def policy_report(episodes: list[Episode], audit: Audit) -> dict:
     nobody could judge count in the stop reasons only."""
     stops = Counter(e.stop.value for e in episodes)
     episodes = [e for e in episodes if e.stop != StopReason.NOT_JUDGED]
-    groups = defaultdict(list)
-    for episode in episodes:
-        for name in episode.task.groups:
-            groups[name].append(episode.success)
     verdicts = [(bool(s.reward), truth) for e in episodes for s in e.steps
                 if s.valid and e.stop != StopReason.MALFORMED
                 and (truth := audit.success(e.task, s.state, s.action, s.next_state)) is not None]
@@ -184,8 +180,17 @@ def policy_report(episodes: list[Episode], audit: Audit) -> dict:
         "invalid": sum(not s.valid for e in episodes for s in e.steps) / max(1, transitions),
         "inconsistent": sum(b for _, b in pairs) / max(1, sum(c for c, _ in pairs)),
         "reward_confusion": confusion(verdicts),
-        "groups": {name: share(rows) for name, rows in sorted(groups.items())},
+        "groups": by_group((e.task, e.success) for e in episodes),
     }
+
+
+def by_group(results: Iterable[tuple[Task, bool]]) -> dict[str, dict]:
+    """The share of each group of tasks."""
+    groups = defaultdict(list)
+    for task, result in results:
+        for name in task.groups:
+            groups[name].append(result)
+    return {name: share(rows) for name, rows in sorted(groups.items())}
 
 
 # ---- dream against world -----------------------------------------------------------------------------------
@@ -275,18 +280,12 @@ def never_won(episodes: list[Episode]) -> dict:
     """The tasks that no episode won, whichever policy or temperature it was of, as shares of all tasks and by
     groups of tasks, and the success of episodes of the other tasks. `episodes_each`: of the task with
     fewest."""
-    wins = defaultdict(list)
-    for episode in episodes:
-        if episode.stop != StopReason.NOT_JUDGED:
-            wins[episode.task.id].append(episode.success)
-    groups = defaultdict(list)
-    for task in {e.task.id: e.task for e in episodes if e.task.id in wins}.values():
-        for name in task.groups:
-            groups[name].append(not any(wins[task.id]))
+    wins = outcomes(episodes)
+    tasks = {e.task.id: e.task for e in episodes if e.task.id in wins}
     return {
         "tasks": share([not any(rows) for rows in wins.values()]),
         "episodes_each": min(map(len, wins.values()), default=0),
-        "groups": {name: share(rows) for name, rows in sorted(groups.items())},
+        "groups": by_group((task, not any(wins[name])) for name, task in tasks.items()),
         "ids": sorted(name for name, rows in wins.items() if not any(rows)),
         "success_of_others": share([win for rows in wins.values() if any(rows) for win in rows]),
     }
