@@ -127,9 +127,9 @@ def _cdp_rows(ax_nodes: list[dict], frames: Mapping[int, list[dict]], depth: int
 
 # ---- recorded text -----------------------------------------------------------------------------------------
 
-_QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
-_TEXT_LINE = re.compile(rf"(\s*)(?:\[([\w-]+)\] )?(\w+(?: \w+)*) ({_QUOTED})(.*)")
-_VALUE = re.compile(rf"^ ?(?:, )?value[=:] ?({_QUOTED}|[^,]*)")
+QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
+_TEXT_LINE = re.compile(rf"(\s*)(?:\[([\w-]+)\] )?(\w+(?: \w+)*) ({QUOTED})(.*)")
+_VALUE = re.compile(rf"^ ?(?:, )?value[=:] ?({QUOTED}|[^,]*)")
 _STATE = re.compile(r"\b(checked|selected)[=:] ?'?(\w+)")
 _TAB = re.compile(r"\d+( \(current\))?: ?(.*)", re.DOTALL)
 
