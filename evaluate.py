@@ -79,7 +79,7 @@ def folders(args: Args) -> tuple[Path | None, Path | None, Path]:
 
 
 def make_environment(args: Args, data: Path, dist) -> tuple[Environment, list[Task]]:
-    """The data's environment with what the flags change, and its tasks, in the same order in every run."""
+    """The data's environment with what the flags change, and --tasks of its tasks, the same in every run."""
     meta = run.load_meta(data)
     changed = {name: getattr(args, name) for name in ("data_dir", "env_options") if getattr(args, name)}
     env = env_of_data(args.env, meta["settings"] | changed, workers=run.spare_cores(dist),
@@ -89,16 +89,11 @@ def make_environment(args: Args, data: Path, dist) -> tuple[Environment, list[Ta
     else:
         print(f"trained in {meta['environment']}, evaluated in {env.describe()}")
         tasks = env.tasks(args.split)
-    return env, some(tasks, args)
+    return env, run.sample(tasks, args.tasks, 0, args.split)
 
 
 def judge_option(args: Args) -> str:
     return f"{args.judge},{args.judge_model},{args.judge_key_env}" if args.judge else ""
-
-
-def some(tasks: list[Task], args: Args) -> list[Task]:
-    """At most --tasks of them, the same in every run."""
-    return [tasks[i] for i in run.rng(0, args.split).permutation(len(tasks))[:args.tasks]]
 
 
 def load_policy(args: Args, folder: Path, env: Environment, device) -> Policy:
@@ -117,7 +112,7 @@ def play_player(args: Args) -> tuple[dict, list[Episode]]:
         if args.policy not in players:
             raise ValueError(f"--policy {args.policy}: no such folder, and {env.name} has no such player; "
                              f"it has {', '.join(players)}")
-        tasks = some(env.tasks(args.split), args) * args.repeats
+        tasks = run.sample(env.tasks(args.split), args.tasks, 0, args.split) * args.repeats
         with run.progress(len(tasks), args.policy) as bar:
             played = []
             for i, task in enumerate(tasks):

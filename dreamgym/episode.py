@@ -90,6 +90,11 @@ class Episode(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
         return self.reward == 1.0
 
 
+def recorded(episodes: Iterable[Episode]) -> list[Episode]:
+    """Those that somebody played: no counterfactuals, which are a page judged under another task."""
+    return [episode for episode in episodes if episode.source != "counterfactual"]
+
+
 def successes(episodes: Iterable[Episode]) -> float:
     """Share of successful episodes; 0 for none."""
     outcomes = [episode.success for episode in episodes]

@@ -84,8 +84,7 @@ def imitate(args, policy: Policy, episodes: list[Episode], resume: Path | None,
     wrote."""
     players = {name for name, player in policy.env.players().items() if player.imitate}
     demos = [e for e in episodes if e.source in players or e.source in ("imported", "player")]
-    demos = [demos[i]
-             for i in run.rng(args.seed, "imitation").permutation(len(demos))[:args.imitation_episodes]]
+    demos = run.sample(demos, args.imitation_episodes, args.seed, "imitation")
     if not demos:
         return
     optimizers = tiny.make_optimizers(policy.model, args.imitation_lr, args.imitation_muon_lr)

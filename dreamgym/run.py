@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -156,6 +156,11 @@ def derive_seed(seed: int, *names: str | int) -> int:
 def rng(seed: int, *names: str | int) -> np.random.Generator:
     """A generator by name and step, e.g. `rng(seed, "pick", step)`: a resume replays no earlier draws."""
     return np.random.default_rng(derive_seed(seed, *names))
+
+
+def sample(items: Sequence, count: int | None, seed: int, *names: str | int) -> list:
+    """`count` of the items (None: all) in a random order that depends on seed and names alone."""
+    return [items[i] for i in rng(seed, *names).permutation(len(items))[:count]]
 
 
 def get_random_state() -> dict:

@@ -15,7 +15,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from dreamgym import run  # noqa: E402
 from dreamgym.envs.base import env_of_data  # noqa: E402
-from dreamgym.episode import Episode, read_episodes  # noqa: E402
+from dreamgym.episode import Episode, read_episodes, recorded  # noqa: E402
 from dreamgym.losses import aggregate, check_finite, dpo_loss  # noqa: E402
 from dreamgym.model import (load_model, optimizer_step, save_model, token_logprobs,  # noqa: E402
                             trainable_parameters)
@@ -41,7 +41,7 @@ def make_pairs(episodes: list[Episode], seed: int) -> list[tuple[Episode, Episod
     for episode in episodes:
         by_task[episode.task.text][not episode.success].append(episode)
     pairs = [pair for won, lost in by_task.values() for pair in zip(won, lost)]
-    return [pairs[i] for i in run.rng(seed, "pairs").permutation(len(pairs))]
+    return run.sample(pairs, None, seed, "pairs")
 
 
 def log_ratio(policy: Policy, episode: Episode) -> torch.Tensor:
@@ -76,10 +76,10 @@ def main() -> None:
     env, meta = env_of_data(args.env, run.load_meta(data)["settings"]), run.load_meta(start)
     model, tokenizer = load_model(str(start), quantize=meta["imitation"]["quantize"], device=str(dist.device))
     policy = Policy(model, tokenizer, env, PolicySettings(**meta["policy"]))
-    recorded = [e for e in read_episodes(data / "train.jsonl") if e.source != "counterfactual"]
-    pairs = make_pairs(recorded, args.seed)
+    episodes = recorded(read_episodes(data / "train.jsonl"))
+    pairs = make_pairs(episodes, args.seed)
     if not pairs:
-        raise ValueError(f"{data}: found no task with a success and a failure among {len(recorded)} recorded "
+        raise ValueError(f"{data}: found no task with a success and a failure among {len(episodes)} recorded "
                          "episodes; expected some (collect.py --transitions N records more)")
     print(f"{len(pairs)} pairs of {len({won.task.text for won, _ in pairs})} tasks")
     train(args, policy, pairs, dist)
