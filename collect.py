@@ -9,8 +9,6 @@
 Writes SPLIT.jsonl (episodes) and tasks_SPLIT.jsonl of train, valid and test and, last, meta.json: it says
 that the rest is there. No reward of the policy's training comes from here.
 """
-from __future__ import annotations
-
 import os
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial

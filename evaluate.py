@@ -7,8 +7,6 @@
     python evaluate.py --env webarena --env-options backend=chromium        # in a real browser
     python evaluate.py --env webarena --policy oracle --tasks 50            # no model: check an installation
 """
-from __future__ import annotations
-
 import contextlib
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,7 +15,7 @@ from typing import Literal
 from dreamgym import offline, run, teacher, viewer
 from dreamgym.envs.base import Environment, Player, env_of_data, make_env, out_folder
 from dreamgym.episode import Episode, Task, read_episodes, read_tasks, to_json
-from dreamgym.evaluation import (coupling_bound, experience_report, failed_probes, never_won, outcomes,
+from dreamgym.evaluation import (coupling_bound, experience_report, experience_tables, never_won, outcomes,
                                  pass_at_k, policy_report, theorem_1)
 from dreamgym.experience_model import ExperienceModel
 from dreamgym.flags import Count
@@ -81,7 +79,7 @@ def folders(args: Args) -> tuple[Path | None, Path | None, Path]:
 
 
 def make_environment(args: Args, data: Path, dist) -> tuple[Environment, list[Task]]:
-    """The data's environment with what the flags change, and its tasks, in the same order in every run."""
+    """The data's environment with what the flags change, and --tasks of its tasks, the same in every run."""
     meta = run.load_meta(data)
     changed = {name: getattr(args, name) for name in ("data_dir", "env_options") if getattr(args, name)}
     env = env_of_data(args.env, meta["settings"] | changed, workers=run.spare_cores(dist),
@@ -91,16 +89,11 @@ def make_environment(args: Args, data: Path, dist) -> tuple[Environment, list[Ta
     else:
         print(f"trained in {meta['environment']}, evaluated in {env.describe()}")
         tasks = env.tasks(args.split)
-    return env, some(tasks, args)
+    return env, run.sample(tasks, args.tasks, 0, args.split)
 
 
 def judge_option(args: Args) -> str:
     return f"{args.judge},{args.judge_model},{args.judge_key_env}" if args.judge else ""
-
-
-def some(tasks: list[Task], args: Args) -> list[Task]:
-    """At most --tasks of them, the same in every run."""
-    return [tasks[i] for i in run.rng(0, args.split).permutation(len(tasks))[:args.tasks]]
 
 
 def load_policy(args: Args, folder: Path, env: Environment, device) -> Policy:
@@ -119,7 +112,7 @@ def play_player(args: Args) -> tuple[dict, list[Episode]]:
         if args.policy not in players:
             raise ValueError(f"--policy {args.policy}: no such folder, and {env.name} has no such player; "
                              f"it has {', '.join(players)}")
-        tasks = some(env.tasks(args.split), args) * args.repeats
+        tasks = run.sample(env.tasks(args.split), args.tasks, 0, args.split) * args.repeats
         with run.progress(len(tasks), args.policy) as bar:
             played = []
             for i, task in enumerate(tasks):
@@ -223,19 +216,6 @@ def show_never_won(args: Args, episodes: list[Episode], tasks: list[Task]) -> di
     return found
 
 
-def show_experience(args: Args, report: dict) -> None:
-    """Errors by action type beside the lookup null, probes of the reward, Theorem 1."""
-    rows = report["by_action"] | {"all": report["exact"] | {"f1": report["f1"]}}
-    rows["null: the nearest recorded step"] = report["exact_of_lookup"]
-    probes = {f"paid: {k}": v for k, v in report["near_miss_paid"].items()}
-    probes |= {"refused action accepted": report["refusals_accepted"], "malformed": report["malformed"]}
-    for name, table in {"exact next state": rows, "probe": probes}.items():
-        print(run.summary_table([{name: key, **cells} for key, cells in table.items()]) + "\n")
-    failed = failed_probes(report)
-    print(f"reward confusion {report['reward_confusion']}\n{theorem_1(report, args.gamma)}")
-    print("PROBES NOT PASSED: " + "; ".join(failed) if failed else "probes passed")
-
-
 def evaluate_model(args: Args, dist) -> None:
     """A policy in a world, or, without one, an experience model on recorded episodes."""
     folder, expmodel, data = folders(args)
@@ -256,7 +236,8 @@ def evaluate_model(args: Args, dist) -> None:
         else:
             recorded = read_episodes(data / f"{args.split}.jsonl")
             report, episodes, found = experience_report(model, recorded, dist), [], {}
-            show_experience(args, report)
+            print(f"{experience_tables(report)}\nreward confusion {report['reward_confusion']}\n"
+                  f"{theorem_1(report, args.gamma)}")
         save(args, report, episodes, found)      # the page takes a while
         if args.html:                            # of several temperatures the first
             played = episodes[:len(repeated(args, tasks, args.temperatures[0]))] if policy else recorded

@@ -5,8 +5,6 @@
 
 train_policy.py does the same now and then, with its curriculum's seeds.
 """
-from __future__ import annotations
-
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,8 +48,8 @@ def main() -> None:
     settings = run.load_meta(data)["settings"]
     env = env_of_data(settings["env"], settings)
     tasks = {split: read_tasks(data / f"tasks_{split}.jsonl") for split in ("train", "valid", "test")}
-    order = run.rng(args.seed, "seeds").permutation(len(tasks["train"]))[:args.count]
-    seeds = valuable_tasks(args.episodes, args.count) if args.episodes else [tasks["train"][i] for i in order]
+    seeds = (valuable_tasks(args.episodes, args.count) if args.episodes
+             else run.sample(tasks["train"], args.count, args.seed, "seeds"))
     model = load_experience_model(folder, env, dist.device, seed=args.seed)
     pages = [step.state for episode in read_episodes(data / "train.jsonl") for step in episode.steps]
     words = known_words([task.text for task in tasks["train"]] + pages)

@@ -6,8 +6,6 @@
 
 A client connects to ws://HOST:PORT/ws, best through OpenEnv's own (docs/scaling.md).
 """
-from __future__ import annotations
-
 import contextlib
 import ipaddress
 import os

@@ -22,7 +22,7 @@ import numpy as np
 
 from dreamgym import run, summary, tiny
 from dreamgym.envs.base import out_folder
-from dreamgym.episode import Episode, read_episodes, read_tasks, rename_step
+from dreamgym.episode import Episode, read_episodes, read_tasks, recorded, rename_step
 from dreamgym.evaluation import experience_report, failed_probes, replayed_inconsistencies
 from dreamgym.experience_model import ExperienceModel, ExperienceSettings, new_memory, save_settings
 from dreamgym.flags import Count, Natural, Share, Weight
@@ -110,8 +110,7 @@ class Rows:
 
     def __init__(self, args: Args, model: ExperienceModel, episodes: list[Episode], tasks: list):
         self.args, self.model = args, model
-        recorded = [e for e in episodes if e.source != "counterfactual"]
-        self.steps = [(e, i) for e in recorded for i in range(len(e.steps))]
+        self.steps = [(e, i) for e in recorded(episodes) for i in range(len(e.steps))]
         self.counterfactual = [(e, 0) for e in episodes
                                if e.source == "counterfactual"] if args.counterfactual_share else []
         weight = np.array([1.0 if e.steps[i].valid else args.invalid_weight for e, i in self.steps])
@@ -202,8 +201,7 @@ def report_on(training: Training, episodes: list[Episode], dist, inconsistencies
     with unsharded(model.model):
         report = experience_report(model, episodes, dist)
         if inconsistencies:
-            recorded = [e for e in episodes if e.source != "counterfactual"][:60]
-            report["inconsistent"] = replayed_inconsistencies(model, recorded, dist)
+            report["inconsistent"] = replayed_inconsistencies(model, recorded(episodes)[:60], dist)
     model.settings = settings
     return report
 
@@ -242,8 +240,7 @@ def make_training(args: Args, env, data: Path, meta: dict, resume: Path | None, 
     episodes, tasks = read_episodes(data / "train.jsonl"), read_tasks(data / "tasks_train.jsonl")
     model, tokenizer = make_model(args, env, episodes, tasks, resume, dist.device)
     settings = ExperienceSettings(**{f.name: getattr(args, f.name) for f in fields(ExperienceSettings)})
-    offline = [e for e in episodes if e.source != "counterfactual"]
-    memory = new_memory(args.encoder, offline, args.seed, dist.device)
+    memory = new_memory(args.encoder, recorded(episodes), args.seed, dist.device)
     if args.gradient_checkpointing:
         checkpoint_layers(model)
     experience = ExperienceModel(model, tokenizer, env, settings, memory, slots=args.slots)
@@ -256,7 +253,7 @@ def make_training(args: Args, env, data: Path, meta: dict, resume: Path | None, 
 
 def train(args: Args, training: Training, valid: list[Episode], out: Path, log, dist) -> None:
     """The loop: until the probes pass on validation data, or --max-steps. Ctrl-C saves and ends."""
-    refused = [e for e in valid if e.source != "counterfactual" and any(not s.valid for s in e.steps)]
+    refused = [e for e in recorded(valid) if any(not s.valid for s in e.steps)]
     judged = [e for e in valid if e.source == "counterfactual"]
     probe = judged[:args.probe_rows] + refused[:args.probe_rows // 6]
     clock = run.Clock(args.save_minutes)

@@ -12,8 +12,6 @@
 collect.py, the experience model by train_expmodel.py, and a policy that imitates a few demonstrations
 (dreamgym/imitation.py). No reward of the real environment reaches the dream phase.
 """
-from __future__ import annotations
-
 import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,7 +23,7 @@ from msgspec.structs import replace
 from dreamgym import rl, run, summary, tiny
 from dreamgym.curriculum import Curriculum, cluster
 from dreamgym.envs.base import Environment, out_folder
-from dreamgym.episode import Episode, StopReason, Task, read_episodes, to_json
+from dreamgym.episode import Episode, StopReason, Task, read_episodes, recorded, to_json
 from dreamgym.evaluation import failed_probes, gap_alarm, policy_report
 from dreamgym.experience_model import ExperienceModel, fill_buffer
 from dreamgym.flags import BelowOne, Count, Natural, Share, Weight
@@ -434,7 +432,7 @@ def main() -> None:
                        "train the experience model on this data to its end")
     resume = run.find_checkpoint(out, "policy", meta, dist)
     splits = read_splits(args, data)
-    offline = [e for e in read_episodes(data / "train.jsonl") if e.source != "counterfactual"]
+    offline = recorded(read_episodes(data / "train.jsonl"))
     log = start_log(out, resume, dist)
     log.say(f"{env.name} ({env.label}): {', '.join(f'{len(t)} {n}' for n, t in splits.items())} tasks; "
             f"{args.tasks} tasks x {args.rollouts} rollouts "

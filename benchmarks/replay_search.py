@@ -3,16 +3,8 @@
     OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1 python -m benchmarks.replay_search
 
 A query of a dream costs its search and one insertion. The data are clustered and of low dimension, as hidden
-states are; a third are copies in text, and each query excludes its own task. Measured on a shared x86 core,
-in ms a query; 100,000 is the default of `exact_below`, for building an index of 40,000 takes 7 s. A buffer
-that only answers gains from 20,000 on. A single question: --sizes 100000 --batch 1 --k 10 --dim 384.
-
-    | transitions | exact | index | insert | exact/index | exact/(index+insert) | recall |
-    | 5,000       | 0.185 | 0.293 | 0.258  | 0.63        | 0.34                 | 1.0000 |
-    | 20,000      | 0.294 | 0.279 | 0.314  | 1.05        | 0.50                 | 1.0000 |
-    | 40,000      | 0.705 | 0.336 | 0.380  | 2.10        | 0.99                 | 1.0000 |
-    | 50,000      | 0.845 | 0.292 | 0.269  | 2.89        | 1.51                 | 1.0000 |
-    | 100,000     | 1.924 | 0.916 | 0.552  | 2.10        | 1.31                 | 1.0000 |
+states are; a third are copies in text, and each query excludes its own task. docs/scaling.md has the times
+that the default of `exact_below` comes from. A single question: --sizes 100000 --batch 1 --k 10 --dim 384.
 """
 from dataclasses import dataclass
 

@@ -8,8 +8,6 @@ What was sampled is never tokenized again. A turn is tokenized in one piece with
 template would be: tokenizers join characters over a seam. Left out on purpose: templates with tools or
 several system turns.
 """
-from __future__ import annotations
-
 from array import array
 from dataclasses import dataclass
 from functools import lru_cache

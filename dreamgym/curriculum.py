@@ -11,8 +11,6 @@ drifts back to the prior with the iterations since, because the policy changes: 
 The paper gives the value, the high-value seeds and the bound lambda; draw, drift, prior and dropping are
 ours.
 """
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 

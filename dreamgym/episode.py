@@ -4,8 +4,6 @@ Environments, the experience model, scripted players and imported logs all produ
 one episode a line, with a `schema` number; msgspec checks the types, `check_episode` the rest, and an error
 names file, line and field (docs/data.md). What only one environment knows is in `Task.goal`.
 """
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -90,6 +88,11 @@ class Episode(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
     @property
     def success(self) -> bool:
         return self.reward == 1.0
+
+
+def recorded(episodes: Iterable[Episode]) -> list[Episode]:
+    """Those that somebody played: no counterfactuals, which are a page judged under another task."""
+    return [episode for episode in episodes if episode.source != "counterfactual"]
 
 
 def successes(episodes: Iterable[Episode]) -> float:

@@ -2,8 +2,6 @@
 intervals. Truth comes from recorded steps and from the environment's `audit`; training never sees it. Beside
 the experience model stands its null: the nearest recorded transition.
 """
-from __future__ import annotations
-
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
@@ -11,8 +9,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from scipy import stats
 
+from dreamgym import run
 from dreamgym.envs.base import Audit
-from dreamgym.episode import Episode, Step, StopReason
+from dreamgym.episode import Episode, Step, StopReason, Task
 from dreamgym.experience_model import ExperienceModel, Prediction
 from dreamgym.prompts import Question
 
@@ -28,14 +27,6 @@ def interval(successes: float, n: int) -> tuple[float, float]:
         return 0.0, 1.0
     found = stats.binomtest(round(successes), n).proportion_ci(method="wilson")
     return float(found.low), float(found.high)
-
-
-def seed_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and 95 % half-width over seeds (Student's t); the half-width is nan for one seed."""
-    n, mean = len(values), sum(values) / len(values)
-    if n < 2:
-        return mean, math.nan
-    return mean, float(stats.t.ppf(0.975, n - 1) * stats.sem(values))
 
 
 def share(rows: Sequence[bool]) -> dict:
@@ -143,6 +134,19 @@ def failed_probes(report: dict) -> list[str]:
             if cell["n"] and sign * cell["share"] > sign * limit]
 
 
+def experience_tables(report: dict) -> str:
+    """What `experience_report` found, for the console: errors by action type beside the lookup null, probes
+    of the reward."""
+    rows = report["by_action"] | {"all": report["exact"] | {"f1": report["f1"]}}
+    rows["null: the nearest recorded step"] = report["exact_of_lookup"]
+    probes = {f"paid: {k}": v for k, v in report["near_miss_paid"].items()}
+    probes |= {"refused action accepted": report["refusals_accepted"], "malformed": report["malformed"]}
+    tables = [run.summary_table([{name: key, **cells} for key, cells in table.items()])
+              for name, table in {"exact next state": rows, "probe": probes}.items()]
+    failed = failed_probes(report)
+    return "\n\n".join([*tables, "PROBES NOT PASSED: " + "; ".join(failed) if failed else "probes passed"])
+
+
 def theorem_1(report: dict, gamma: float) -> str:
     """The model-error term of DreamGym's Theorem 1 with R_max 1, from recorded data. The theorem takes
     suprema over all states and actions; the means measured here are a lower bound on that term."""
@@ -164,10 +168,6 @@ def policy_report(episodes: list[Episode], audit: Audit) -> dict:
     nobody could judge count in the stop reasons only."""
     stops = Counter(e.stop.value for e in episodes)
     episodes = [e for e in episodes if e.stop != StopReason.NOT_JUDGED]
-    groups = defaultdict(list)
-    for episode in episodes:
-        for name in episode.task.groups:
-            groups[name].append(episode.success)
     verdicts = [(bool(s.reward), truth) for e in episodes for s in e.steps
                 if s.valid and e.stop != StopReason.MALFORMED
                 and (truth := audit.success(e.task, s.state, s.action, s.next_state)) is not None]
@@ -180,8 +180,17 @@ def policy_report(episodes: list[Episode], audit: Audit) -> dict:
         "invalid": sum(not s.valid for e in episodes for s in e.steps) / max(1, transitions),
         "inconsistent": sum(b for _, b in pairs) / max(1, sum(c for c, _ in pairs)),
         "reward_confusion": confusion(verdicts),
-        "groups": {name: share(rows) for name, rows in sorted(groups.items())},
+        "groups": by_group((e.task, e.success) for e in episodes),
     }
+
+
+def by_group(results: Iterable[tuple[Task, bool]]) -> dict[str, dict]:
+    """The share of each group of tasks."""
+    groups = defaultdict(list)
+    for task, result in results:
+        for name in task.groups:
+            groups[name].append(result)
+    return {name: share(rows) for name, rows in sorted(groups.items())}
 
 
 # ---- dream against world -----------------------------------------------------------------------------------
@@ -271,18 +280,12 @@ def never_won(episodes: list[Episode]) -> dict:
     """The tasks that no episode won, whichever policy or temperature it was of, as shares of all tasks and by
     groups of tasks, and the success of episodes of the other tasks. `episodes_each`: of the task with
     fewest."""
-    wins = defaultdict(list)
-    for episode in episodes:
-        if episode.stop != StopReason.NOT_JUDGED:
-            wins[episode.task.id].append(episode.success)
-    groups = defaultdict(list)
-    for task in {e.task.id: e.task for e in episodes if e.task.id in wins}.values():
-        for name in task.groups:
-            groups[name].append(not any(wins[task.id]))
+    wins = outcomes(episodes)
+    tasks = {e.task.id: e.task for e in episodes if e.task.id in wins}
     return {
         "tasks": share([not any(rows) for rows in wins.values()]),
         "episodes_each": min(map(len, wins.values()), default=0),
-        "groups": {name: share(rows) for name, rows in sorted(groups.items())},
+        "groups": by_group((task, not any(wins[name])) for name, task in tasks.items()),
         "ids": sorted(name for name, rows in wins.items() if not any(rows)),
         "success_of_others": share([win for rows in wins.values() if any(rows) for win in rows]),
     }

@@ -1,6 +1,4 @@
 """Flags and presets: `args = run.parse(Args)` and `run.main(main)` of every script."""
-from __future__ import annotations
-
 import argparse
 import ast
 import contextlib

@@ -5,8 +5,6 @@
 The players of the demonstrations make mistakes: imitation must leave entropy for RL to work with.
 `args` are the flags of train_policy.py.
 """
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -15,8 +13,8 @@ import torch
 
 from dreamgym import run, tiny
 from dreamgym.envs.base import Environment
-from dreamgym.episode import Episode, rename_episode, successes
-from dreamgym.model import (TrainSample, checkpoint_layers, load_frozen, load_model, load_optimizer_states,
+from dreamgym.episode import Episode, TokenSegment, rename_episode, successes
+from dreamgym.model import (checkpoint_layers, load_frozen, load_model, load_optimizer_states,
                             optimizer_states, save_model)
 from dreamgym.rollout import Policy, PolicySettings, imitation_segments
 from dreamgym.sft import sft_step
@@ -86,8 +84,7 @@ def imitate(args, policy: Policy, episodes: list[Episode], resume: Path | None,
     wrote."""
     players = {name for name, player in policy.env.players().items() if player.imitate}
     demos = [e for e in episodes if e.source in players or e.source in ("imported", "player")]
-    demos = [demos[i]
-             for i in run.rng(args.seed, "imitation").permutation(len(demos))[:args.imitation_episodes]]
+    demos = run.sample(demos, args.imitation_episodes, args.seed, "imitation")
     if not demos:
         return
     optimizers = tiny.make_optimizers(policy.model, args.imitation_lr, args.imitation_muon_lr)
@@ -119,12 +116,11 @@ def imitate(args, policy: Policy, episodes: list[Episode], resume: Path | None,
             "successful)")
 
 
-def demonstration_rows(args, policy: Policy, demos: list[Episode], epoch: int) -> list[TrainSample]:
+def demonstration_rows(args, policy: Policy, demos: list[Episode], epoch: int) -> list[TokenSegment]:
     """The demonstrations as shuffled rows. Randomizes entity names in --rename-share of them each epoch, so
     that the policy learns to search instead of memorizing where objects are."""
     rng, rows = run.rng(args.seed, "imitation rows", epoch), []
     for demo in demos:
         change = policy.env.renamer(rng) if rng.random() < args.rename_share else None
-        segments = imitation_segments(policy, rename_episode(demo, change) if change else demo)
-        rows += [TrainSample(s.ids, s.mask) for s in segments]
+        rows += imitation_segments(policy, rename_episode(demo, change) if change else demo)
     return [rows[i] for i in rng.permutation(len(rows))]

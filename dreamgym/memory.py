@@ -7,8 +7,6 @@
 Bytes; b is the number of bytes of the computing precision. Activations, logits and `other` are estimates, and
 so is the sum: fragmentation and the temporaries of kernels are not in it.
 """
-from __future__ import annotations
-
 import os
 from contextlib import nullcontext
 from dataclasses import dataclass

@@ -11,8 +11,6 @@ are trained are float32; computing in bfloat16 casts them for each product (auto
 them. Frozen weights are then bfloat16. Left out on purpose: tensor and pipeline parallelism, sharded 4-bit
 models.
 """
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -433,7 +431,8 @@ def clip_grad_norm(parameters: Iterable[torch.nn.Parameter], max_norm: float) ->
 
 @dataclass
 class TrainSample:
-    """Token ids to train on; mask 1 = trained token, predicted from the tokens before it; mask[0] is 0."""
+    """Token ids to train on; mask 1 = trained token, predicted from the tokens before it; mask[0] is 0. The
+    TokenSegments of episodes are such samples, too."""
     ids: list[int]
     mask: list[int]
 

@@ -1,7 +1,5 @@
 """How offline episodes are made: a player plays, or logs are read; rules explain; counterfactuals are added.
 Nothing here names an environment, and nothing writes a file: collect.py does."""
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -9,8 +9,6 @@
 A page that is not close to any known one is written out. Small models copy long text badly and name lines
 well; larger ones may write whole pages instead (--page-format full).
 """
-from __future__ import annotations
-
 from collections.abc import Mapping
 from difflib import SequenceMatcher
 

@@ -6,8 +6,6 @@
 Scripts meet through files only. A folder that fits its flags is kept by the script that made it.
 `args` are the flags of train_policy.py.
 """
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -109,8 +107,7 @@ def read_splits(args, data: Path) -> dict[str, list[Task]]:
     """All training tasks, and as many validation and test tasks as are played, the same ones in every run."""
     splits = {name: read_tasks(data / f"tasks_{name}.jsonl") for name in ("train", "valid", "test")}
     for name, count in (("valid", args.eval_tasks), ("test", args.test_tasks)):
-        order = run.rng(0, name).permutation(len(splits[name]))[:count]
-        splits[name] = [splits[name][i] for i in order]
+        splits[name] = run.sample(splits[name], count, 0, name)
     return splits
 
 

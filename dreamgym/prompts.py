@@ -6,8 +6,6 @@ state, action and next state alone. A parser never trusts text: what does not fi
 and the caller counts it as malformed. Left out on purpose: any environment's words (envs/<name>/prompts.py
 has those), and the compact form of pages (page_diff.py).
 """
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -44,7 +44,7 @@ class Transition(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class ReplayBuffer:
     """Bounded list of transitions with one unit vector each. The same calls give the same answers.
 
-    exact_below: no index while there are fewer (the default is measured, see benchmarks/replay_search.py).
+    exact_below: no index while there are fewer (the default is measured, docs/scaling.md).
     seed: of the index's level generator.
     """
 

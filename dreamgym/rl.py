@@ -10,8 +10,6 @@ up to rounding (`sampler_gap` in the log); so no pass over the batch is spent on
 samples (`weigh_engine`).
 B rows, N trained tokens of all rows one after another.
 """
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -74,7 +72,7 @@ def make_batch(episodes: list[Episode], policy, value_head, args, dist) -> Batch
     """Episodes of this rank -> rows with one advantage for each trained token. Whole groups must be on one
     rank."""
     segments = [(e, s) for e in episodes for s in e.segments if any(s.mask)]
-    samples = [TrainSample(s.ids, s.mask) for _, s in segments]
+    samples = [s for _, s in segments]
     values = token_values(policy, value_head, samples, args,
                           dist) if value_head is not None else [torch.zeros(sum(s.mask)) for s in samples]
     value_of = {id(s): value_N for (_, s), value_N in zip(segments, values)}
@@ -190,7 +188,7 @@ def update(run_state, batch: Batch, args, dist) -> dict:
 def imitate_successes(run_state, episodes: list[Episode], args, dist) -> dict:
     """--algo rft: --updates supervised steps on the policy's own successful episodes of this iteration
     (rejection sampling fine-tuning, arXiv 2308.01825). No advantage, clip, penalty, or reference."""
-    samples = [TrainSample(s.ids, s.mask) for e in episodes if e.success for s in e.segments if any(s.mask)]
+    samples = [s for e in episodes if e.success for s in e.segments if any(s.mask)]
     order = run.rng(args.seed, "minibatch", run_state.step, dist.rank).permutation(len(samples))
     stats = {"trained_samples": dist.all_reduce_sum(float(len(samples)))}
     for rows in np.array_split(order, args.updates):
@@ -234,11 +232,9 @@ def summary(batch: Batch, sums: dict[str, float], stats: dict[str, float], with_
     names = ["tokens", "loss", "kl_ref", "entropy", "clipped", "dual_clipped", "kl_old", "value_loss"]
     total = dict(zip(names, dist.all_reduce_sum([sums.get(name, 0.0) for name in names])))
     n = max(1.0, total["tokens"])
-    found = {"loss": total["loss"] / dist.world_size, "kl_ref": total["kl_ref"] / n,
-             "entropy": total["entropy"] / n,
-             "clip_fraction": total["clipped"] / n, "dual_clip_fraction": total["dual_clipped"] / n,
-             "kl_old": total["kl_old"] / n,
-             "trained_tok": total["tokens"], **stats}
+    found = {name: total[name] / n for name in ("kl_ref", "entropy", "kl_old")}
+    found |= {"loss": total["loss"] / dist.world_size, "clip_fraction": total["clipped"] / n,
+              "dual_clip_fraction": total["dual_clipped"] / n, "trained_tok": total["tokens"], **stats}
     if with_critic:
         found["value_loss"] = total["value_loss"] / dist.world_size
         starts = torch.cat(batch.first).bool() if batch.first else torch.zeros(0, dtype=torch.bool)

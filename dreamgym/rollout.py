@@ -4,8 +4,6 @@ A token segment is append-only: what was sampled is what is trained. When a segm
 is closed, and a new one begins with the task, the first turn and the last ones. Each segment is one training
 row.
 """
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 

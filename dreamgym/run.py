@@ -5,8 +5,6 @@
     log = run.Log(args.out, dist, step)                # metrics.jsonl, TensorBoard, console
     with run.graceful(log) as stop: ...                # first Ctrl-C: stop.agreed(dist) at the end of a step
 """
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import dataclasses
@@ -22,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -160,6 +158,11 @@ def rng(seed: int, *names: str | int) -> np.random.Generator:
     return np.random.default_rng(derive_seed(seed, *names))
 
 
+def sample(items: Sequence, count: int | None, seed: int, *names: str | int) -> list:
+    """`count` of the items (None: all) in a random order that depends on seed and names alone."""
+    return [items[i] for i in rng(seed, *names).permutation(len(items))[:count]]
+
+
 def get_random_state() -> dict:
     """The global generators, in types that `torch.load(weights_only=True)` takes."""
     state = {"torch": torch.get_rng_state(), "python": random.getstate()}
@@ -167,8 +170,7 @@ def get_random_state() -> dict:
 
 
 def set_random_state(state: dict) -> None:
-    version, numbers, gauss = state["python"]
-    random.setstate((version, tuple(numbers), gauss))
+    random.setstate(state["python"])
     torch.set_rng_state(state["torch"].cpu())
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"].cpu())

@@ -13,8 +13,6 @@ and top-p (the sampled distribution is the one that is trained).
 B rows, T tokens, V vocabulary, H hidden, S slots, L columns. Slot s is row s of the cache tensors
 [S, heads, columns, head_dim].
 """
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass

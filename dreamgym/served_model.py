@@ -5,14 +5,12 @@ prompt, history and retrieval alone.
 Prompts go out as text, a request for each. The server applies its own chat template. It reads special tokens
 that are written in a page as such, where the sampler of this package spells them out.
 """
-from __future__ import annotations
-
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 from dreamgym.envs.base import Environment
-from dreamgym.episode import read_episodes
+from dreamgym.episode import read_episodes, recorded
 from dreamgym.experience_model import (ExperienceModel, ExperienceSettings, load_experience_model,
                                        load_settings, new_memory)
 from dreamgym.replay import ReplayBuffer
@@ -96,6 +94,6 @@ def open_experience_model(args, folder: Path | None, env: Environment, offline: 
         settings, memory = load_settings(folder, replay, device)
     else:
         settings = ExperienceSettings()
-        memory = new_memory("words", [e for e in read_episodes(offline) if e.source != "counterfactual"])
+        memory = new_memory("words", recorded(read_episodes(offline)))
         memory = (ReplayBuffer.load(replay), memory[1]) if replay else memory
     return ServedExperienceModel(endpoint, env, settings, memory)

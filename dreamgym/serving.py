@@ -5,8 +5,6 @@ connect. Each session waits in a thread of its own; one thread owns the world an
 together. Over HTTP only descriptions and the list of tasks are served: OpenEnv's stateless `/reset` and
 `/step` would begin an episode that nobody can go on with.
 """
-from __future__ import annotations
-
 import functools
 import hmac
 import itertools

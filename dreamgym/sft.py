@@ -5,8 +5,6 @@ share.
 
 Left out on purpose: which samples (the scripts draw them) and the learning rate (tiny.set_rate).
 """
-from __future__ import annotations
-
 import torch
 
 from dreamgym.losses import aggregate, check_finite, sft_loss

@@ -5,13 +5,12 @@
 
 `job` and `state` are a Job and a Run of train_policy.py, `results` its reports on the test tasks.
 """
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 
 from dreamgym import plots, run, viewer
 from dreamgym.episode import Episode
+from dreamgym.evaluation import experience_tables
 
 
 def show_experience(log: run.Log, report: dict) -> None:
@@ -25,13 +24,7 @@ def show_experience(log: run.Log, report: dict) -> None:
                                 "refusals accepted": report[n]["refusals_accepted"]["share"],
                                 "malformed": report[n]["malformed"]["share"],
                                 "inconsistent": report[n]["inconsistent"]["share"]} for n in names]))
-    full = report["full"]
-    log.say("by action: "
-            + "  ".join(f"{k} {v['share']:.3f} (n {v['n']})" for k, v in full["by_action"].items()))
-    log.say("paid: "
-            + "  ".join(f"{k} {v['share']:.3f} (n {v['n']})" for k, v in full["near_miss_paid"].items()))
-    failed = report["failed_probes"]
-    log.say("probes passed" if not failed else "PROBES NOT PASSED: " + "; ".join(failed))
+    log.say(f"\n{experience_tables(report['full'])}")
 
 
 def with_interval(report: dict) -> str:

@@ -5,8 +5,6 @@ The paper shares the parameters of M_task and M_exp, and lets a language model s
 same weights for candidates and keeps the acceptable one with most words, since tiny models judge badly. A
 generated task has no goal in the real environment: only the dream can play it.
 """
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Collection, Sequence

@@ -3,8 +3,6 @@
 The teacher writes the reasoning of offline episodes (C.1-C.3), the judge scores predicted transitions (C.4).
 Who answers is an `Ask`, a function from chat messages to text: an endpoint's `complete`, or a local model's.
 """
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -95,8 +93,8 @@ class Endpoint:
         raise EndpointError(f"{self.url}: {clean(problem)[:240]} ({key})")
 
 
-def _chat(system: str, record: dict, more: str = "") -> list[dict]:
-    """States are inside JSON: no page poses as the prompt."""
+def json_chat(system: str, record: dict, more: str = "") -> list[dict]:
+    """The messages of one question. Pages and answers are inside JSON: none poses as the prompt."""
     return [{"role": "system", "content": system},
             {"role": "user", "content": json.dumps(record, ensure_ascii=False) + more}]
 
@@ -169,8 +167,8 @@ def annotation_messages(episode: Episode, prompts: Prompts) -> list[dict]:
     record = {"task": episode.task.text, "fulfilled": episode.success, "steps": steps,
               "last_state": episode.steps[-1].next_state}
     n = len(steps)
-    return _chat(f"{prompts.teacher}\n{ANNOTATION_FORM}", record,
-                 f"\nThe episode has {n} steps: step_id 0 to {n - 1}.")
+    return json_chat(f"{prompts.teacher}\n{ANNOTATION_FORM}", record,
+                     f"\nThe episode has {n} steps: step_id 0 to {n - 1}.")
 
 
 def parse_annotation(text: str, n_steps: int) -> list[tuple[str, str]]:
@@ -269,8 +267,9 @@ Answer with one JSON object of these four names and the numbers 0, 1 or 2, and n
 
 def judge_messages(episode: Episode, i: int) -> list[dict]:
     step, actions = episode.steps[i], [step.shown_action for step in episode.steps[:i + 1]]
-    return _chat(JUDGE_FORM, {"task": episode.task.text, "earlier_actions": actions[:-1], "state": step.state,
-                              "action": actions[-1], "next_state": step.next_state})
+    record = {"task": episode.task.text, "earlier_actions": actions[:-1], "state": step.state,
+              "action": actions[-1], "next_state": step.next_state}
+    return json_chat(JUDGE_FORM, record)
 
 
 def judge(episodes: Iterable[Episode], ask: Ask, workers: int) -> dict:

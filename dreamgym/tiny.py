@@ -6,8 +6,6 @@
 
 Training them is a preset: configs/tiny/*.json.
 """
-from __future__ import annotations
-
 import math
 import re
 from collections import Counter

@@ -6,8 +6,6 @@ audit and the run's curves. `viewer.html` is the page's form. A page that an age
 hold any text: the form makes text nodes of all of it, and its content security policy runs no script but its
 own and loads nothing.
 """
-from __future__ import annotations
-
 import base64
 import hashlib
 import json
@@ -153,28 +151,34 @@ def step_view(episode: Episode, step: Step, audit: Audit, output: str | None) ->
             "valid": step.valid or malformed, "output": output}
 
 
+def curve(name: str, records: list[dict], key: str, x: str = "transitions", kind: str = "") -> dict:
+    """A line of points [x, y], or [x, y, low, high] where the records have an interval; y is `key`."""
+    low, high = (key.replace("success", end) for end in ("low", "high"))
+    used = lambda r: r["step"] if x == "step" else r["dream_transitions"] + r["real_transitions"]
+    return {"name": name, "kind": kind, "points": [
+        [used(r), r[key], r.get(low), r.get(high)] if "/" in key else [used(r), r[key]]
+        for r in records if r.get(key) is not None]}
+
+
+def by_name(metrics: list[dict], name: str) -> list[dict]:
+    return [record for record in metrics if record.get("name") == name]
+
+
+def success_lines(metrics: list[dict]) -> list[dict]:
+    """Success by RL transitions, of the metrics of train_policy.py: five lines, some without a point."""
+    seen = by_name(metrics, "evaluation")
+    return [curve("world, greedy", seen, "real 0/success", kind="real dashed"),
+            curve("world, temperature 0.4", seen, "real 0.4/success", kind="real dashed"),
+            curve("world, temperature 1", seen, "real 1/success", kind="real"),
+            curve("dream, temperature 1", seen, "dream 1/success", kind="dream"),
+            curve("training episodes", by_name(metrics, "rl"), "success")]
+
+
 def charts(metrics: list[dict]) -> list[dict]:
-    """The curves of a run's metrics: lines of points [x, y] or [x, y, low, high]; those without a point are
-    left out."""
-    named = defaultdict(list)
-    for record in metrics:
-        named[record.get("name")].append(record)
-    used = lambda r: r["dream_transitions"] + r["real_transitions"]
-
-    def line(name: str, records: list[dict], key: str, x=used, kind: str = "") -> dict:
-        low, high = (key.replace("success", end) for end in ("low", "high"))
-        return {"name": name, "kind": kind, "points": [
-            [x(r), r[key], r.get(low), r.get(high)] if "/" in key else [x(r), r[key]]
-            for r in records if r.get(key) is not None]}
-
-    steps, seen, fitted = named["rl"], named["evaluation"], named["expmodel"]
-    success = [line("world, greedy", seen, "real 0/success", kind="real dashed"),
-               line("world, temperature 0.4", seen, "real 0.4/success", kind="real dashed"),
-               line("world, temperature 1", seen, "real 1/success", kind="real"),
-               line("dream, temperature 1", seen, "dream 1/success", kind="dream"),
-               line("training episodes", steps, "success")]
-    found = [("success on validation tasks", "RL transitions", success)]
-    found += [(title, "RL transitions", [line(title, steps, key)]) for key, title in CURVES.items()]
-    found += [("loss of the experience model", "step", [line("loss", fitted, "loss", lambda r: r["step"])])]
+    """The curves of a run's metrics; lines without a point are left out."""
+    steps, fitted = by_name(metrics, "rl"), by_name(metrics, "expmodel")
+    found = [("success on validation tasks", "RL transitions", success_lines(metrics))]
+    found += [(title, "RL transitions", [curve(title, steps, key)]) for key, title in CURVES.items()]
+    found += [("loss of the experience model", "step", [curve("loss", fitted, "loss", "step")])]
     lines = lambda part: [one for one in part if one["points"]]
     return [{"title": title, "x": x, "lines": lines(part)} for title, x, part in found if lines(part)]

@@ -7,8 +7,6 @@ TRL's row is an episode: the first prompt, then answers (trained) and pages (`en
 grow. All episodes of a step run at once, each in a session of its own, so that the server batches them. Needs
 trl==1.16.0 and requirements-serve.txt.
 """
-from __future__ import annotations
-
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@
 It starts from a policy's folder and writes one of the same kind: `--imitation OUT` of train_policy.py reads
 it, and so does `--policy OUT/model` of evaluate.py. Actions that changed nothing count, too.
 """
-from __future__ import annotations
-
 import sys
 from collections import defaultdict
 from dataclasses import asdict, dataclass
@@ -17,9 +15,9 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent))
 from dreamgym import run  # noqa: E402
 from dreamgym.envs.base import env_of_data  # noqa: E402
-from dreamgym.episode import Episode, read_episodes  # noqa: E402
+from dreamgym.episode import Episode, read_episodes, recorded  # noqa: E402
 from dreamgym.losses import aggregate, check_finite, dpo_loss  # noqa: E402
-from dreamgym.model import (TrainSample, load_model, optimizer_step, save_model, token_logprobs,  # noqa: E402
+from dreamgym.model import (load_model, optimizer_step, save_model, token_logprobs,  # noqa: E402
                             trainable_parameters)
 from dreamgym.rollout import Policy, PolicySettings, imitation_segments  # noqa: E402
 
@@ -43,13 +41,13 @@ def make_pairs(episodes: list[Episode], seed: int) -> list[tuple[Episode, Episod
     for episode in episodes:
         by_task[episode.task.text][not episode.success].append(episode)
     pairs = [pair for won, lost in by_task.values() for pair in zip(won, lost)]
-    return [pairs[i] for i in run.rng(seed, "pairs").permutation(len(pairs))]
+    return run.sample(pairs, None, seed, "pairs")
 
 
 def log_ratio(policy: Policy, episode: Episode) -> torch.Tensor:
     """log p of all actions of an episode, a scalar."""
-    samples = [TrainSample(s.ids, s.mask) for s in imitation_segments(policy, episode, all_actions=True)]
-    return token_logprobs(policy.model, samples, with_entropy=False)[0].sum()
+    segments = imitation_segments(policy, episode, all_actions=True)
+    return token_logprobs(policy.model, segments, with_entropy=False)[0].sum()
 
 
 def train(args: Args, policy: Policy, pairs: list[tuple[Episode, Episode]], dist) -> None:
@@ -78,10 +76,10 @@ def main() -> None:
     env, meta = env_of_data(args.env, run.load_meta(data)["settings"]), run.load_meta(start)
     model, tokenizer = load_model(str(start), quantize=meta["imitation"]["quantize"], device=str(dist.device))
     policy = Policy(model, tokenizer, env, PolicySettings(**meta["policy"]))
-    recorded = [e for e in read_episodes(data / "train.jsonl") if e.source != "counterfactual"]
-    pairs = make_pairs(recorded, args.seed)
+    episodes = recorded(read_episodes(data / "train.jsonl"))
+    pairs = make_pairs(episodes, args.seed)
     if not pairs:
-        raise ValueError(f"{data}: found no task with a success and a failure among {len(recorded)} recorded "
+        raise ValueError(f"{data}: found no task with a success and a failure among {len(episodes)} recorded "
                          "episodes; expected some (collect.py --transitions N records more)")
     print(f"{len(pairs)} pairs of {len({won.task.text for won, _ in pairs})} tasks")
     train(args, policy, pairs, dist)

@@ -7,14 +7,14 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from dreamgym.episode import read_episodes, read_tasks  # noqa: E402
+from dreamgym.episode import read_episodes, read_tasks, recorded  # noqa: E402
 from dreamgym.run import summary_table  # noqa: E402
 
 
 def contents(data: Path, split: str) -> dict[str, set[str]]:
     """What a split consists of, by kind."""
     tasks = read_tasks(data / f"tasks_{split}.jsonl")
-    steps = [step for episode in read_episodes(data / f"{split}.jsonl") if episode.source != "counterfactual"
+    steps = [step for episode in recorded(read_episodes(data / f"{split}.jsonl"))
              for step in episode.steps]
     goals = {f"goal {key}": {repr(task.goal[key]) for task in tasks if key in task.goal}
              for key in sorted({key for task in tasks for key in task.goal})}

@@ -11,12 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
-import matplotlib
 import tyro
+from matplotlib.figure import Figure
 
-matplotlib.use("Agg")
 sys.path.insert(0, str(Path(__file__).parent.parent))
-import matplotlib.pyplot as plt  # noqa: E402
 from dreamgym.evaluation import bootstrap, pass_at_k  # noqa: E402
 from dreamgym.run import main as run_main, parse, summary_table  # noqa: E402
 from dreamgym.worlds import parse_options  # noqa: E402
@@ -87,7 +85,8 @@ def draw(records: dict[str, dict[int, dict]], path: str) -> None:
             keys = [(k, options.fixed) for k in rates] or [(k, f) for k in kinds for f in (False, True)]
             for key in keys:
                 curves[key].append((sum(rates.values()), found["mean"], found["low"], found["high"]))
-    figure, axes = plt.subplots(figsize=(7, 4.2))
+    figure = Figure(figsize=(7, 4.2))
+    axes = figure.subplots()
     for (kind, fixed), points in sorted(curves.items()):
         x, mean, low, high = zip(*sorted(points))
         axes.plot(x, mean, "o--" if fixed else "o-", color=f"C{kinds.index(kind)}", markersize=4,

@@ -14,7 +14,7 @@ from dreamgym.envs.base import Audit, StepResult
 from dreamgym.episode import Episode, Step, StopReason, Task
 from dreamgym.evaluation import (bootstrap, experience_report, failed_probes, first_difference, gap_alarm,
                                  interval, never_won, outcomes, pass_at_k, policy_report,
-                                 replayed_inconsistencies, seed_interval, theorem_1, word_f1)
+                                 replayed_inconsistencies, theorem_1, word_f1)
 from dreamgym.experience_model import Prediction
 from dreamgym.prompts import Question
 from dreamgym.run import Dist
@@ -65,12 +65,6 @@ def test_word_f1_against_a_loop():
 def test_wilson_interval(wins, n, low, high):
     """The normal approximation, which gives 0 of 10 the interval [0, 0]; published values."""
     assert interval(wins, n) == (pytest.approx(low, abs=2e-4), pytest.approx(high, abs=2e-4))
-
-
-def test_seed_interval():
-    """1.96 for three seeds (Student's t with 2 degrees of freedom is 4.303)."""
-    assert seed_interval([1.0, 2.0, 3.0]) == (2.0, pytest.approx(4.303 / math.sqrt(3), rel=1e-4))
-    assert seed_interval([0.7])[0] == 0.7 and math.isnan(seed_interval([0.7])[1])
 
 
 def test_pass_at_k_against_all_choices():

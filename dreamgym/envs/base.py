@@ -4,8 +4,6 @@ The experience model has the same `reset`, `step` and `end`: a rollout does not 
 Episodes start and end at any time, so that a rollout keeps its batch full. Reward is 1 on success at the end
 of an episode, else 0. Tutorial: docs/your-environment.md, examples/files.py.
 """
-from __future__ import annotations
-
 import importlib
 import importlib.util
 import inspect

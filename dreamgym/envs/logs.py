@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from dreamgym.envs.base import Environment
-from dreamgym.episode import Task, read_episodes
+from dreamgym.episode import Task, read_episodes, recorded
 
 NO_WORLD = ("--env logs has only recorded episodes: no world to play in. Evaluate in the dream, or write an "
             "environment (docs/your-environment.md)")
@@ -25,7 +25,7 @@ class Logs(Environment):
     def __init__(self, file: str = ""):
         if not file:
             raise ValueError("--env logs: no recorded episodes; give --import-file FILE.jsonl to collect.py")
-        played = [episode for episode in read_episodes(file) if episode.source != "counterfactual"]
+        played = recorded(read_episodes(file))
         starts = {(episode.task.text, episode.steps[0].state): episode.task for episode in reversed(played)}
         texts = sorted({text for text, _ in starts}, key=lambda text: hashlib.sha256(text.encode()).digest())
         if len(texts) < 3:

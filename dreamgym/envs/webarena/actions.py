@@ -7,8 +7,6 @@ dream alike.
 The last argument of `type` is 1 (press Enter afterwards, the default) or 0. Ours: `type` on a combobox or
 listbox chooses the option of that label, since the original grammar cannot operate one.
 """
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -1,6 +1,4 @@
 """What the truth says about steps in WebArena, for reports only."""
-from __future__ import annotations
-
 from dreamgym.envs.base import Audit
 from dreamgym.envs.webarena.tasks import rule_success
 from dreamgym.envs.webarena.text import action_type, message, read_page

@@ -5,8 +5,6 @@ Three of them are trees of `Row`s that `_reduce` thins out. HTML, the hot path, 
 Chromium does for the elements that the own sites have (no aria attributes but aria-label). WebArena's text
 lacks texts that occur in one of the three lines before: what the names of cells and groups tell is put back.
 """
-from __future__ import annotations
-
 import ast
 import re
 from collections import Counter
@@ -129,9 +127,9 @@ def _cdp_rows(ax_nodes: list[dict], frames: Mapping[int, list[dict]], depth: int
 
 # ---- recorded text -----------------------------------------------------------------------------------------
 
-_QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
-_TEXT_LINE = re.compile(rf"(\s*)(?:\[([\w-]+)\] )?(\w+(?: \w+)*) ({_QUOTED})(.*)")
-_VALUE = re.compile(rf"^ ?(?:, )?value[=:] ?({_QUOTED}|[^,]*)")
+QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
+_TEXT_LINE = re.compile(rf"(\s*)(?:\[([\w-]+)\] )?(\w+(?: \w+)*) ({QUOTED})(.*)")
+_VALUE = re.compile(rf"^ ?(?:, )?value[=:] ?({QUOTED}|[^,]*)")
 _STATE = re.compile(r"\b(checked|selected)[=:] ?'?(\w+)")
 _TAB = re.compile(r"\d+( \(current\))?: ?(.*)", re.DOTALL)
 

@@ -4,8 +4,6 @@ Without `data_dir` (or $WEBARENA_DATA) tasks and sites are our own: stand-ins, a
 Evaluation happens at `stop`. A task that only a language model could judge is "not judged", never failed,
 when there is no judge.
 """
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable

@@ -11,7 +11,6 @@ Left out: VisualWebArena's must_exclude, required_values and image questions. ""
 from __future__ import annotations
 
 import html
-import json
 import re
 import time
 import warnings
@@ -26,7 +25,7 @@ from msgspec import Meta, Struct
 
 from dreamgym.envs.webarena.locators import NotSupported
 from dreamgym.envs.webarena.page import SITES
-from dreamgym.teacher import Endpoint, EndpointError
+from dreamgym.teacher import Endpoint, EndpointError, json_chat
 
 NOT_ACHIEVABLE = "N/A"
 POLL_S = 0.25
@@ -444,10 +443,8 @@ class Judge:
     def __call__(self, kind: str, intent: str, reference: str, text: str) -> bool | None:
         named = "right_answer" if kind == "answer" else "reason"
         record = {"task": intent, named: reference, "assistant": text}
-        messages = [{"role": "system", "content": _ASKS[kind]},
-                    {"role": "user", "content": json.dumps(record, ensure_ascii=False)}]
         try:
-            said = self.endpoint.complete(messages, temperature=0.0)
+            said = self.endpoint.complete(json_chat(_ASKS[kind], record), temperature=0.0)
             if (verdict := read_judgement(said)) is not None:
                 return verdict
             problem = f"answered {said[-80:]!r}, expected CORRECT, PARTIALLY or INCORRECT"

@@ -11,8 +11,6 @@
 Ids in actions become line numbers, with the `scroll` steps that lead there. What our grammar cannot say (a
 drag, two calls at once) is left out where nothing changed and otherwise cuts the run in two. Left out: a
 `stop` without a verdict, an agent's thoughts. Not read: AgentLab's pickles, Playwright traces. """
-from __future__ import annotations
-
 import ast
 import json
 import re

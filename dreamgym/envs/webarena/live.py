@@ -8,8 +8,6 @@
 
 Addresses are `$WA_SHOPPING`, ... (or WebArena's own unprefixed names), the reset service is `$WA_FULL_RESET`,
 accounts are `$WA_SHOPPING_USERNAME` and `$WA_SHOPPING_PASSWORD` (default: WebArena's public ones). """
-from __future__ import annotations
-
 import hashlib
 import http.client
 import json

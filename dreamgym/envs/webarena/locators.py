@@ -1,7 +1,5 @@
 """Locators of the own sites' tasks without a browser: `query` reads document.querySelector('.row
 a').outerText, .value and .checked. What is not understood is refused, never guessed."""
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator, Mapping
@@ -11,11 +9,10 @@ from typing import Any
 import lxml.html
 from lxml.cssselect import CSSSelector
 
-from dreamgym.envs.webarena.ax_tree_sources import value_of
+from dreamgym.envs.webarena.ax_tree_sources import QUOTED, value_of
 
 Element = lxml.html.HtmlElement
-_TEXT = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
-_LOCATOR = re.compile(rf"document\.querySelector\(({_TEXT})\)\.(outerText|value|checked);?\s*")
+_LOCATOR = re.compile(rf"document\.querySelector\(({QUOTED})\)\.(outerText|value|checked);?\s*")
 _BLOCKS = frozenset("aside div form h1 h2 h3 h4 h5 h6 header li main nav ol option p section ul".split())
 _HIDDEN = frozenset("script style head template noscript textarea".split())
 _NO_TEXT = frozenset("select ul ol".split())     # blanks between what is inside do not show

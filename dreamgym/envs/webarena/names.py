@@ -1,13 +1,12 @@
 """Entity randomization: other names for the things of the own sites, for training rows, so that a small model
 copies names from the page instead of memorizing them."""
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 
 import numpy as np
 
-from dreamgym.envs.webarena.sites import code, data, forum, site, map as maps
+from dreamgym.envs.webarena.sites import data
+from dreamgym.envs.webarena.sites.site import WORDS
 
 # Words that the sites also use for something else: 'map', the button 'Star', the role radio, going by bike
 FIXED = frozenset("map shop site open star notes garden table watch chat page set phone screen bike card "
@@ -18,12 +17,13 @@ _PIECE = re.compile(r"%[0-9A-F]{2}|[A-Za-z]+|(?<!(?:lick|type|over|ocus) \[)"
 
 
 def _kinds() -> tuple[tuple[str, ...], ...]:
-    topics = " ".join(topic for _, topics in forum.FORUMS.values() for topic in topics).split()
-    nouns = [noun for nouns in data.CATEGORIES.values() for noun in nouns]
+    people, shop, forum, code = (WORDS[part] for part in ("people", "shop", "forum", "code"))
+    topics = " ".join(topic for _, topics in forum.forums.values() for topic in topics).split()
+    nouns = [noun for nouns in shop.categories.values() for noun in nouns]
     lists = (
-        (*data.LOOKS, *code.FIRST),
-        (*nouns, *forum.FORUMS, *code.SECOND, *topics),
-        (*site.FIRST_NAMES, *site.LAST_NAMES, *data.BRANDS, *data.CITIES, *maps.TOWN_NAMES),
+        (*shop.looks, *code.first),
+        (*nouns, *forum.forums, *code.second, *topics),
+        (*people.first, *people.last, *shop.brands, *shop.cities, *WORDS["map"].towns),
         map(str, range(10, 100)),
         map(str, range(1001, 1001 + data.ORDERS)),
     )

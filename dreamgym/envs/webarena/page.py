@@ -11,8 +11,6 @@
 
 An element's number is that of its line in the state, counted from 1.
 """
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,6 +1,4 @@
 """What WebArena says about itself to language models."""
-from __future__ import annotations
-
 from dreamgym.prompts import Prompts
 
 PROMPTS = Prompts(

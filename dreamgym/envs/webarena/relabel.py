@@ -4,8 +4,6 @@ A trace states facts first and the verdict last: a small model concludes only fr
 Counterfactuals make the reward a judgement: a `stop` on a page under a sentence that it fulfils, or misses,
 mostly by a single constraint. In played episodes the reward would follow from the task alone.
 """
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from itertools import zip_longest

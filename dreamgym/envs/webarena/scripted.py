@@ -1,7 +1,5 @@
 """Scripted policies of the own sites. All but the random one follow the plan of the task's template on the
 pages they see. Only the oracle is told the answer, by the task's hidden parameters."""
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

@@ -14,8 +14,6 @@ Choices that hold in both: what the page does not allow changes nothing; `type` 
 history has no empty page and no answer to a posted form in it; links that lead to other hosts are not
 followed; a new tab comes to the front, and when it is closed the one before it; the last tab stays.
 """
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any

@@ -1,6 +1,4 @@
 """Tasks of the own sites from the declarations in templates.py: sentences, rule checks, WebArena's JSON."""
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache

@@ -13,8 +13,6 @@ In the file, `draw` may use @part, and @name(1, 2) for a table of one column. `o
 `plan` and `shows` go on from there, `before` comes first; where `page` is another, only its plan is used.
 `absent` is a table and a column: names whose halves occur in it, but not together, are asked for, too.
 """
-from __future__ import annotations
-
 import re
 from configparser import ConfigParser, SectionProxy
 from dataclasses import dataclass

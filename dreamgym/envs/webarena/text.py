@@ -3,8 +3,6 @@
 An action names an element by the number of its line in the state as the policy sees it (`click [3]`);
 grounded, the words of the line follow (`click [3] link 'Cart'`). Every function takes both forms.
 """
-from __future__ import annotations
-
 import re
 
 from dreamgym.envs.webarena.actions import ON_ELEMENT, Action, parse

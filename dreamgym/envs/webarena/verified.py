@@ -7,8 +7,6 @@ files, in the folders that it reads:
 An answer that is a JSON object (`stop [{"task_type": ..}]`) is written as it is, any other as retrieved text.
 An episode without `stop` leaves `null`, which is no success. The network log holds the session's cookies.
 """
-from __future__ import annotations
-
 import json
 from itertools import count
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The shop's back office: the same database, seen by the admin. Bestsellers, products, orders, customers,
 reviews to approve, and reports."""
-from __future__ import annotations
-
 import re
 import sqlite3
 from random import Random

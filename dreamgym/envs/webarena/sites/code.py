@@ -3,8 +3,6 @@ WebArena's name for it is `gitlab`.
 
 A commit is a title, an author and a day. Issues and merge requests are one table of items.
 """
-from __future__ import annotations
-
 import re
 import sqlite3
 from random import Random
@@ -13,25 +11,14 @@ from typing import Any
 from flask import abort, g, request
 
 from dreamgym.envs.webarena.sites.site import (
-    FIRST_NAMES, LAST_NAMES, TODAY, Site, all_words, asked, chosen, day, go, insert, of_split, one, page,
+    PEOPLE, TODAY, WORDS, Site, all_words, asked, chosen, day, go, insert, of_split, one, page,
     paged, rows, run, toggle, words)
 
 SITE = Site("gitlab", "Code", {"Projects": "/", "My issues": "/issues",
                                "My merge requests": "/merge-requests", "Account": "/account"},
             search="/search", account=("byteblaze", "hello1234"), login_path="/users/sign_in",
             login_text="Sign in", user_label="Username or email")
-FIRST = "solar paper tiny fast blue open quiet smart brave magic clever silver".split()
-SECOND = "bot tool map notes chat site timer shop wiki forge radar vault".split()
-AUDIENCE = ("students", "teachers", "writers", "doctors", "cooks", "runners", "families", "artists")
-VERBS = ("Fix", "Add", "Remove", "Update", "Test", "Speed up")
-THINGS = ("login page", "search box", "main menu", "export", "import", "cache", "mobile view", "error text",
-          "settings", "dark mode", "help text", "start page")
-BODIES = ("It is slow on my phone.", "Users asked for this.", "See the last release.",
-          "This broke last week.", "A small change would do.", "It works on one page only.")
-NOTES = ("I can look at it", "Please add a test", "Works for me", "Same here", "Can we close this?",
-         "Good idea", "I need more details", "Done in my branch", "Not before the release",
-         "Looks good to me")
-STATUSES = ("", "", "On vacation", "Busy", "In a meeting", "Working from home")
+NAMES = WORDS["code"]
 LABELS = ("bug", "feature", "docs", "question")
 LICENSES = ("MIT", "Apache 2.0", "GPL 3.0", "none")
 VISIBILITIES = ("public", "internal", "private")
@@ -48,14 +35,16 @@ SORTS = {"name": "path", "stars": "stars DESC, path", "updated": "updated DESC, 
 def fill(db: sqlite3.Connection, rng: Random, split: str) -> None:
     """Five projects belong to the account. Stars and commits differ: 'the most' is always one."""
     account = SITE.account[0]
-    people = [account, *rng.sample(of_split(map(str.lower, FIRST_NAMES), split), 10)]
+    people = [account, *rng.sample(of_split(map(str.lower, PEOPLE.first), split), 10)]
     for person in people:
-        full_name = "Byte Blaze" if person == account else f"{person.capitalize()} {rng.choice(LAST_NAMES)}"
+        full_name = "Byte Blaze" if person == account else f"{person.capitalize()} {rng.choice(PEOPLE.last)}"
         SITE.add_user(db, person, rng, full_name, range(300, 1500))
         insert(db, "code_profiles", user=person, email=f"{person}@mail.test",
-               status="" if person == account else rng.choice(STATUSES), token=f"{rng.getrandbits(40):010x}")
-    names = rng.sample(of_split([f"{first}-{second}" for first in FIRST for second in SECOND], split), 22)
-    titles = of_split([f"{verb} {thing}" for verb in VERBS for thing in THINGS], split)
+               status="" if person == account else rng.choice(NAMES.statuses),
+               token=f"{rng.getrandbits(40):010x}")
+    both = [f"{first}-{second}" for first in NAMES.first for second in NAMES.second]
+    names = rng.sample(of_split(both, split), 22)
+    titles = of_split([f"{verb} {thing}" for verb in NAMES.verbs for thing in NAMES.things], split)
     projects = [_fill_project(db, rng, account if i < 5 else rng.choice(people[1:]), people, titles, name,
                               stars)
                 for i, (name, stars) in enumerate(zip(names, rng.sample(range(3, 300), len(names))))]
@@ -67,7 +56,7 @@ def fill(db: sqlite3.Connection, rng: Random, split: str) -> None:
 
 def _fill_project(db: sqlite3.Connection, rng: Random, owner: str, people: list[str], titles: list[str],
                   name: str, stars: int) -> int:
-    what, audience = name.replace("-", " "), rng.choice(AUDIENCE)
+    what, audience = name.replace("-", " "), rng.choice(NAMES.audience)
     team = [owner, *rng.sample([person for person in people if person != owner], rng.randint(2, 5))]
     project = insert(db, "code_projects", path=f"{owner}/{name}", owner=owner,
                      description=f"A {what} for {audience}",
@@ -82,10 +71,10 @@ def _fill_project(db: sqlite3.Connection, rng: Random, owner: str, people: list[
         for number, title in enumerate(drawn, 1):
             age = (len(drawn) - number) * 9 + rng.randrange(1, 9)
             item = insert(db, "code_items", project=project, kind=kind, number=number, title=title,
-                          body=rng.choice(BODIES), author=rng.choice(people),
+                          body=rng.choice(NAMES.bodies), author=rng.choice(people),
                           assignee=rng.choice([NOBODY, *team]), label=rng.choice(LABELS),
                           state=rng.choice(("open", *states)), created=day(age))
-            notes = rng.sample(NOTES, rng.randint(0, 3))
+            notes = rng.sample(NAMES.notes, rng.randint(0, 3))
             for note, created in zip(notes, sorted(day(rng.randrange(age)) for _ in range(4))):
                 insert(db, "code_notes", item=item, author=rng.choice(people), body=note, created=created)
     contributors = team[:rng.randint(2, 4)]
@@ -94,7 +83,8 @@ def _fill_project(db: sqlite3.Connection, rng: Random, owner: str, people: list[
     rng.shuffle(authors)
     for i, author in enumerate(authors):
         insert(db, "code_commits", project=project, author=author,
-               title=f"{rng.choice(VERBS)} {rng.choice(THINGS)}", created=day((len(authors) - i) * 3))
+               title=f"{rng.choice(NAMES.verbs)} {rng.choice(NAMES.things)}",
+               created=day((len(authors) - i) * 3))
     return project
 
 

@@ -4,13 +4,11 @@ Names come from a small vocabulary ('Blue Speaker', 'Wool Scarf'), so that a tin
 write them. Only draws whose outcome Python keeps the same over versions and machines are used (`random()`,
 `choice`, `shuffle`, `randrange` of a str-seeded Random).
 """
-from __future__ import annotations
-
 import sqlite3
 from random import Random
 
 from dreamgym.envs.webarena.sites.site import (
-    FIRST_NAMES, LAST_NAMES, Site, day, insert, of_split)
+    PEOPLE, WORDS, Site, day, insert, of_split)
 
 SITE = Site("shopping", "One Stop Mini", {"Home": "/", "Cart": "/cart", "Account": "/account"},
             search="/search", account=("emma.lopez@gmail.com", "Password.123"),
@@ -18,29 +16,7 @@ SITE = Site("shopping", "One Stop Mini", {"Home": "/", "Cart": "/cart", "Account
 STATUSES = ("Pending", "Processing", "Complete", "Canceled")
 PAYMENTS = ("Card", "Check")
 CUSTOMERS, ORDERS, REVIEWS, DAYS = 25, 150, 270, 730
-# of products, and of the map's places; the first eight have a colour in the stylesheet
-LOOKS = """Black Blue Gray Green Pink Red White Yellow Amber Bright Cedar Coral Cotton Crystal Gold Happy
-    Leather Linen Little Maple Moon Ocean Quiet River Rose Royal Silk Silver Stone Sunny Velvet
-    Wool""".split()
-BRANDS = ("Acme", "Luma", "Nova", "Orbit", "Peak", "Zen")
-# category -> noun -> lowest price in dollars (the highest is three times that); drawn in static/products.svg
-CATEGORIES = {
-    "Audio": {"Earbuds": 15, "Headphones": 30, "Microphone": 40, "Radio": 20, "Speaker": 25},
-    "Beauty": {"Brush": 4, "Cream": 8, "Mirror": 12, "Perfume": 25, "Soap": 3},
-    "Clothing": {"Gloves": 10, "Hat": 9, "Jacket": 45, "Scarf": 12, "Socks": 4},
-    "Garden": {"Bench": 60, "Hose": 18, "Pot": 6, "Rake": 14, "Shovel": 16},
-    "Kitchen": {"Blender": 35, "Kettle": 22, "Mug": 5, "Pan": 18, "Toaster": 25},
-    "Office": {"Chair": 70, "Desk": 90, "Lamp": 20, "Notebook": 3, "Pen": 2},
-    "Sports": {"Ball": 8, "Bottle": 7, "Mat": 15, "Racket": 30, "Rope": 5},
-    "Toys": {"Doll": 12, "Kite": 10, "Puzzle": 9, "Robot": 28, "Train": 24},
-}
-STREETS = ("Bridge Street", "Church Road", "Garden Street", "Hill Road", "Lake Street", "Market Street",
-           "Oak Street",
-           "Park Road")
-CITIES = ("Austin", "Boston", "Chicago", "Dallas", "Denver", "Miami", "Phoenix", "Seattle")
-PRAISE = {1: ("Bad", "Poor"), 2: ("Weak", "Cheap"), 3: ("Fair", "Plain"), 4: ("Good", "Nice"),
-          5: ("Great", "Perfect")}
-ASPECTS = ("box", "color", "delivery", "price", "quality", "shape", "size", "value")
+NAMES = WORDS["shop"]
 
 
 def slug(name: str) -> str:
@@ -50,7 +26,7 @@ def slug(name: str) -> str:
 def fill(db: sqlite3.Connection, rng: Random, split: str) -> None:
     """120 products, 25 customers (Emma Lopez is the first), 150 orders of two years, some 250 reviews."""
     _add_products(db, rng, split)
-    people = of_split([f"{first} {last}" for first in FIRST_NAMES for last in LAST_NAMES], split)
+    people = of_split([f"{first} {last}" for first in PEOPLE.first for last in PEOPLE.last], split)
     names = sorted(rng.sample(people, CUSTOMERS - 1))
     customers = [_add_customer(db, rng, name) for name in ["Emma Lopez", *names]]
     # the shop grows: later days have more orders
@@ -65,15 +41,15 @@ def fill(db: sqlite3.Connection, rng: Random, split: str) -> None:
 
 
 def _add_products(db: sqlite3.Connection, rng: Random, split: str) -> None:
-    for number, (category, nouns) in enumerate(CATEGORIES.items(), 1):
+    for number, (category, nouns) in enumerate(NAMES.categories.items(), 1):
         insert(db, "shop_categories", id=number, name=category, slug=slug(category))
         names = sorted((name, low, 5 * (number - 1) + i) for i, (noun, low) in enumerate(nouns.items())
-                       for name in rng.sample(of_split([f"{look} {noun}" for look in LOOKS], split), 3))
+                       for name in rng.sample(of_split([f"{look} {noun}" for look in NAMES.looks], split), 3))
         for i, (name, low, picture) in enumerate(names, 1):
             price = 100 * rng.randrange(low, 3 * low) + rng.choice((0, 50, 95, 99))
             stock = 0 if rng.random() < 0.06 else rng.randrange(1, 41)
             insert(db, "shop_products", sku=f"{category[0]}{number}{i:02d}", slug=slug(name), name=name,
-                   category_id=number, brand=rng.choice(BRANDS), color=name.split()[0].lower(),
+                   category_id=number, brand=rng.choice(NAMES.brands), color=name.split()[0].lower(),
                    picture=picture, price=price, stock=stock)
         db.execute("UPDATE shop_products SET featured = 1 WHERE stock > 0 AND name = ?",
                    (rng.choice(names)[0],))
@@ -82,9 +58,9 @@ def _add_products(db: sqlite3.Connection, rng: Random, split: str) -> None:
 def _add_customer(db: sqlite3.Connection, rng: Random, name: str) -> int:
     email = f"{name.lower().replace(' ', '.')}@gmail.com"
     customer = SITE.add_user(db, email, rng, name, range(DAYS, DAYS + 200))
-    insert(db, "shop_addresses", user_id=customer, street=f"{rng.randrange(1, 100)} {rng.choice(STREETS)}",
-           city=rng.choice(CITIES), zip=f"{rng.randrange(10000, 100000)}",
-           phone=f"555-{rng.randrange(1000, 10000)}")
+    insert(db, "shop_addresses", user_id=customer,
+           street=f"{rng.randrange(1, 100)} {rng.choice(NAMES.streets)}", city=rng.choice(NAMES.cities),
+           zip=f"{rng.randrange(10000, 100000)}", phone=f"555-{rng.randrange(1000, 10000)}")
     return customer
 
 
@@ -116,8 +92,9 @@ def _add_reviews(db: sqlite3.Connection, rng: Random, customers: list[int]) -> N
             continue
         written.add((product, user_id))
         stars = min(5, max(1, quality[product - 1] + rng.choice((-2, -1, 0, 0, 0, 1, 1))))
-        first, second = rng.sample(ASPECTS, 2)
-        text = f"{rng.choice(PRAISE[stars])} {first}, {rng.choice(PRAISE[stars]).lower()} {second}."
+        first, second = rng.sample(NAMES.aspects, 2)
+        praise = NAMES.praise[stars - 1]
+        text = f"{rng.choice(praise)} {first}, {rng.choice(praise).lower()} {second}."
         status = "Pending" if ago <= 60 and rng.random() < 0.6 else "Approved"
         insert(db, "shop_reviews", product_id=product, user_id=user_id, stars=stars, text=text, date=day(ago),
                status=status)

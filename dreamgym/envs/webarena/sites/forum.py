@@ -1,56 +1,17 @@
 """The forum of the own sites, after Postmill: forums, posts, comments, votes, subscriptions, profiles.
 WebArena's name for it is `reddit`."""
-from __future__ import annotations
-
 import sqlite3
 from random import Random
 
 from flask import abort, g
 
 from dreamgym.envs.webarena.sites.site import (
-    FIRST_NAMES, TODAY, Site, all_words, asked, chosen, day, go, insert, of_split, one, page, paged, rows,
+    PEOPLE, TODAY, WORDS, Site, all_words, asked, chosen, day, go, insert, of_split, one, page, paged, rows,
     run, toggle, words)
 
 SITE = Site("reddit", "Forum", {"Forums": "/", "Account": "/account"}, search="/search",
             account=("MarvelsGrantMan136", "test1234"))
-FORUMS = {                                       # name: (description, what its posts are about)
-    "books": ("Novels, poems and comics", ("novel", "poem", "comic", "story", "bookshelf", "library card")),
-    "cooking": ("Food and how to make it",
-                ("soup recipe", "bread knife", "cake tin", "pan", "teapot", "grill")),
-    "diy": ("Things you build yourself", ("shelf", "lamp", "table", "door", "drill", "bird house")),
-    "fitness": ("Running, lifting and rest",
-                ("running shoe", "bike", "yoga mat", "swim cap", "gym bag", "watch")),
-    "games": ("Board games and video games",
-              ("puzzle", "card game", "console", "board game", "quiz book", "chess set")),
-    "garden": ("Plants, trees and tools",
-               ("rose", "tomato plant", "hedge", "lawn mower", "spade", "plum tree")),
-    "movies": ("Films old and new", ("film", "cartoon", "film poster", "projector", "popcorn pan",
-                                     "cinema ticket")),
-    "music": ("Songs and instruments", ("song", "guitar", "piano", "concert ticket", "record", "drum")),
-    "pets": ("Cats, dogs and others", ("cat", "dog", "parrot", "rabbit", "fish tank", "dog bed")),
-    "space": ("Stars, planets and rockets",
-              ("moon map", "rocket model", "telescope", "comet photo", "star chart", "planet lamp")),
-    "tech": ("Phones and computers", ("phone", "laptop", "camera", "printer", "keyboard", "screen")),
-    "travel": ("Trips near and far", ("train ticket", "suitcase", "tent", "map", "backpack", "passport")),
-}
-POSTS = (("My first {}", "I made a start. What should I do next?"),
-         ("How to choose a {}", "There are so many. What do you look for?"),
-         ("The best {} this year", "I tried a few and kept one."),
-         ("Question about a {}", "Can somebody explain how this works?"),
-         ("Advice on my old {}", "It will not last long."),
-         ("A cheap {}", "I have a small budget. Any ideas?"), ("Lost my {}", "It was here yesterday."),
-         ("Review of a new {}", "Good for the price. Four stars."),
-         ("Why I love this {}", "It makes every day better."),
-         ("Never buy this {}", "It broke after a week."),
-         ("Looking for a {}", "Please tell me where to find one."), ("Photo of my {}", "Taken this morning."))
-REPLIES = ("I agree with this", "Thank you for the tip", "That did not work for me", "Try a smaller one",
-           "Ask in a shop near you", "I had the same problem",
-           "Very nice work", "Too much money", "I will try this today", "Do not do this", "My sister has one",
-           "Please post a photo", "It gets better with time",
-           "Where did you find it", "I would wait a year", "Great idea", "This made me laugh",
-           "Wrong forum, I think", "Mine lasted ten years", "Start with a plan")
-BIOS = ("I like quiet days", "Here for the photos", "Always learning", "Coffee first", "I answer slowly",
-        "New here", "Ask me about trees", "I build things")
+NAMES = WORDS["forum"]
 SORTS = {"hot": "score + posts.id / 8 DESC, posts.id DESC", "new": "posts.id DESC",
          "top": "score DESC, posts.id DESC"}
 POST = "/f/<forum>/<int(max=999999):post>"
@@ -82,18 +43,18 @@ SITE.loaders |= {
 
 def fill(db: sqlite3.Connection, rng: Random, split: str) -> None:
     """Posts in the order of their days: a higher id is a newer post."""
-    people = [SITE.account[0], *rng.sample(of_split(map(str.lower, FIRST_NAMES), split), 12)]
+    people = [SITE.account[0], *rng.sample(of_split(map(str.lower, PEOPLE.first), split), 12)]
     for person in people:
         SITE.add_user(db, person, rng, joined=range(300, 1500))
-        insert(db, "forum_bios", user=person, bio=rng.choice(BIOS))
-    for name, (description, _) in FORUMS.items():
+        insert(db, "forum_bios", user=person, bio=rng.choice(NAMES.bios))
+    for name, (description, _) in NAMES.forums.items():
         insert(db, "forum_forums", name=name, description=description, sidebar="",
                subscribers=rng.randrange(20, 400))
-    for name in rng.sample(sorted(FORUMS), 3):
+    for name in rng.sample(sorted(NAMES.forums), 3):
         insert(db, "forum_subscriptions", user=people[0], forum=name)
     posts = []
-    for name, (_, nouns) in FORUMS.items():
-        bodies = {title.format(noun): body for title, body in POSTS for noun in nouns}
+    for name, (_, nouns) in NAMES.forums.items():
+        bodies = {title.format(noun): body for title, body in NAMES.posts for noun in nouns}
         titles = rng.sample(of_split(bodies, split), rng.randint(12, 16))
         posts += [(name, title, bodies[title]) for title in titles]
     rng.shuffle(posts)
@@ -102,7 +63,8 @@ def fill(db: sqlite3.Connection, rng: Random, split: str) -> None:
         answers, author = rng.sample(people, rng.randint(0, 4)), rng.choice(people)
         post = insert(db, "forum_posts", forum=name, author=author, title=title, body=body,
                       score=rng.randint(-3, 40), created=day(age), comments=len(answers))
-        replies, days = rng.sample(REPLIES, len(answers)), sorted(day(rng.randrange(age)) for _ in answers)
+        replies = rng.sample(NAMES.replies, len(answers))
+        days = sorted(day(rng.randrange(age)) for _ in answers)
         for person, reply, created in zip(answers, replies, days):
             insert(db, "forum_comments", post_id=post, author=person, body=reply, score=rng.randint(-4, 12),
                    created=created)

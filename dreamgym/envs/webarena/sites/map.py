@@ -4,8 +4,6 @@ changes; nobody has to log in.
 Positions are whole metres on a plane (x east, y north). Streets run straight and cross at right angles. The
 same distance is driven, cycled and walked. The one picture, static/towns.svg, shows towns and roads.
 """
-from __future__ import annotations
-
 import heapq
 import math
 import sqlite3
@@ -16,16 +14,12 @@ from random import Random
 
 from flask import abort, g
 
-from dreamgym.envs.webarena.sites.data import LOOKS
-from dreamgym.envs.webarena.sites.site import Site, asked, chosen, of_split, page, paged
+from dreamgym.envs.webarena.sites.site import WORDS, Site, asked, chosen, of_split, page, paged
 
 SITE = Site("map", "Map", {"Towns": "/", "Directions": "/directions"}, search="/search")
 SPEED = {"car": 40, "bike": 15, "foot": 5}                            # km/h, everywhere
 TOWNS = ((8000, 7000, "10101"), (21000, 9000, "10202"), (11000, 19000, "10303"), (25000, 22000, "10404"))
-TOWN_NAMES = """Alder Bree Colby Dunton Eston Farley Glenby Harrow Ingle Kirby Lorne Marden Norby Orwell
-    Penrith Selby""".split()
 ROADS = ((0, 1, "Road 1"), (0, 2, "Road 2"), (1, 3, "Road 3"), (2, 3, "Road 4"))      # between TOWNS
-STREETS = ("Oak Street", "Mill Street", "Church Street", "High Street", "Lake Street", "Hill Street")
 LINES = (-800, 0, 800)  # where streets run, from the middle of a town; half as long again to each side
 REACH = 1500
 KINDS = {  # category: (noun of the names, least and most in a town, opening hours, named after the town)
@@ -60,15 +54,16 @@ class Place(namedtuple("Place", "id slug name category town street number zip ph
 
 def fill(db: sqlite3.Connection, rng: Random, split: str) -> None:
     """Streets and places; every name is the only one of its kind."""
-    towns = rng.sample(of_split(TOWN_NAMES, split), len(TOWNS))
+    towns = rng.sample(of_split(WORDS["map"].towns, split), len(TOWNS))
     places = [(town.lower(), town, "town", town, "", 0, code, "", "", x, y)
               for town, (x, y, code) in zip(towns, TOWNS)]
     streets = [(road, "", *TOWNS[a][:2], *TOWNS[b][:2]) for a, b, road in ROADS]
-    left = {kind: of_split([f"{look} {noun}" for look in LOOKS], split) for kind, (noun, *_) in KINDS.items()}
+    left = {kind: of_split([f"{look} {noun}" for look in WORDS["shop"].looks], split)
+            for kind, (noun, *_) in KINDS.items()}
     for names in left.values():
         rng.shuffle(names)
     for town, (x, y, code) in zip(towns, TOWNS):
-        named = rng.sample(STREETS, len(STREETS))  # the first three run east, the others north
+        named = rng.sample(WORDS["map"].streets, 6)       # the first three run east, the others north
         for i, (street, line) in enumerate(zip(named, LINES * 2)):
             streets.append((street, town, *((x - REACH, y + line, x + REACH, y + line) if i < 3 else
                                             (x + line, y - REACH, x + line, y + REACH))))

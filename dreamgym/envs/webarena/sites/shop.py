@@ -1,6 +1,4 @@
 """The shop: categories, search, products with reviews, a cart and a checkout, and the customer's account."""
-from __future__ import annotations
-
 import sqlite3
 
 from flask import g, request

@@ -4,17 +4,17 @@ A site is a module with `SITE` and its first data (`fill(db, rng, split)`). Its 
 `SITE.get` and `SITE.post`; its pages are the blocks of templates/SITE.html, named like the views. A view
 finds the database in `g.db`, the visitor in `g.user` (a row of `users`, or None) and the user name in
 `g.name`. Every POST ends in `go`: a redirect, and a message that the next page shows once. """
-from __future__ import annotations
-
 import hashlib
 import re
 import sqlite3
+import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from datetime import date, timedelta
 from functools import cache, partial
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
@@ -26,11 +26,9 @@ from werkzeug.exceptions import HTTPException, NotFound
 DATABASE = "dreamgym.site_database"              # in a request's environ
 FOLDER = Path(__file__).parent
 TODAY = "2024-06-01"                             # the clock stands still, so that an episode repeats exactly
-FIRST_NAMES = """Abel Adam Alice Anna Bella Ben Boris Carl Clara Daniel David Dora Eric Eva Felix Fiona Frank
-    Gina Grace Greta Henry Hugo Ines Iris Jack Jonas Julia Karl Kira Laura Leo Liam Mary Mona Nina Nora Oscar
-    Otto Paul Petra Rosa Sam Simon Theo Tina Vera Victor Willa""".split()
-LAST_NAMES = """Baker Brown Clark Cook Davis Fox Green Hill Jones King Lee Miller Moore Reed Smith Stone White
-    Young""".split()
+WORDS = {part: SimpleNamespace(**words)          # what the first data are made of, by site
+         for part, words in tomllib.loads((FOLDER / "words.toml").read_text()).items()}
+PEOPLE = WORDS["people"]
 
 
 @dataclass(eq=False)

@@ -1,9 +1,9 @@
 """What resumes must end as the uninterrupted run did, to the bit: SIGKILL and Ctrl-C at random moments, saves
 included. And resident memory over many iterations.
 
-    python -m benchmarks.soak --kills 100               # supervised, GRPO in the dream, GRPO in the world
-    python -m benchmarks.soak --kills 0 --interrupts 30          # Ctrl-C: exit code 130, and the same end
-    python -m benchmarks.soak --kills 0 --iterations 1000        # memory of the loop
+    python -m tests.soak --kills 100               # supervised, GRPO in the dream, GRPO in the world
+    python -m tests.soak --kills 0 --interrupts 30          # Ctrl-C: exit code 130, and the same end
+    python -m tests.soak --kills 0 --iterations 1000        # memory of the loop
 
 The environment is examples/files.py. Its experience model is trained far enough that most dreams can be read
 and some are paid, so that policies are updated, the replay buffer is enriched and tasks are generated.
@@ -11,8 +11,6 @@ Compared are weights, optimizers, random states, replay buffer, curriculum, epis
 without times. A run is a forked process, for imports take longer than its work. A signal comes after a
 uniform draw between 0 and a third of an uninterrupted run's length; every second one waits for the next save.
 """
-from __future__ import annotations
-
 import json
 import multiprocessing
 import os
@@ -34,23 +32,14 @@ from benchmarks.timing import memory_mb
 from dreamgym import run
 from dreamgym.envs.base import Environment
 from tests.conftest import EXAMPLE, run_main
-from tests.test_scripts import assert_same_checkpoint, settled
+from tests.test_scripts import NUMBERS as SMALL, assert_same_checkpoint, settled
 
-NUMBERS = {
-    "model": "scratch:32x1", "system_prompts": False, "micro_batch_tok": 4096,
-    "collect.transitions": 3000, "collect.heldout": 30,
-    "train_expmodel.page_format": "diff", "train_expmodel.reasoning": False, "train_expmodel.context": 512,
-    "train_expmodel.max_next_tok": 30, "train_expmodel.max_reward_tok": 12,
-    "train_expmodel.max_resamples": 1, "train_expmodel.rows": 16, "train_expmodel.lr": 0.01,
-    "train_expmodel.muon_lr": 0.02, "train_expmodel.warmup": 20, "train_expmodel.prompt_loss": 0.3,
-    "train_expmodel.reward_share": 0.3, "train_expmodel.probe_rows": 4,
-    "train_policy.init": "expmodel", "train_policy.policy_format": "action",
-    "train_policy.policy_context": 512, "train_policy.max_action_tok": 10,
+NUMBERS = SMALL | {
+    "collect.transitions": 3000, "train_expmodel.context": 512, "train_expmodel.max_next_tok": 30,
+    "train_expmodel.max_reward_tok": 12, "train_expmodel.max_resamples": 1, "train_expmodel.rows": 16,
+    "train_expmodel.warmup": 20, "train_expmodel.prompt_loss": 0.3, "train_expmodel.reward_share": 0.3,
     "train_policy.imitation_episodes": 60, "train_policy.imitation_epochs": 4,
-    "train_policy.imitation_lr": 0.003, "train_policy.imitation_muon_lr": 0.02, "train_policy.lr": 0.0003,
-    "train_policy.tasks": 2, "train_policy.rollouts": 3, "train_policy.updates": 2,
-    "train_policy.eval_tasks": 2, "train_policy.test_tasks": 2, "train_policy.eval_every": 2,
-    "train_policy.save_every": 1, "train_policy.generate_every": 2, "train_policy.max_malformed": 1.0}
+    "train_policy.imitation_muon_lr": 0.02, "train_policy.rollouts": 3}
 JOBS = {"supervised": ("train_expmodel", ["--steps", 90, "--max-steps", 90, "--rows", 8, "--save-every", 5]),
         "dream": ("train_policy", ["--iterations", 5]),
         "real": ("train_policy", ["--world", "real", "--real-transitions", 250])}
