@@ -54,7 +54,10 @@ def http_server(answer):
         def log_message(self, *_):
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Server(ThreadingHTTPServer):
+        request_queue_size = 64
+
+    server = Server(("127.0.0.1", 0), Handler)
     server.handle_error = lambda *_: None        # a client that gives up
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     try:
@@ -77,6 +80,25 @@ def random_model(kind: str, vocab: int, seed: int = 0, **changes):
 @pytest.fixture
 def script():
     return run_main
+
+
+@pytest.fixture(scope="session")
+def needs_chromium():
+    """Skips where there is no real browser."""
+    try:
+        from dreamgym.envs.webarena.chromium import find_chromium
+        find_chromium()
+    except (ImportError, ValueError) as error:
+        pytest.skip(f"no real browser here: {error}")
+
+
+@pytest.fixture(scope="module")
+def browser(needs_chromium):
+    """A real browser, whose contexts the tests close."""
+    from dreamgym.envs.webarena.chromium import Browser
+    with Browser() as running:
+        yield running
+        assert running.chromium.contexts == []
 
 
 @pytest.fixture(scope="session")

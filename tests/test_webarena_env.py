@@ -1,7 +1,6 @@
 """WebArena as an environment: the contract, refusals, evaluation at stop, isolation, and the same through a
 real browser and as a user's sites."""
 import json
-import shutil
 from copy import copy
 
 import numpy as np
@@ -14,9 +13,6 @@ from dreamgym.envs.webarena.env import LiveSites, OwnSites, WebArena, official_t
 from dreamgym.envs.webarena.page import STOPPED
 from dreamgym.envs.webarena.sites import SiteDatabase
 from dreamgym.episode import StopReason, Task
-
-CHROMIUM = pytest.mark.skipif(
-    not shutil.which("chromium"), reason="needs Chromium (Debian: apt-get install chromium)")
 
 
 @pytest.fixture(scope="module")
@@ -240,10 +236,9 @@ def test_official_tasks(env, tmp_path, monkeypatch):
         WebArena(str(tmp_path / "test.raw.json"))
 
 
-@CHROMIUM
+@pytest.mark.usefixtures("needs_chromium")
 def test_webarena_verified_gets_its_files(tmp_path, monkeypatch):
     """Stops episodes of WebArena-Verified from being judged here."""
-    pytest.importorskip("playwright")
     record = {"task_id": 5, "sites": ["shopping"], "intent": "Show my cart.", "intent_template_id": 2,
               "start_urls": ["__SHOPPING__"], "intent_template": "x", "instantiation_dict": {}, "revision": 2,
               "eval": [{"evaluator": "AgentResponseEvaluator", "results_schema": {"type": "null"},
@@ -277,9 +272,8 @@ def test_webarena_verified_gets_its_files(tmp_path, monkeypatch):
         assert not any(entry["request"].get("postData") for entry in log)      # such as that of a login
 
 
-@CHROMIUM
+@pytest.mark.usefixtures("needs_chromium")
 def test_a_real_browser_scores_drafts_and_refuses_keys_alike():
-    pytest.importorskip("playwright")
     real = WebArena(backend="chromium")
     try:
         assert play_drafts(real) == [reward for _, reward in DRAFTS]
@@ -288,11 +282,10 @@ def test_a_real_browser_scores_drafts_and_refuses_keys_alike():
         real.close()
 
 
-@CHROMIUM
+@pytest.mark.usefixtures("needs_chromium")
 @pytest.mark.parametrize("kind", ["own sites", "official data"])
 def test_a_real_browser_plays_the_same_episodes(env, tmp_path, monkeypatch, kind):
     """Results that hold only without a browser: the same texts and the same reward."""
-    pytest.importorskip("playwright")
     tasks = [task for task in env.tasks("test") if task.goal["database"] == "test 1"
              and task.goal["config"]["sites"] in (["shopping"], ["gitlab"])][:2]
     (tmp_path / "tasks.json").write_text(json.dumps([task.goal["config"] for task in tasks]))

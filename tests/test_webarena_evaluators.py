@@ -476,18 +476,12 @@ def test_queries():
     assert [query(PRODUCT, js) for js, _ in QUERIES] == [expected for _, expected in QUERIES]
 
 
-def test_queries_give_what_a_browser_gives():
-    pytest.importorskip("playwright", reason="a real browser needs Playwright (requirements-webarena.txt)")
-    from dreamgym.envs.webarena.chromium import Browser, find_chromium
-    try:
-        find_chromium()
-    except ValueError as error:
-        pytest.skip(str(error))
-    with Browser() as browser:
-        page = browser.chromium.new_page()
-        page.set_content(PRODUCT)
-        ask = "js => { try { const v = eval(js); return v == null ? null : `${v}` } catch { return null } }"
-        assert [page.evaluate(ask, js) for js, _ in QUERIES] == [expected for _, expected in QUERIES]
+def test_queries_give_what_a_browser_gives(browser):
+    page = browser.chromium.new_page()
+    page.set_content(PRODUCT)
+    ask = "js => { try { const v = eval(js); return v == null ? null : `${v}` } catch { return null } }"
+    assert [page.evaluate(ask, js) for js, _ in QUERIES] == [expected for _, expected in QUERIES]
+    page.close()
 
 
 @pytest.mark.parametrize("js", [

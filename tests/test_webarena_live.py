@@ -118,20 +118,6 @@ def test_reset_service_that_does_not_answer(gone):
 # ---- logins, in a browser ----
 
 @pytest.fixture(scope="module")
-def browser():
-    pytest.importorskip("playwright", reason="a real browser needs Playwright (requirements-webarena.txt)")
-    from dreamgym.envs.webarena.chromium import Browser, find_chromium
-
-    try:
-        find_chromium()
-    except ValueError as error:
-        pytest.skip(str(error))
-    with Browser() as running:
-        yield running.chromium
-        assert running.chromium.contexts == []   # Logins leaves none open, also where it fails
-
-
-@pytest.fixture(scope="module")
 def world():
     return SiteDatabase()
 
@@ -156,25 +142,25 @@ def sent_logins(world) -> int:
 def test_logins_are_kept_looked_at_and_renewed(browser, served, tmp_path):
     """A state that is not logged in, and one that others can read."""
     first = sent_logins(served.sites)
-    state = patient(served.bases, tmp_path / "logins").state(browser, ["gitlab", "reddit", "map"])
+    state = patient(served.bases, tmp_path / "logins").state(browser.chromium, ["gitlab", "reddit", "map"])
     assert sent_logins(served.sites) == first + 2
     kept, = (tmp_path / "logins").iterdir()
     assert [stat.S_IMODE(path.stat().st_mode) for path in (kept, kept.parent)] == [0o600, 0o700]
     assert kept.name.startswith("gitlab.reddit-")
     assert not any(password in kept.read_text() for _, password in live.ACCOUNTS.values())
     logins = patient(served.bases, tmp_path / "logins")      # another process looks at it, and sends nothing
-    assert logins.state(browser, ["reddit", "gitlab"]) == state and sent_logins(served.sites) == first + 2
+    assert logins.state(browser.chromium, ["reddit", "gitlab"]) == state and sent_logins(served.sites) == first + 2
 
     served.sites.reset()                                     # all sessions are gone
-    assert logins.state(browser, ["reddit", "gitlab"]) == state              # trusted for a while
+    assert logins.state(browser.chromium, ["reddit", "gitlab"]) == state              # trusted for a while
     logins.seen.clear()
-    renewed = logins.state(browser, ["gitlab", "reddit"])
+    renewed = logins.state(browser.chromium, ["gitlab", "reddit"])
     assert sent_logins(served.sites) == first + 2            # the reset took the old two back
 
     soon = {**renewed, "cookies": [{**cookie, "expires": time.time() + 60} for cookie in renewed["cookies"]]}
     kept.write_text(json.dumps(soon))
     os.utime(kept, (0, 0))
-    logins.state(browser, ["gitlab", "reddit"])
+    logins.state(browser.chromium, ["gitlab", "reddit"])
     assert sent_logins(served.sites) == first + 4
 
 
@@ -183,16 +169,16 @@ def test_wrong_password_is_told_and_never_shown(browser, served, tmp_path, site)
     accounts = {**live.ACCOUNTS, site: (live.ACCOUNTS[site][0], "wrong-secret")}
     said = f"login failed: after it, {site} at .* still asks for one. Check .WA_{site.upper()}_USERNAME"
     with pytest.raises(LiveError, match=said) as error:
-        patient(served.bases, tmp_path, accounts).state(browser, [site])
+        patient(served.bases, tmp_path, accounts).state(browser.chromium, [site])
     assert "wrong-secret" not in str(error.value) and list(tmp_path.iterdir()) == []
 
 
 def test_site_without_a_login_form(browser, gone, tmp_path):
     with pytest.raises(LiveError, match=f"reddit at {gone}: .*ERR_CONNECTION_REFUSED"):
-        patient({"reddit": gone}, tmp_path).state(browser, ["reddit"])
+        patient({"reddit": gone}, tmp_path).state(browser.chromium, ["reddit"])
     with server(lambda *_: (200, "<p>under construction</p>")) as other, \
             pytest.raises(LiveError, match="no usable login form at /login"):
-        Logins({"reddit": other}, live.ACCOUNTS, tmp_path, timeout_s=0.5).state(browser, ["reddit"])
+        Logins({"reddit": other}, live.ACCOUNTS, tmp_path, timeout_s=0.5).state(browser.chromium, ["reddit"])
 
 
 @pytest.mark.parametrize("content, age_s, reads", [
