@@ -1,6 +1,5 @@
 """The pieces of train_policy.py: phases of a run, what the curriculum is fed, what a resume cuts, its child's
 Ctrl-C."""
-import json
 import os
 import signal
 import threading
@@ -15,7 +14,7 @@ import dreamgym.model
 from conftest import EXAMPLE, free_port, run_main
 from dreamgym import prepare, run
 from dreamgym.curriculum import Curriculum
-from dreamgym.episode import Episode, Step, StopReason, Task, read_episodes, to_json
+from dreamgym.episode import Episode, Step, StopReason, Task
 from train_policy import Args, Run, feed_curriculum
 
 
@@ -65,19 +64,6 @@ def test_ppo_feeds_the_curriculum_by_cluster():
     assert feed_curriculum(Args(algo="ppo", rollouts=4), run_state, episodes) == 0.5
     assert {t.id: run_state.curriculum.stats[t.id].value for t in tasks} == {
         t.id: 0.25 if "jacket" in t.id else 0.0 for t in tasks}
-
-
-def test_cut_episodes(tmp_path):
-    """A resumed run that leaves episodes twice, or chokes on the half line of a kill."""
-    path, task = tmp_path / "episodes.jsonl", Task(id="t", text="t")
-    run.cut_jsonl(path, 3, "iteration")
-    assert path.read_text() == ""
-    lines = [json.dumps(to_json(played(task, 0.0, i))) for i in (0, 1, 10)]
-    path.write_text("\n".join(lines) + '\n{"id": "dream-11')
-    run.cut_jsonl(path, 1, "iteration")
-    assert [e.iteration for e in read_episodes(path)] == [0, 1]
-    run.cut_jsonl(path, -1, "iteration")
-    assert path.read_text() == ""
 
 
 @pytest.mark.parametrize(("size", "left"), [(1, 5), (2, 5), (2, 1), (3, 7)])
