@@ -40,28 +40,19 @@ def mutate(text: str, rng: random.Random) -> str:
 # ---- the next state ----
 
 @pytest.mark.parametrize("page_format", ["full", "diff"])
-@pytest.mark.parametrize("reasoning", ["red is listed, so next: it is chosen", "two\nlines", ""])
-def test_what_is_trained_on_parses_back(page_format, reasoning):
-    """A training target that the parser would count as malformed, so that a perfect model fails."""
-    for state in STATES:
-        for next_state in (*STATES, STATE.replace("none", "red")):
-            asked = question(state)
-            text = next_answer(reasoning, next_state, asked, page_format)
-            assert parse_next(text, asked, page_format) == (reasoning, next_state)
-
-
-@pytest.mark.parametrize("page_format", ["full", "diff"])
-def test_escaped_pages_parse_back(page_format):
-    """A real page that no answer could hold, because its own lines look like tags or edits."""
+def test_what_is_trained_on_parses_back(page_format):
+    """A training target that the parser would count as malformed, so that a perfect model fails: reasoning of
+    several lines, a real page whose own lines look like tags or edits."""
     rng = random.Random(0)
     lines = ["state", ":", ": x", "state: x", "Reward : 1 done: yes", "next:", "- a", "+ a", "= state", "a",
-             "= similar 1", "similar 1: x", "similar", "task", "think: b", "> - a", "x"]
+             "= similar 1", "similar 1: x", "similar", "task", "think: b", "> - a", "x", "it; reward: 1 done: yes is"]
     for _ in range(2000):
         state, page = ("\n".join(rng.choice(lines) for _ in range(rng.randint(1, 6))) for _ in range(2))
         asked = question(escape(state))
-        page = escape(page)
+        page, reasoning = escape(page), rng.choice(["red is listed, so next: it is chosen", "two\nlines", ""])
         assert escape(page) == page
-        assert parse_next(next_answer("r", page, asked, page_format), asked, page_format) == ("r", page)
+        text = next_answer(reasoning, page, asked, page_format)
+        assert parse_next(text, asked, page_format) == (reasoning, page)
 
 
 @pytest.mark.parametrize("text", [
