@@ -426,12 +426,11 @@ def test_shop_helpers(call, wanted, expected):
     assert found.score == expected and (expected is not None or "helper" in found.reason)
 
 
-def test_latest_order():
+@pytest.mark.parametrize("helpers, expected", [
+    (ev.shop_helpers(SHOP), 1), (None, None), ({"shopping_get_latest_order_url": lambda: None}, 0)])
+def test_latest_order(helpers, expected):
     spec = look(url="func:shopping_get_latest_order_url()", must_include=["seven"])
-    pages = site({"http://shopping.test/order/7": "<p>seven</p>"})
-    for helpers, expected in ((ev.shop_helpers(SHOP), 1), (None, None),
-                              ({"shopping_get_latest_order_url": lambda: None}, 0)):
-        assert score(spec, page=pages, helpers=helpers) == expected
+    assert score(spec, page=site({"http://shopping.test/order/7": "<p>seven</p>"}), helpers=helpers) == expected
 
 
 @pytest.mark.parametrize("url, post", [
