@@ -129,14 +129,6 @@ def test_fuzz_reward():
     assert 100 < parsed < 3900
 
 
-def test_the_reward_sees_one_step_alone():
-    """History or demonstrations that stand in for a judgement."""
-    asked = "buy", STATE, "click[red]", STATE.replace("none", "red")
-    text = reward_prompt(*asked, "diff")
-    assert text.startswith(f"task: buy\nstate:\n{STATE}") and text.count("state:") == 1
-    assert "- chosen: none" in text and asked[3] in reward_prompt(*asked, "full")
-
-
 # ---- policy and tasks ----
 
 @pytest.mark.parametrize("text, action", [
@@ -194,6 +186,7 @@ def test_every_prompt_asks_of_the_task_beside_the_state():
     assert policy_turn("t", "a\nb", numbered=True) == "task: t\nstate:\n[1] a\n[2] b\n"
     assert next_prompt(question(), "full").endswith(f"{turn}action: click[1]\n")
     assert reward_prompt("find me a vest", STATE, "a", "n", "full").startswith(f"{turn}action: a\n")
+    assert "- chosen: none\n" in reward_prompt("find me a vest", STATE, "a", STATE.replace("none", "red"), "diff")
     steps = [Step(state=str(i), action="a", grounded=f"g{i}", next_state="x") for i in range(3)]
     assert history_turns(steps, 2) == [("1", "g1"), ("2", "g2")] and history_turns(steps, 0) == []
 
