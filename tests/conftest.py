@@ -12,11 +12,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from dreamgym.episode import Episode, Step, Task
+
 torch.set_num_threads(1)
 ROOT = Path(__file__).parent.parent
 EXAMPLE = str(ROOT / "examples" / "files.py")
 COLLECT = ["--env", EXAMPLE, "--transitions", 300, "--heldout", 50]
 TRAIN = ["--env", EXAMPLE, "--model", "scratch:16x1", "--steps", 600, "--max-steps", 600, "--reward-first-steps", 0]
+
+SMALL_RUN = ["--model", "scratch:16x1", "--iterations", 2, "--tasks", 2, "--rollouts", 2, "--eval-tasks", 2,
+             "--test-tasks", 2, "--imitation-episodes", 4, "--imitation-epochs", 1]
 
 
 def run_main(name: str, *flags) -> None:
@@ -67,6 +72,12 @@ def http_server(answer):
         server.server_close()
 
 
+def one_step(name: str, task: Task, reward: float = 0.0, **more) -> Episode:
+    """An episode of one step, which ends it where it is paid."""
+    step = Step(state="a", action="b", next_state="c", reward=reward, done=reward > 0)
+    return Episode(id=name, task=task, steps=[step], **more)
+
+
 def random_model(kind: str, vocab: int, seed: int = 0, **changes):
     """A small model of a family, its random weights large enough that a wrong position or a leak shows."""
     from transformers import CONFIG_MAPPING, AutoModelForCausalLM
@@ -75,11 +86,6 @@ def random_model(kind: str, vocab: int, seed: int = 0, **changes):
             "num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.25, "pad_token_id": None,
             "max_position_embeddings": 4096, "bos_token_id": None, "eos_token_id": None}
     return AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**size | changes)).eval()
-
-
-@pytest.fixture
-def script():
-    return run_main
 
 
 @pytest.fixture(scope="session")
