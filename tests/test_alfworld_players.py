@@ -68,6 +68,7 @@ def test_how_well_each_player_does(played, everything):
     for episode in everything:
         assert check_episode(episode) and len(episode.steps) <= 50
         assert episode.stop == (StopReason.SUCCESS if episode.success else StopReason.STEP_LIMIT)
+        assert not episode.success or episode.raw_score == 1.0
 
 
 @needs_packages
