@@ -112,23 +112,6 @@ def test_names_and_labels(alfworlds, which):
 
 # ---- playing ----
 
-@both
-def test_sessions_are_independent_and_repeatable(alfworlds, which):
-    env, rng = alfworlds[which], random.Random(1)
-    tasks = [env.tasks("train")[0]] * 4 + env.tasks("train")[1:3]
-    plans = [plan(env, task, rng, 20) for task in tasks]
-    together = env.reset(tasks)
-    batched = [env.step(together, list(actions)) for actions in zip(*plans)]
-    assert len({session.id for session in together}) == len(tasks)
-    assert all(session.steps == 20 for session in together)
-    other = again(env)
-    for k in reversed(range(len(tasks))):
-        [session] = other.reset([tasks[k]])
-        alone = [other.step([session], [action])[0] for action in plans[k]]
-        assert alone == [results[k] for results in batched]
-    assert len({results[k].state for results in batched for k in range(4)}) > 15
-
-
 def win(env: ALFWorld, task: Task) -> list[tuple[str, object]]:
     """(action, result) of each step of the oracle."""
     [session], steps = env.reset([task]), []

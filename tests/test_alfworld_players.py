@@ -148,14 +148,6 @@ def test_what_the_searcher_does(sentence):
         assert act(page(state + " | holding: nothing" * ("holding" not in state))) == action, line
 
 
-@needs_packages
-def test_the_same_seed_plays_the_same_episode(envs):
-    task = envs[0].tasks("train")[1]
-    for name in PLAYERS:
-        first, second = (play(envs[0], task, name, np.random.default_rng(7)) for _ in range(2))
-        assert first == second
-
-
 # ---- traces ----
 
 def agrees(reason: str, reward_reason: str, step: Step) -> bool:
