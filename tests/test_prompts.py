@@ -45,7 +45,8 @@ def test_what_is_trained_on_parses_back(page_format):
     several lines, a real page whose own lines look like tags or edits."""
     rng = random.Random(0)
     lines = ["state", ":", ": x", "state: x", "Reward : 1 done: yes", "next:", "- a", "+ a", "= state", "a",
-             "= similar 1", "similar 1: x", "similar", "task", "think: b", "> - a", "x", "it; reward: 1 done: yes is"]
+             "= similar 1", "similar 1: x", "similar", "task", "think: b", "> - a", "x",
+             "it; reward: 1 done: yes is"]
     for _ in range(2000):
         state, page = ("\n".join(rng.choice(lines) for _ in range(rng.randint(1, 6))) for _ in range(2))
         asked = question(escape(state))

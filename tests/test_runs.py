@@ -60,7 +60,8 @@ def test_dpo(trained, tmp_path, capsys):
 
 def test_pairs_are_of_one_task():
     rows = [("x", 1.0), ("x", 0.0), ("x", 0.0), ("y", 1.0), ("z", 0.0), ("w", 0.0), ("w", 1.0), ("w", 1.0)]
-    pairs = make_pairs([one_step(str(i), Task(id=str(i), text=text), reward) for i, (text, reward) in enumerate(rows)], 0)
+    pairs = make_pairs([one_step(str(i), Task(id=str(i), text=text), reward)
+                        for i, (text, reward) in enumerate(rows)], 0)
     assert sorted((won.id, lost.id) for won, lost in pairs) == [("0", "1"), ("6", "5")]
 
 

@@ -106,7 +106,8 @@ BUSY = 429, b"slower", {"Retry-After": 7}
 @pytest.mark.parametrize(("replies", "found"), [
     ([(500, {"error": "boom"}), GOOD], 1), ([(503, b"gateway"), GOOD], 1), (["cut", GOOD], 1),
     ([BUSY, GOOD], 1), ([(200, b"<html>gateway</html>"), GOOD], 1), ([(200, b'{"choi'), GOOD], 1),
-    ([(200, {"choices": []}), GOOD], 1), ([(200, b"[]"), GOOD], 1), ([said(None)], 0), ([said("ye", "length")], 0),
+    ([(200, {"choices": []}), GOOD], 1), ([(200, b"[]"), GOOD], 1), ([said(None)], 0),
+    ([said("ye", "length")], 0),
     ([(500, {"error": "boom"})], "InternalServerError: boom"),
     ([BUSY], "RateLimitError: slower"), (["cut"], "APIConnectionError: peer closed connection"),
     (["silence"], "APITimeoutError: timed out"),

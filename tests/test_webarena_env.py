@@ -135,7 +135,8 @@ def test_an_episode_plays_on_the_database_of_its_task(env):
     every = [[task] for split in ("train", "valid", "test") for task in env.tasks(split)[::25]]
     tasks = {task.goal["database"]: task for split in ("test", "train") for task in env.tasks(split)}
     env.sites.slots = env.sites.made + 2         # one more has to become another
-    for some in (*every, [tasks["test 1"]], [tasks["train 3"], tasks["test 1"]], [tasks["train 3"]], [tasks["test 1"]]):
+    for some in (*every, [tasks["test 1"]], [tasks["train 3"], tasks["test 1"]], [tasks["train 3"]],
+                 [tasks["test 1"]]):
         sessions = env.reset(some)
         assert [session.inner.sites.name for session in sessions] == [task.goal["database"] for task in some]
         assert [session.state for session in sessions] == [task.start for task in some]

@@ -71,7 +71,8 @@ def test_accounts():
 # ---- reaching it, resetting it ----
 
 def test_what_does_not_answer_is_listed(gone):
-    with http_server(lambda *_: (502, {}, "bad gateway")) as broken, http_server(lambda *_: (404, {}, "")) as there:
+    with http_server(lambda *_: (502, {}, "bad gateway")) as broken, \
+            http_server(lambda *_: (404, {}, "")) as there:
         live.check_answers({"map": there})
         with pytest.raises(LiveError) as error:
             live.check_answers({"gitlab": broken, "map": there, "reddit": gone})
@@ -142,7 +143,8 @@ def test_logins_are_kept_looked_at_and_renewed(browser, served, tmp_path):
     assert kept.name.startswith("gitlab.reddit-")
     assert not any(password in kept.read_text() for _, password in live.ACCOUNTS.values())
     logins = patient(served.bases, tmp_path / "logins")      # another process looks at it, and sends nothing
-    assert logins.state(browser.chromium, ["reddit", "gitlab"]) == state and sent_logins(served.sites) == first + 2
+    assert logins.state(browser.chromium, ["reddit", "gitlab"]) == state
+    assert sent_logins(served.sites) == first + 2
 
     served.sites.reset()                                     # all sessions are gone
     assert logins.state(browser.chromium, ["reddit", "gitlab"]) == state              # trusted for a while
