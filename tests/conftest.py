@@ -12,11 +12,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from dreamgym.episode import Episode, Step, Task
+
 torch.set_num_threads(1)
 ROOT = Path(__file__).parent.parent
 EXAMPLE = str(ROOT / "examples" / "files.py")
 COLLECT = ["--env", EXAMPLE, "--transitions", 300, "--heldout", 50]
 TRAIN = ["--env", EXAMPLE, "--model", "scratch:16x1", "--steps", 600, "--max-steps", 600, "--reward-first-steps", 0]
+
+SMALL_RUN = ["--model", "scratch:16x1", "--iterations", 2, "--tasks", 2, "--rollouts", 2, "--eval-tasks", 2,
+             "--test-tasks", 2, "--imitation-episodes", 4, "--imitation-epochs", 1]
 
 
 def run_main(name: str, *flags) -> None:
@@ -54,7 +59,10 @@ def http_server(answer):
         def log_message(self, *_):
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Server(ThreadingHTTPServer):
+        request_queue_size = 64
+
+    server = Server(("127.0.0.1", 0), Handler)
     server.handle_error = lambda *_: None        # a client that gives up
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     try:
@@ -62,6 +70,12 @@ def http_server(answer):
     finally:
         server.shutdown()
         server.server_close()
+
+
+def one_step(name: str, task: Task, reward: float = 0.0, **more) -> Episode:
+    """An episode of one step, which ends it where it is paid."""
+    step = Step(state="a", action="b", next_state="c", reward=reward, done=reward > 0)
+    return Episode(id=name, task=task, steps=[step], **more)
 
 
 def random_model(kind: str, vocab: int, seed: int = 0, **changes):
@@ -74,9 +88,23 @@ def random_model(kind: str, vocab: int, seed: int = 0, **changes):
     return AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**size | changes)).eval()
 
 
-@pytest.fixture
-def script():
-    return run_main
+@pytest.fixture(scope="session")
+def needs_chromium():
+    """Skips where there is no real browser."""
+    try:
+        from dreamgym.envs.webarena.chromium import find_chromium
+        find_chromium()
+    except (ImportError, ValueError) as error:
+        pytest.skip(f"no real browser here: {error}")
+
+
+@pytest.fixture(scope="module")
+def browser(needs_chromium):
+    """A real browser, whose contexts the tests close."""
+    from dreamgym.envs.webarena.chromium import Browser
+    with Browser() as running:
+        yield running
+        assert running.chromium.contexts == []
 
 
 @pytest.fixture(scope="session")

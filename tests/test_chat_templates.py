@@ -13,7 +13,7 @@ from dreamgym.chat import answer_ids, answer_text, chat_format, encode, encode_u
 from dreamgym.model import export_model
 from dreamgym.prompts import POLICY_FORMS, policy_answer, policy_turn
 from dreamgym.tiny import build_tokenizer
-from conftest import EXAMPLE, random_model
+from conftest import EXAMPLE, random_model, run_main
 
 SYSTEM = "You shop in a store.\nAnswer with one action."
 TURNS = [policy_turn("find me a red vest", "search page"), "search[red vest]",
@@ -263,7 +263,7 @@ def test_a_tokenizer_without_an_end():
     ("gemma2", {"sliding_window": 64}, "not supported"),
     ("t5", {}, "expected a causal language model"),
 ])
-def test_models_that_cannot_be_used(kind, changes, found, workspace, script, tmp_path, monkeypatch):
+def test_models_that_cannot_be_used(kind, changes, found, workspace, tmp_path, monkeypatch):
     """Rows built for minutes before the first forward fails, or a traceback out of transformers."""
     tokenizer = make_tokenizer("qwen2.5")
     if kind == "t5":
@@ -274,6 +274,6 @@ def test_models_that_cannot_be_used(kind, changes, found, workspace, script, tmp
         save_checkpoint(tmp_path, tokenizer, kind, **changes)
     monkeypatch.setattr("train_expmodel.Rows", lambda *_: pytest.fail("rows were built"))
     with pytest.raises(ValueError, match=found) as error:
-        script("train_expmodel", "--env", EXAMPLE, "--data", workspace.data, "--out", tmp_path / "out",
-               "--model", tmp_path, "--steps", 1)
+        run_main("train_expmodel", "--env", EXAMPLE, "--data", workspace.data, "--out", tmp_path / "out",
+                 "--model", tmp_path, "--steps", 1)
     assert "\n" not in str(error.value)

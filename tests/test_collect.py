@@ -12,20 +12,20 @@ import collect
 from dreamgym import offline, run, teacher
 from dreamgym.envs.base import Environment, Player, Session, StepResult
 from dreamgym.episode import Episode, Step, StopReason, Task, read_episodes, read_tasks, to_json
-from tests.conftest import COLLECT, EXAMPLE
+from tests.conftest import COLLECT, EXAMPLE, run_main
 
 SPLITS = offline.SPLITS
 URL = "http://127.0.0.1:1/v1"
 
 
 @pytest.fixture
-def again(workspace, tmp_path, script, capsys):
+def again(workspace, tmp_path, capsys):
     """A function that runs collect.py on a copy of the data, and returns (what it printed, that copy)."""
     out = shutil.copytree(workspace.data, tmp_path / "data")
 
     def go(*flags) -> tuple:
         capsys.readouterr()
-        script("collect", "--out", out, *COLLECT, *flags)
+        run_main("collect", "--out", out, *COLLECT, *flags)
         return capsys.readouterr().out, out
     return go
 
@@ -74,11 +74,11 @@ def test_collected_once_or_again(again, workspace):
         (out / "tasks_test.jsonl").unlink()
 
 
-def test_an_edited_environment_collects_again(script, tmp_path, capsys):
+def test_an_edited_environment_collects_again(tmp_path, capsys):
     path = Path(shutil.copy(EXAMPLE, tmp_path))
     for change, kept in (("", False), ("", True), ("# changed\n", False)):
         path.write_text(path.read_text() + change)
-        script("collect", "--env", path, "--out", tmp_path / "d", "--transitions", 20, "--heldout", 5)
+        run_main("collect", "--env", path, "--out", tmp_path / "d", "--transitions", 20, "--heldout", 5)
         assert ("kept" in capsys.readouterr().out) == kept
 
 

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from dreamgym.curriculum import Curriculum, cluster, task_value
-from dreamgym.episode import Episode, Step, Task
+from dreamgym.episode import Episode, Task
+from tests.conftest import one_step
 
 
 def task(name: str) -> Task:
@@ -27,8 +28,7 @@ def curriculum_of(names, *args, generated=0, **changed) -> Curriculum:
 
 
 def played(**rewards: list[float]) -> list[Episode]:
-    return [Episode(id=f"{name}-{i}", task=task(name),
-                    steps=[Step(state="", action="", next_state="", reward=reward)])
+    return [one_step(f"{name}-{i}", task(name), reward)
             for name, group in rewards.items() for i, reward in enumerate(group)]
 
 

@@ -1,6 +1,9 @@
-"""make_env and the logs environment: what `--env` and `--env-options` take, and what they refuse."""
+"""make_env and the logs environment: what `--env` and `--env-options` take, and what they refuse; sessions
+of every environment."""
+import numpy as np
 import pytest
 
+from dreamgym import offline
 from dreamgym.envs.base import Environment, make_env
 from dreamgym.envs.logs import Logs
 from dreamgym.episode import Episode, Step, Task, to_json
@@ -44,6 +47,32 @@ def test_an_environment_by_class_and_by_file():
 def test_what_does_not_fit_is_named(name, flags, message):
     with pytest.raises(ValueError, match=message):
         make_env(name, **flags)
+
+
+# ---- sessions ----
+
+@pytest.mark.parametrize("name", [FILES, "webshop", "webarena", "generated", "official"])
+def test_sessions_answer_as_alone(request, name):
+    """Sessions that see each other or depend on their batch, where all players play one task at once; an episode
+    that its seed does not repeat. "generated" and "official" are ALFWorld's games."""
+    if name in ("generated", "official"):
+        env = request.getfixturevalue("alfworlds").get(name) or pytest.skip("no official games")
+    else:
+        env = request.getfixturevalue("shop") if name == "webshop" else make_env(name)
+    tasks, players = offline.read_tasks(env, "train")[:2], env.players()
+    plays = [(task, kind) for task in tasks for kind in players]
+    alone, again = ([offline.play(env, task, players[kind], np.random.default_rng(7), kind)
+                     for task, kind in plays] for _ in range(2))
+    assert alone == again and len({str(episode.steps) for episode in alone}) > len(tasks)
+    sessions = env.reset([task for task, _ in plays])
+    for i in range(max(len(episode.steps) for episode in alone)):
+        running = [(session, e.steps[i]) for session, e in zip(sessions, alone) if i < len(e.steps)]
+        results = env.step([session for session, _ in running], [step.action for _, step in running])
+        assert [(r.state, r.reward, r.done) for r in results] == [
+            (step.next_state, step.reward, step.done) for _, step in running]
+    assert [session.steps for session in sessions] == [len(episode.steps) for episode in alone]
+    assert name == FILES or len({session.id for session in sessions}) == len(plays)
+    env.end(sessions)
 
 
 # ---- logs ----

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from conftest import EXAMPLE
+from conftest import EXAMPLE, run_main
 from dreamgym import run, tiny
 from dreamgym.encoder import WordEncoder
 from dreamgym.episode import Episode, Step, Task, read_episodes
@@ -35,11 +35,11 @@ def made(workspace, tmp_path_factory):
 
 
 @pytest.mark.parametrize("world", ["real", "dream"])
-def test_policy(made, script, tmp_path, capsys, world):
+def test_policy(made, tmp_path, capsys, world):
     """A table without a row for each temperature, lost repeats, episodes that cannot be read again."""
-    script("evaluate", "--env", EXAMPLE, "--policy", made.policy, "--world", world, "--tasks", 2,
-           "--temperatures", 0.0, 1.0, "--repeats", 2, "--play", 1, "--out", tmp_path, "--html",
-           tmp_path / "page.html")
+    run_main("evaluate", "--env", EXAMPLE, "--policy", made.policy, "--world", world, "--tasks", 2,
+             "--temperatures", 0.0, 1.0, "--repeats", 2, "--play", 1, "--out", tmp_path, "--html",
+             tmp_path / "page.html")
     said, report = capsys.readouterr().out, run.read_json(tmp_path / "report.json")["report"]
     episodes = read_episodes(tmp_path / "episodes.jsonl")
     assert [(t, r["n"], list(r["pass_at_k"])) for t, r in report.items()] == [("0", 2, ["1"]),
@@ -53,16 +53,16 @@ def test_policy(made, script, tmp_path, capsys, world):
     rows = held(tmp_path / "page.html")["rows"]                  # the other world was played, the dream asked
     assert len(rows) == 2 and all(row["real"] and row["dream"] for row in rows)
     assert all(len(row["asked"]["steps"]) == len(row["real"]["steps"]) for row in rows)
-    script("evaluate", "--env", EXAMPLE, "--policy", made.policy, "--world", world, "--tasks", 2,
-           "--temperatures", 0.0, "--others", tmp_path / "episodes.jsonl", "--out", tmp_path / "again")
+    run_main("evaluate", "--env", EXAMPLE, "--policy", made.policy, "--world", world, "--tasks", 2,
+             "--temperatures", 0.0, "--others", tmp_path / "episodes.jsonl", "--out", tmp_path / "again")
     found = run.read_json(tmp_path / "again/report.json")["never_won"]
     assert (found["tasks"]["n"], found["episodes_each"]) == (2, 4)      # one here, three of the other policy
 
 
-def test_the_bound(made, script, tmp_path, capsys):
+def test_the_bound(made, tmp_path, capsys):
     """A gap of other tasks than its bound, or of the wrong sign."""
-    script("evaluate", "--env", EXAMPLE, "--policy", made.policy, "--bound", "--tasks", 3, "--repeats", 2,
-           "--temperatures", 1.0, "--out", tmp_path)
+    run_main("evaluate", "--env", EXAMPLE, "--policy", made.policy, "--bound", "--tasks", 3, "--repeats", 2,
+             "--temperatures", 1.0, "--out", tmp_path)
     found = run.read_json(tmp_path / "report.json")["report"]["1"]
     assert (found["real"]["n"], found["dream"]["n"], found["bound"]["n"], found["gap"]["tasks"]) == (6, 6, 6, 3)
     assert found["bound"]["share"] == found["bound_page"]["share"] == 1.0     # it can say nothing sensible
@@ -70,13 +70,13 @@ def test_the_bound(made, script, tmp_path, capsys):
     assert "bound_reward" in capsys.readouterr().out
 
 
-def test_experience_model(made, script, tmp_path, capsys):
+def test_experience_model(made, tmp_path, capsys):
     """A report without its null, its probes or its bound."""
     for name in ("meta.json", "tasks_valid.jsonl", "valid.jsonl"):
         lines = (made.data / name).read_text().splitlines(keepends=True)
         (tmp_path / name).write_text("".join(lines[:2] if name == "valid.jsonl" else lines))
-    script("evaluate", "--env", EXAMPLE, "--expmodel", made.expmodel, "--data", tmp_path, "--split", "valid",
-           "--out", tmp_path / "out", "--html", tmp_path / "page.html")
+    run_main("evaluate", "--env", EXAMPLE, "--expmodel", made.expmodel, "--data", tmp_path, "--split", "valid",
+             "--out", tmp_path / "out", "--html", tmp_path / "page.html")
     said = capsys.readouterr().out
     assert all(words in said for words in ("null: the nearest recorded step", "refused action accepted",
                                            "Theorem 1", "PROBES"))
@@ -85,13 +85,13 @@ def test_experience_model(made, script, tmp_path, capsys):
     assert report["transitions"] == sum(len(e.steps) for e in read_episodes(tmp_path / "valid.jsonl"))
 
 
-def test_recorded_episodes_alone_are_no_world(made, script, tmp_path):
+def test_recorded_episodes_alone_are_no_world(made, tmp_path):
     """A success rate of a world that does not exist."""
     meta = json.loads((made.data / "meta.json").read_text())
     meta["settings"]["import_file"] = str(made.data / "train.jsonl")
     run.write_json(tmp_path / "meta.json", meta)
     with pytest.raises(ValueError, match="--world real: logs is no world to play in"):
-        script("evaluate", "--env", "logs", "--policy", made.policy, "--data", tmp_path)
+        run_main("evaluate", "--env", "logs", "--policy", made.policy, "--data", tmp_path)
 
 
 @pytest.mark.parametrize("flags", [{"temperatures": []}, {"gamma": 1.0}, {"bound": True, "world": "dream"},
@@ -122,15 +122,15 @@ def test_readable():
 
 @pytest.mark.parametrize("env, needs", [("webshop", ""), ("webarena", ""), ("alfworld", "textworld")])
 @pytest.mark.parametrize("player, wins", [("null", 0), ("oracle", 3)])
-def test_players_check_an_installation(script, tmp_path, env, needs, player, wins):
+def test_players_check_an_installation(tmp_path, env, needs, player, wins):
     """An agent without a model that needs data first, an oracle that fails, a null that is paid."""
     if needs:
         pytest.importorskip(needs, reason="needs requirements-alfworld.txt")
-    script("evaluate", "--env", env, "--policy", player, "--tasks", 3, "--out", tmp_path)
+    run_main("evaluate", "--env", env, "--policy", player, "--tasks", 3, "--out", tmp_path)
     played = read_episodes(tmp_path / "episodes.jsonl")
     assert [sum(e.success for e in played), len(played)] == [wins, 3]
 
 
-def test_unknown_player(script):
+def test_unknown_player():
     with pytest.raises(ValueError, match="no such folder, and webshop has no such player; it has null, oracle"):
-        script("evaluate", "--env", "webshop", "--policy", "orakel")
+        run_main("evaluate", "--env", "webshop", "--policy", "orakel")

@@ -47,15 +47,6 @@ def test_a_bad_action_changes_nothing(env, action):
         assert (result.state, result.reward, result.done) == (before, 0.0, False) and session.state == before
 
 
-def test_sessions_do_not_share_a_disk(env):
-    task = env.tasks("train")[0]
-    for _ in range(2):
-        session = env.reset([task])[0]
-        assert session.state == task.start
-        env.step([session] * 3, ["cd docs", "cd music", "cd docs"])
-        assert session.state != task.start and session.steps == 3
-
-
 def test_an_answer_counts_only_where_it_was_read(env):
     """A reward for a lucky guess: the page would not say why it is 1."""
     task = next(task for task in env.tasks("train") if task.text.startswith("answer"))

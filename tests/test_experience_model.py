@@ -286,19 +286,6 @@ def test_equal_questions_are_answered_once(parts):
     assert len(dream.sampler.prompts) == 6 and not dream.sampler.answers
 
 
-def test_a_difference_to_a_line_that_is_not_there(parts):
-    answers = [f"next:\n= state\n- chosen: {was}\n+ chosen: red" for was in ("blue", "blue", "blue", "none")]
-    answers.append(NO_REWARD)
-    dream = make(parts, answers=answers, page_format="diff")
-    sessions = dream.reset([episode("a").task] * 2)
-    for session in sessions:
-        session.state = PAGES[2]
-    (wrong,) = dream.step(sessions[:1], ["click[red]"])
-    (right,) = dream.step(sessions[1:], ["click[red]"])
-    assert (wrong.stop, wrong.state) == (StopReason.MALFORMED, PAGES[2])
-    assert (right.stop, right.state) == (StopReason.RUNNING, PAGES[3])
-
-
 @pytest.mark.parametrize("stop", ["length", "context"])
 def test_an_endless_answer_is_malformed(parts, stop):
     dream = make(parts, answers=[GOOD] * 3, stop=stop)

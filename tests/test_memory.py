@@ -3,7 +3,6 @@ is what it says."""
 import gc
 import os
 import resource
-import socket
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,16 +15,14 @@ from transformers import AutoModelForCausalLM, CONFIG_MAPPING
 import train_expmodel
 import train_policy
 from dreamgym.episode import read_episodes
-from dreamgym.flags import ROOT, _read_preset
+from dreamgym.flags import _read_preset
 from dreamgym.memory import activations, budget, measure, refuse, table
 from dreamgym.model import (TrainSample, checkpoint_layers, load_model, save_model, token_logprobs,
                             trainable_parameters)
 from dreamgym.sampler import Sampler
 from dreamgym.tiny import build_tokenizer
+from tests.conftest import EXAMPLE, ROOT, free_port, run_main
 
-EXAMPLE = str(ROOT / "examples" / "files.py")
-
-torch.set_num_threads(1)
 # the published config.json of each
 PUBLISHED = {
     "meta-llama/Llama-3.1-8B-Instruct": ("llama", {
@@ -65,13 +62,13 @@ def test_presets_fit_their_machines(preset, changes, ranks, limit):
         assert "rollout" in table(phases)
 
 
-def test_what_cannot_fit_is_refused_before_anything_is_made(script, tmp_path, monkeypatch):
+def test_what_cannot_fit_is_refused_before_anything_is_made(tmp_path, monkeypatch):
     """Stops an hour of collecting and training before the policy turns out to be too large."""
     kind, values, _ = PUBLISHED["meta-llama/Llama-3.1-8B-Instruct"]
     CONFIG_MAPPING[kind](**values).save_pretrained(tmp_path / "m")
     monkeypatch.setattr("dreamgym.memory.os.sysconf", lambda name: 2**17)      # 2**17 pages of 2**17 bytes
     with pytest.raises(ValueError, match="each rank, which has .* KV cache .* fewer --slots"):
-        script("train_policy", "--env", EXAMPLE, "--model", tmp_path / "m", "--out", tmp_path / "out")
+        run_main("train_policy", "--env", EXAMPLE, "--model", tmp_path / "m", "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -134,18 +131,18 @@ def test_the_budget_is_what_tensors_take(tmp_path, dtype, quantize, lora_rank):
 
 
 @pytest.mark.parametrize("preset", ["gpu24_qlora", "gpu80", "gpu8x80", "nodes2x8"])
-def test_presets_start(trained, script, tmp_path, capsys, preset):
+def test_presets_start(trained, tmp_path, capsys, preset):
     """Stops a preset that no script can start with: one step of both, the model swapped for a tiny one."""
     texts = [step.state for e in read_episodes(trained.data / "train.jsonl") for step in e.steps]
     folder, _ = tiny(tmp_path / "m", texts, max_position_embeddings=8192)
     flags = ["--env", EXAMPLE, "--data", trained.data, "--config", ROOT / f"configs/{preset}.json", "--model",
              folder, "--slots", 32]
     with pytest.raises(ValueError, match="every answer of this experience model is malformed after 1 steps"):
-        script("train_expmodel", *flags, "--out", tmp_path / "e", "--steps", 1, "--max-steps", 1, "--rows", 4,
-               "--max-next-tok", 60, "--max-reward-tok", 60, "--max-resamples", 0)
-    script("train_policy", *flags, "--expmodel", trained.expmodel, "--out", tmp_path / "p", "--iterations", 1,
-           "--tasks", 1, "--rollouts", 2, "--max-action-tok", 8, "--imitation-episodes", 2, "--imitation-epochs",
-           1, "--eval-tasks", 1, "--test-tasks", 1, "--max-malformed", 1)
+        run_main("train_expmodel", *flags, "--out", tmp_path / "e", "--steps", 1, "--max-steps", 1, "--rows", 4,
+                 "--max-next-tok", 60, "--max-reward-tok", 60, "--max-resamples", 0)
+    run_main("train_policy", *flags, "--expmodel", trained.expmodel, "--out", tmp_path / "p", "--iterations", 1,
+             "--tasks", 1, "--rollouts", 2, "--max-action-tok", 8, "--imitation-episodes", 2, "--imitation-epochs",
+             1, "--eval-tasks", 1, "--test-tasks", 1, "--max-malformed", 1)
     assert (tmp_path / "p/result.json").is_file()
     assert capsys.readouterr().out.count("memory of a rank by arithmetic") == 2
 
@@ -230,10 +227,7 @@ def test_a_rank_never_holds_a_whole_model(tmp_path, monkeypatch):
     whole = sum(p.numel() for p in model.parameters()) * 4
     os.remove(f"{folder}/model.safetensors")
     model.save_pretrained(folder, max_shard_size="30MB")
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        port = s.getsockname()[1]
-    mp.spawn(read_a_shard, args=(port, folder), nprocs=2)
+    mp.spawn(read_a_shard, args=(free_port(), folder), nprocs=2)
     for rank in range(2):
         found = torch.load(f"{folder}/{rank}.pt", weights_only=True)
         assert torch.equal(found["embedding"], model.get_input_embeddings().weight)

@@ -120,25 +120,21 @@ def test_bad_flags(parse, capfd, monkeypatch, flag, expected):
     assert refused(parse, capfd, flag) == ""
 
 
-@pytest.mark.parametrize("script, flag, least", [
-    ("collect", "transitions", 1), ("collect", "heldout", 0), ("train_expmodel", "rows", 1),
-    ("train_expmodel", "k", 0), ("train_policy", "save_every", 1), ("train_policy", "iterations", 0),
-    ("evaluate", "repeats", 1), ("serve", "max_sessions", 1)])
-def test_flags_out_of_range(capfd, script, flag, least):
-    """A run of no step, or one that divides by zero after an hour; and a refused value that is sensible."""
+@pytest.mark.parametrize("script, flag, good, bad, expected", [
+    *((script, flag, least, least - 1, f"`int` >= {least}") for script, flag, least in (
+        ("collect", "transitions", 1), ("collect", "heldout", 0), ("train_expmodel", "rows", 1),
+        ("train_expmodel", "k", 0), ("train_policy", "save_every", 1), ("train_policy", "iterations", 0),
+        ("evaluate", "repeats", 1), ("serve", "max_sessions", 1))),
+    ("train_policy", "clip_low", 0.99, 1.0, "`float` < 1")])
+def test_flags_out_of_range(capfd, script, flag, good, bad, expected):
+    """A run of no step, one that divides by zero after an hour, a ratio clipped at 0, which bounds nothing; and
+    a refused value that is sensible."""
     name, args_class = f"--{flag.replace('_', '-')}", importlib.import_module(script).Args
     given = ["--env", "webshop"] if script == "serve" else []
-    assert getattr(run.parse(args_class, [*given, name, str(least)]), flag) == least
+    assert getattr(run.parse(args_class, [*given, name, str(good)]), flag) == good
     with pytest.raises(SystemExit) as stopped:
-        run.parse(args_class, [*given, name, str(least - 1)])
-    assert stopped.value.code == 2 and f"{name} {least - 1}: expected `int` >= {least}" in capfd.readouterr().err
-
-
-def test_a_clip_of_one_is_refused(capfd):
-    """A ratio clipped below at 0 bounds nothing."""
-    with pytest.raises(SystemExit):
-        run.parse(importlib.import_module("train_policy").Args, ["--clip-low", "1"])
-    assert "--clip-low 1.0: expected `float` < 1" in capfd.readouterr().err
+        run.parse(args_class, [*given, name, str(bad)])
+    assert stopped.value.code == 2 and f"{name} {bad}: expected {expected}" in capfd.readouterr().err
 
 
 def test_help_has_one_line_per_flag(parse, capfd):

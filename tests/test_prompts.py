@@ -40,28 +40,20 @@ def mutate(text: str, rng: random.Random) -> str:
 # ---- the next state ----
 
 @pytest.mark.parametrize("page_format", ["full", "diff"])
-@pytest.mark.parametrize("reasoning", ["red is listed, so next: it is chosen", "two\nlines", ""])
-def test_what_is_trained_on_parses_back(page_format, reasoning):
-    """A training target that the parser would count as malformed, so that a perfect model fails."""
-    for state in STATES:
-        for next_state in (*STATES, STATE.replace("none", "red")):
-            asked = question(state)
-            text = next_answer(reasoning, next_state, asked, page_format)
-            assert parse_next(text, asked, page_format) == (reasoning, next_state)
-
-
-@pytest.mark.parametrize("page_format", ["full", "diff"])
-def test_escaped_pages_parse_back(page_format):
-    """A real page that no answer could hold, because its own lines look like tags or edits."""
+def test_what_is_trained_on_parses_back(page_format):
+    """A training target that the parser would count as malformed, so that a perfect model fails: reasoning of
+    several lines, a real page whose own lines look like tags or edits."""
     rng = random.Random(0)
     lines = ["state", ":", ": x", "state: x", "Reward : 1 done: yes", "next:", "- a", "+ a", "= state", "a",
-             "= similar 1", "similar 1: x", "similar", "task", "think: b", "> - a", "x"]
+             "= similar 1", "similar 1: x", "similar", "task", "think: b", "> - a", "x",
+             "it; reward: 1 done: yes is"]
     for _ in range(2000):
         state, page = ("\n".join(rng.choice(lines) for _ in range(rng.randint(1, 6))) for _ in range(2))
         asked = question(escape(state))
-        page = escape(page)
+        page, reasoning = escape(page), rng.choice(["red is listed, so next: it is chosen", "two\nlines", ""])
         assert escape(page) == page
-        assert parse_next(next_answer("r", page, asked, page_format), asked, page_format) == ("r", page)
+        text = next_answer(reasoning, page, asked, page_format)
+        assert parse_next(text, asked, page_format) == (reasoning, page)
 
 
 @pytest.mark.parametrize("text", [
@@ -138,14 +130,6 @@ def test_fuzz_reward():
     assert 100 < parsed < 3900
 
 
-def test_the_reward_sees_one_step_alone():
-    """History or demonstrations that stand in for a judgement."""
-    asked = "buy", STATE, "click[red]", STATE.replace("none", "red")
-    text = reward_prompt(*asked, "diff")
-    assert text.startswith(f"task: buy\nstate:\n{STATE}") and text.count("state:") == 1
-    assert "- chosen: none" in text and asked[3] in reward_prompt(*asked, "full")
-
-
 # ---- policy and tasks ----
 
 @pytest.mark.parametrize("text, action", [
@@ -203,6 +187,7 @@ def test_every_prompt_asks_of_the_task_beside_the_state():
     assert policy_turn("t", "a\nb", numbered=True) == "task: t\nstate:\n[1] a\n[2] b\n"
     assert next_prompt(question(), "full").endswith(f"{turn}action: click[1]\n")
     assert reward_prompt("find me a vest", STATE, "a", "n", "full").startswith(f"{turn}action: a\n")
+    assert "- chosen: none\n" in reward_prompt("find me a vest", STATE, "a", STATE.replace("none", "red"), "diff")
     steps = [Step(state=str(i), action="a", grounded=f"g{i}", next_state="x") for i in range(3)]
     assert history_turns(steps, 2) == [("1", "g1"), ("2", "g2")] and history_turns(steps, 0) == []
 

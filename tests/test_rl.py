@@ -78,12 +78,6 @@ def model():
 
 # ---- batches ----
 
-def test_turns():
-    """The last token of a turn given to the next: ends 3, 4 are tokens 0-2 and 3."""
-    assert rl.turns(TokenSegment(turn_ends=[3, 4, 4])) == [(0, 3), (3, 4), (4, 4)]
-    assert rl.turns(TokenSegment()) == []
-
-
 @pytest.mark.parametrize("normalize_std", [True, False])
 def test_grpo_against_a_slow_loop(normalize_std):
     """Scores of the wrong group, episode or turn; a penalty outside the normalisation or on valid actions."""

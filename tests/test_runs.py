@@ -6,19 +6,16 @@ import torch
 from safetensors.torch import load_file
 
 from dreamgym import run
-from dreamgym.episode import Episode, Step, Task
+from dreamgym.episode import Task
 from runs import record, splits, table
 from runs.dpo import make_pairs
-from tests.conftest import EXAMPLE, run_main
-
-SMALL = ["--model", "scratch:16x1", "--iterations", 2, "--tasks", 2, "--rollouts", 2, "--eval-tasks", 2,
-         "--test-tasks", 2, "--imitation-episodes", 4, "--imitation-epochs", 1]
+from tests.conftest import EXAMPLE, SMALL_RUN, one_step, run_main
 
 
 def test_from_a_cell_to_its_table(trained, tmp_path, monkeypatch, capsys):
     """A world that training does not play in, a record without its outcomes, a table of two commits."""
     out, shared = tmp_path / "lookup", ("--env", EXAMPLE, "--data", trained.data)
-    run_main("train_policy", *shared, "--expmodel", trained.expmodel, "--out", out, *SMALL, "--algo", "rft",
+    run_main("train_policy", *shared, "--expmodel", trained.expmodel, "--out", out, *SMALL_RUN, "--algo", "rft",
              "--no-enrich", "--max-generated-fraction", 0, "--dream", "pages=lookup")
     lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
     steps = [line for line in lines if line["name"] == "rl"]
@@ -50,7 +47,7 @@ def test_from_a_cell_to_its_table(trained, tmp_path, monkeypatch, capsys):
 def test_dpo(trained, tmp_path, capsys):
     """A folder that cannot be a start; pairs that are turned round."""
     run_main("train_policy", "--env", EXAMPLE, "--data", trained.data, "--expmodel", trained.expmodel, "--out",
-             tmp_path, *SMALL, "--algo", "imitation")
+             tmp_path, *SMALL_RUN, "--algo", "imitation")
     run_main("runs.dpo", "--env", EXAMPLE, "--data", trained.data, "--policy", tmp_path / "imitation", "--out",
              tmp_path / "dpo", "--lr", 1e-3, "--epochs", 8)
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
@@ -62,12 +59,9 @@ def test_dpo(trained, tmp_path, capsys):
 
 
 def test_pairs_are_of_one_task():
-    def episode(i, task, reward):
-        step = Step(state="a", action="b", next_state="c", reward=reward, done=True)
-        return Episode(id=str(i), task=Task(id=str(i), text=task), steps=[step])
-
     rows = [("x", 1.0), ("x", 0.0), ("x", 0.0), ("y", 1.0), ("z", 0.0), ("w", 0.0), ("w", 1.0), ("w", 1.0)]
-    pairs = make_pairs([episode(i, *row) for i, row in enumerate(rows)], 0)
+    pairs = make_pairs([one_step(str(i), Task(id=str(i), text=text), reward)
+                        for i, (text, reward) in enumerate(rows)], 0)
     assert sorted((won.id, lost.id) for won, lost in pairs) == [("0", "1"), ("6", "5")]
 
 

@@ -255,12 +255,6 @@ def test_flags_that_contradict_each_other(flags, text):
         run_main("train_policy", *flags)
 
 
-def test_an_experience_model_that_only_stutters_is_refused(base, preset, tmp_path):
-    with pytest.raises(ValueError, match="every answer of this experience model is malformed after 1 steps"):
-        run_main("train_expmodel", "--env", "examples/files.py", "--config", preset, "--data", base / "data",
-                 "--out", tmp_path, "--steps", 1, "--max-steps", 1, "--reasoning", "--no-report-variants")
-
-
 # ---- two ranks, Hugging Face checkpoints ----
 
 def test_two_ranks(base, preset, tmp_path):

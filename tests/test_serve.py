@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from conftest import EXAMPLE, free_port
+from conftest import EXAMPLE, free_port, run_main
 from dreamgym import tiny
 from dreamgym.envs.base import make_env
 from dreamgym.experience_model import load_experience_model
@@ -267,7 +267,7 @@ def test_a_port_that_cannot_be():
         Args(port=70_000)
 
 
-def test_ctrl_c(script, capsys):
+def test_ctrl_c(capsys):
     """A server that hangs, or leaves sessions behind, where one is connected."""
     port, seen, over, until = free_port(), [], threading.Event(), time.monotonic() + DEADLINE_S
 
@@ -280,7 +280,7 @@ def test_ctrl_c(script, capsys):
         over.wait(DEADLINE_S)                                  # connected to the end
     thread = threading.Thread(target=interrupt)
     thread.start()
-    script("serve", "--env", EXAMPLE, "--port", port)
+    run_main("serve", "--env", EXAMPLE, "--port", port)
     over.set()
     thread.join()
     assert seen and "train tasks, 64 sessions at most" in capsys.readouterr().out

@@ -2,8 +2,8 @@
 every way a server can fail."""
 import json
 import threading
+from contextlib import ExitStack
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import pytest
@@ -16,45 +16,32 @@ from dreamgym.experience_model import load_experience_model
 from dreamgym.model import load_model
 from dreamgym.served_model import open_experience_model
 from dreamgym.teacher import Endpoint
-from conftest import EXAMPLE, TRAIN
+from conftest import EXAMPLE, SMALL_RUN, TRAIN, http_server, run_main
 
 
 @pytest.fixture
 def server(monkeypatch):
     """A chat endpoint; `server.reply(messages, settings)` gives (status, body, headers), "silence" for no
-    answer or "cut" for half of one. `asked` keeps the requests, `waits` the client's pauses."""
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            state.asked.append(body)
-            reply = state.reply(body["messages"], body)
-            if reply == "silence":
-                return over.wait()
-            status, answer, *headers = (200, b"{", {"Content-Length": 9}) if reply == "cut" else reply
-            text = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-            self.send_response(status)
-            for name, value in ({"Content-Length": len(text)} | dict(*headers)).items():
-                self.send_header(name, str(value))
-            self.end_headers()
-            self.wfile.write(text)
+    answer or "cut" for half of one. `asked` keeps the requests, `waits` the client's pauses; `close()` ends it."""
+    over = threading.Event()
 
-        def log_message(self, *_):
-            pass
+    def answer(method, path, headers, body):
+        settings = json.loads(body)
+        state.asked.append(settings)
+        reply = state.reply(settings["messages"], settings)
+        if reply == "silence":
+            over.wait()
+        status, content, *more = reply if isinstance(reply, tuple) else (200, b"{", {"Content-Length": 9})
+        return status, dict(*more), content if isinstance(content, bytes) else json.dumps(content)
 
-    class Server(ThreadingHTTPServer):
-        request_queue_size = 64
-
-    web, over = Server(("127.0.0.1", 0), Handler), threading.Event()
-    threading.Thread(target=web.serve_forever, daemon=True).start()
-    state = SimpleNamespace(asked=[], waits=[], url=f"http://127.0.0.1:{web.server_port}/v1",
-                            close=web.server_close)
-    state.args = SimpleNamespace(expmodel=state.url, expmodel_name="m", expmodel_key_env="A_KEY")
     monkeypatch.setattr("dreamgym.served_model.Endpoint", partial(Endpoint, retries=1))
-    monkeypatch.setattr("time.sleep", state.waits.append)
-    yield state
-    over.set()
-    web.shutdown()
-    web.server_close()
+    with ExitStack() as stack:
+        state = SimpleNamespace(asked=[], waits=[], close=stack.close)
+        state.url = stack.enter_context(http_server(answer)) + "/v1"
+        state.args = SimpleNamespace(expmodel=state.url, expmodel_name="m", expmodel_key_env="A_KEY")
+        stack.callback(over.set)
+        monkeypatch.setattr("time.sleep", state.waits.append)
+        yield state
 
 
 def said(text, finish="stop"):
@@ -68,10 +55,10 @@ def first_questions(model, data, count=8):
                            [e.steps[i].state for e, i in steps], [e.steps[i].shown_action for e, i in steps])
 
 
-def test_an_exported_model_answers_as_at_home(server, trained, script, tmp_path):
+def test_an_exported_model_answers_as_at_home(server, trained, tmp_path):
     """Another prompt, another system text, another limit, or a buffer that stayed behind."""
-    script("train_expmodel", "--data", trained.data, "--out", trained.expmodel, *TRAIN, "--export",
-           tmp_path / "exported")
+    run_main("train_expmodel", "--data", trained.data, "--out", trained.expmodel, *TRAIN, "--export",
+             tmp_path / "exported")
     env = make_env(EXAMPLE)
     home = load_experience_model(trained.expmodel, env)
     exported, _ = load_model(str(tmp_path / "exported"))
@@ -119,7 +106,8 @@ BUSY = 429, b"slower", {"Retry-After": 7}
 @pytest.mark.parametrize(("replies", "found"), [
     ([(500, {"error": "boom"}), GOOD], 1), ([(503, b"gateway"), GOOD], 1), (["cut", GOOD], 1),
     ([BUSY, GOOD], 1), ([(200, b"<html>gateway</html>"), GOOD], 1), ([(200, b'{"choi'), GOOD], 1),
-    ([(200, {"choices": []}), GOOD], 1), ([said(None)], 0), ([said("ye", "length")], 0),
+    ([(200, {"choices": []}), GOOD], 1), ([(200, b"[]"), GOOD], 1), ([said(None)], 0),
+    ([said("ye", "length")], 0),
     ([(500, {"error": "boom"})], "InternalServerError: boom"),
     ([BUSY], "RateLimitError: slower"), (["cut"], "APIConnectionError: peer closed connection"),
     (["silence"], "APITimeoutError: timed out"),
@@ -170,27 +158,26 @@ def test_64_requests_at_once(server, workspace):
     assert [r.state for r in world.step(sessions, ["ls"] * 64)] == [f"in {i} and on" for i in range(64)]
 
 
-def test_an_absent_server_is_noticed_first(server, script, tmp_path):
+def test_an_absent_server_is_noticed_first(server, tmp_path):
     """Stops hours of data and imitation before the first question shows that nobody answers."""
     server.reply = lambda *_: (404, {"error": "no such model"})
     with pytest.raises(ValueError, match=f"^--expmodel {server.url}: "):
-        script("train_policy", "--env", EXAMPLE, "--out", tmp_path / "out", "--expmodel", server.url,
-               "--expmodel-name", "m", "--model", "scratch:16x1", "--init", "expmodel", "--expmodel-folder", "x")
+        run_main("train_policy", "--env", EXAMPLE, "--out", tmp_path / "out", "--expmodel", server.url,
+                 "--expmodel-name", "m", "--model", "scratch:16x1", "--init", "expmodel", "--expmodel-folder", "x")
     assert not (tmp_path / "out").exists()
 
 
-def test_rl_in_a_served_model(server, trained, script, tmp_path):
+def test_rl_in_a_served_model(server, trained, tmp_path):
     """The main job and evaluate.py with a URL: a folder that is looked for, probes that are not there."""
     server.reply = lambda messages, settings: said(
         "think: no\nreward: 0 done: no" if "reward?" in messages[-1]["content"]
         else "think: it opens\nnext:\nin: /docs")
     served = ("--env", EXAMPLE, "--data", trained.data, "--expmodel", server.url, "--expmodel-name", "m")
-    script("train_policy", *served, "--out", tmp_path, "--expmodel-folder", trained.expmodel, "--iterations", 1,
-           "--tasks", 2, "--rollouts", 2, "--eval-tasks", 2, "--test-tasks", 2, "--imitation-episodes", 2,
-           "--model", "scratch:16x1", "--generate-every", 1)
+    run_main("train_policy", *served, "--out", tmp_path, "--expmodel-folder", trained.expmodel, *SMALL_RUN,
+             "--generate-every", 1)
     result = run.read_json(tmp_path / "result.json")
     assert result["test"][-1]["dream_transitions"] > 0
-    script("evaluate", *served, "--split", "valid", "--out", tmp_path / "report")
+    run_main("evaluate", *served, "--split", "valid", "--out", tmp_path / "report")
     assert run.read_json(tmp_path / "report/report.json")["report"]["malformed"]["share"] == 0
     with pytest.raises(ValueError, match="--init expmodel: found a server's URL"):
-        script("train_policy", *served, "--model", "scratch:16x1")
+        run_main("train_policy", *served, "--model", "scratch:16x1")

@@ -1,6 +1,5 @@
 """The pieces of train_policy.py: phases of a run, what the curriculum is fed, what a resume cuts, its child's
 Ctrl-C."""
-import json
 import os
 import signal
 import threading
@@ -12,21 +11,16 @@ import pytest
 import torch.multiprocessing as mp
 
 import dreamgym.model
-from conftest import EXAMPLE, free_port, run_main
+from conftest import EXAMPLE, free_port, one_step, run_main
 from dreamgym import prepare, run
 from dreamgym.curriculum import Curriculum
-from dreamgym.episode import Episode, Step, StopReason, Task, read_episodes, to_json
+from dreamgym.episode import StopReason, Task
 from train_policy import Args, Run, feed_curriculum
 
 
 def state_of(tasks, step=3, encoder=None):
     model = SimpleNamespace(encoder=encoder)
     return Run(None, None, None, None, Curriculum(tasks), model, step=step)
-
-
-def played(task, reward, number, stop=StopReason.RUNNING):
-    step = Step(state="a", action="b", next_state="c", reward=reward, done=reward > 0)
-    return Episode(id=f"{task.id}-{number}", task=task, steps=[step], stop=stop, iteration=number)
 
 
 @pytest.mark.parametrize(("flags", "counters", "world"), [
@@ -48,8 +42,8 @@ def test_grpo_feeds_the_curriculum_by_task():
     """Values that mix tasks (Eq. 7: each task has the variance of its own rewards)."""
     a, b, c = tasks = [Task(id=name, text=name) for name in "abc"]
     run_state = state_of(tasks)
-    episodes = [played(a, 1.0, 0), played(b, 0.0, 1), played(a, 0.0, 2), played(b, 0.0, 3)]
-    episodes.append(played(c, 0.0, 4, StopReason.MALFORMED))
+    episodes = [one_step("0", a, 1.0), one_step("1", b), one_step("2", a), one_step("3", b)]
+    episodes.append(one_step("4", c, stop=StopReason.MALFORMED))
     assert feed_curriculum(Args(), run_state, episodes) == 0.5
     stats = run_state.curriculum.stats
     assert stats["a"].value == 0.25 and stats["b"].value == 0 and stats["c"].episodes == 0 and stats["c"].last == -1
@@ -61,23 +55,10 @@ def test_ppo_feeds_the_curriculum_by_cluster():
     encoder = lambda states, texts: np.array([[1.0, 0.0] if "jacket" in t else [0.0, 1.0] for t in texts],
                                              np.float32)
     run_state = state_of(tasks, encoder=encoder)
-    episodes = [played(t, float(t.id in ("jacket0", "jacket1")), i) for i, t in enumerate(tasks)]
+    episodes = [one_step(t.id, t, float(t.id in ("jacket0", "jacket1"))) for t in tasks]
     assert feed_curriculum(Args(algo="ppo", rollouts=4), run_state, episodes) == 0.5
     assert {t.id: run_state.curriculum.stats[t.id].value for t in tasks} == {
         t.id: 0.25 if "jacket" in t.id else 0.0 for t in tasks}
-
-
-def test_cut_episodes(tmp_path):
-    """A resumed run that leaves episodes twice, or chokes on the half line of a kill."""
-    path, task = tmp_path / "episodes.jsonl", Task(id="t", text="t")
-    run.cut_jsonl(path, 3, "iteration")
-    assert path.read_text() == ""
-    lines = [json.dumps(to_json(played(task, 0.0, i))) for i in (0, 1, 10)]
-    path.write_text("\n".join(lines) + '\n{"id": "dream-11')
-    run.cut_jsonl(path, 1, "iteration")
-    assert [e.iteration for e in read_episodes(path)] == [0, 1]
-    run.cut_jsonl(path, -1, "iteration")
-    assert path.read_text() == ""
 
 
 @pytest.mark.parametrize(("size", "left"), [(1, 5), (2, 5), (2, 1), (3, 7)])

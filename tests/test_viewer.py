@@ -9,13 +9,6 @@ from dreamgym.envs.base import Audit
 from dreamgym.episode import Episode, Step, StopReason, Task, to_json
 from dreamgym.experience_model import Prediction
 
-try:
-    from dreamgym.envs.webarena.chromium import find_chromium
-    from playwright.sync_api import sync_playwright
-    CHROMIUM, WHY_NOT = find_chromium(), ""
-except (ImportError, ValueError) as error:
-    WHY_NOT = f"no real browser here: {error}"
-
 HOSTILE = "</script><script>window.ran = 1</script><img src=x onerror='window.ran = 2'><!-- \u2028 \x00 &amp;"
 
 
@@ -121,25 +114,22 @@ def test_text_cannot_leave_the_data(tmp_path):
     assert text.count("<") == plain.count("<") and "__" not in text.split("<style>")[0]
 
 
-@pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "-")
-def test_in_a_browser(tmp_path):
+def test_in_a_browser(browser, tmp_path):
     """Page text that runs, a policy that blocks the page's own script, and parts that do not appear."""
     hostile_page(tmp_path / "page.html")
     asked, said = [], []
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_page()
-        page.on("request", lambda request: asked.append(request.url))
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.goto(f"file://{tmp_path}/page.html")
-        shown = [page.inner_text("article")]
-        page.click("text=played by the same policy")
-        shown.append(page.inner_text("article"))
-        assert page.evaluate("[window.ran, document.images.length, document.scripts.length]") == [None, 0, 2]
-        page.fill("input", "no such words")
-        assert page.locator(".row:visible").count() == 0
-        browser.close()
+    page = browser.chromium.new_page()
+    page.on("request", lambda request: asked.append(request.url))
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.goto(f"file://{tmp_path}/page.html")
+    shown = [page.inner_text("article")]
+    page.click("text=played by the same policy")
+    shown.append(page.inner_text("article"))
+    assert page.evaluate("[window.ran, document.images.length, document.scripts.length]") == [None, 0, 2]
+    page.fill("input", "no such words")
+    assert page.locator(".row:visible").count() == 0
+    page.close()
     assert asked == [f"file://{tmp_path}/page.html"] and said == []
     assert all("onerror='window.ran = 2'" in text for text in shown)
     assert "0 of 1 pages exact" in shown[0] and "world: reward 1, done" in shown[0] and "not readable" in shown[1]

@@ -1,7 +1,6 @@
 """WebArena as an environment: the contract, refusals, evaluation at stop, isolation, and the same through a
 real browser and as a user's sites."""
 import json
-import shutil
 from copy import copy
 
 import numpy as np
@@ -14,9 +13,6 @@ from dreamgym.envs.webarena.env import LiveSites, OwnSites, WebArena, official_t
 from dreamgym.envs.webarena.page import STOPPED
 from dreamgym.envs.webarena.sites import SiteDatabase
 from dreamgym.episode import StopReason, Task
-
-CHROMIUM = pytest.mark.skipif(
-    not shutil.which("chromium"), reason="needs Chromium (Debian: apt-get install chromium)")
 
 
 @pytest.fixture(scope="module")
@@ -84,13 +80,6 @@ def asking(env, prefix):
                 if task.text.startswith(prefix) and task.goal["parameters"]["answer"] != "N/A")
 
 
-def test_tasks_start_where_the_environment_starts_them(env):
-    some = [task for split in ("train", "valid", "test") for task in env.tasks(split)[::25]]
-    sessions = env.reset(some)
-    assert [session.state for session in sessions] == [task.start for task in some]
-    env.end(sessions)
-
-
 def test_the_same_class_for_every_name_and_option():
     """Stops options of the contract from being lost, and data of another seed from passing for the same."""
     env = make_env("webarena", seed=8, options=["backend=direct"])
@@ -142,9 +131,12 @@ def test_episodes_do_not_see_each_other(env):
 
 
 def test_an_episode_plays_on_the_database_of_its_task(env):
+    """A database of another split, a task that begins elsewhere than in a dream."""
+    every = [[task] for split in ("train", "valid", "test") for task in env.tasks(split)[::25]]
     tasks = {task.goal["database"]: task for split in ("test", "train") for task in env.tasks(split)}
     env.sites.slots = env.sites.made + 2         # one more has to become another
-    for some in ([tasks["test 1"]], [tasks["train 3"], tasks["test 1"]], [tasks["train 3"]], [tasks["test 1"]]):
+    for some in (*every, [tasks["test 1"]], [tasks["train 3"], tasks["test 1"]], [tasks["train 3"]],
+                 [tasks["test 1"]]):
         sessions = env.reset(some)
         assert [session.inner.sites.name for session in sessions] == [task.goal["database"] for task in some]
         assert [session.state for session in sessions] == [task.start for task in some]
@@ -240,10 +232,9 @@ def test_official_tasks(env, tmp_path, monkeypatch):
         WebArena(str(tmp_path / "test.raw.json"))
 
 
-@CHROMIUM
+@pytest.mark.usefixtures("needs_chromium")
 def test_webarena_verified_gets_its_files(tmp_path, monkeypatch):
     """Stops episodes of WebArena-Verified from being judged here."""
-    pytest.importorskip("playwright")
     record = {"task_id": 5, "sites": ["shopping"], "intent": "Show my cart.", "intent_template_id": 2,
               "start_urls": ["__SHOPPING__"], "intent_template": "x", "instantiation_dict": {}, "revision": 2,
               "eval": [{"evaluator": "AgentResponseEvaluator", "results_schema": {"type": "null"},
@@ -277,9 +268,8 @@ def test_webarena_verified_gets_its_files(tmp_path, monkeypatch):
         assert not any(entry["request"].get("postData") for entry in log)      # such as that of a login
 
 
-@CHROMIUM
+@pytest.mark.usefixtures("needs_chromium")
 def test_a_real_browser_scores_drafts_and_refuses_keys_alike():
-    pytest.importorskip("playwright")
     real = WebArena(backend="chromium")
     try:
         assert play_drafts(real) == [reward for _, reward in DRAFTS]
@@ -288,11 +278,10 @@ def test_a_real_browser_scores_drafts_and_refuses_keys_alike():
         real.close()
 
 
-@CHROMIUM
+@pytest.mark.usefixtures("needs_chromium")
 @pytest.mark.parametrize("kind", ["own sites", "official data"])
 def test_a_real_browser_plays_the_same_episodes(env, tmp_path, monkeypatch, kind):
     """Results that hold only without a browser: the same texts and the same reward."""
-    pytest.importorskip("playwright")
     tasks = [task for task in env.tasks("test") if task.goal["database"] == "test 1"
              and task.goal["config"]["sites"] in (["shopping"], ["gitlab"])][:2]
     (tmp_path / "tasks.json").write_text(json.dumps([task.goal["config"] for task in tasks]))

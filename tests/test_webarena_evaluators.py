@@ -426,12 +426,11 @@ def test_shop_helpers(call, wanted, expected):
     assert found.score == expected and (expected is not None or "helper" in found.reason)
 
 
-def test_latest_order():
+@pytest.mark.parametrize("helpers, expected", [
+    (ev.shop_helpers(SHOP), 1), (None, None), ({"shopping_get_latest_order_url": lambda: None}, 0)])
+def test_latest_order(helpers, expected):
     spec = look(url="func:shopping_get_latest_order_url()", must_include=["seven"])
-    pages = site({"http://shopping.test/order/7": "<p>seven</p>"})
-    for helpers, expected in ((ev.shop_helpers(SHOP), 1), (None, None),
-                              ({"shopping_get_latest_order_url": lambda: None}, 0)):
-        assert score(spec, page=pages, helpers=helpers) == expected
+    assert score(spec, page=site({"http://shopping.test/order/7": "<p>seven</p>"}), helpers=helpers) == expected
 
 
 @pytest.mark.parametrize("url, post", [
@@ -476,18 +475,12 @@ def test_queries():
     assert [query(PRODUCT, js) for js, _ in QUERIES] == [expected for _, expected in QUERIES]
 
 
-def test_queries_give_what_a_browser_gives():
-    pytest.importorskip("playwright", reason="a real browser needs Playwright (requirements-webarena.txt)")
-    from dreamgym.envs.webarena.chromium import Browser, find_chromium
-    try:
-        find_chromium()
-    except ValueError as error:
-        pytest.skip(str(error))
-    with Browser() as browser:
-        page = browser.chromium.new_page()
-        page.set_content(PRODUCT)
-        ask = "js => { try { const v = eval(js); return v == null ? null : `${v}` } catch { return null } }"
-        assert [page.evaluate(ask, js) for js, _ in QUERIES] == [expected for _, expected in QUERIES]
+def test_queries_give_what_a_browser_gives(browser):
+    page = browser.chromium.new_page()
+    page.set_content(PRODUCT)
+    ask = "js => { try { const v = eval(js); return v == null ? null : `${v}` } catch { return null } }"
+    assert [page.evaluate(ask, js) for js, _ in QUERIES] == [expected for _, expected in QUERIES]
+    page.close()
 
 
 @pytest.mark.parametrize("js", [

@@ -1,7 +1,5 @@
 """Four feeders, one text: a page recorded from Chromium, its HTML, and what WebArena and BrowserGym would
 have written of it; and Chromium itself where it is."""
-import shutil
-
 import pytest
 
 from dreamgym.envs.webarena.ax_tree_sources import from_cdp, from_html, from_text, webarena_tabs
@@ -281,24 +279,17 @@ href=?p=2>Next</a></p>
 """
 
 
-@pytest.fixture(scope="module")
-def browser():
-    sync_api = pytest.importorskip(
-        "playwright.sync_api", reason="the browser checks need playwright (requirements-webarena.txt)")
-    path = shutil.which("chromium") or shutil.which("google-chrome")
-    if not path:
-        pytest.skip("no chromium on this machine")
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=path, args=["--no-sandbox", "--disable-features=IsolateOrigins,site-per-process"])
-        page = browser.new_page()
-        yield page, page.context.new_cdp_session(page)
-        browser.close()
+@pytest.fixture
+def tab(browser):
+    """A page of the browser, and its CDP session."""
+    page = browser.chromium.new_page()
+    yield page, page.context.new_cdp_session(page)
+    page.close()
 
 
-def test_names_and_roles_are_chromiums_own(browser):
+def test_names_and_roles_are_chromiums_own(tab):
     """Each part of FRAGMENTS, as Chromium reports it and as lxml does; then the recorded page."""
-    page, client = browser
+    page, client = tab
     for fragment in FRAGMENTS.split("\n\n"):
         html = f"<!doctype html><html><head><title>T</title></head><body>{fragment}</body></html>"
         page.set_content(html)
@@ -308,9 +299,9 @@ def test_names_and_roles_are_chromiums_own(browser):
     assert shown(from_cdp(client.send("Accessibility.getFullAXTree")["nodes"])) == STATE
 
 
-def test_live_frames(browser):
+def test_live_frames(tab):
     """Inner frames come from getFullAXTree with their frameId; their element from DOM.getFrameOwner."""
-    page, client = browser
+    page, client = tab
     page.set_content("<title>T</title><p>before</p><iframe srcdoc='<a href=/>in</a><iframe srcdoc="
                      "\"<button>deep</button>\"></iframe>'></iframe><p>after</p>")
     client.send("Page.enable")

@@ -17,18 +17,10 @@ from tests.conftest import http_server
 WITH_LOGIN = tuple(live.RECIPES)
 
 
-def server(answers):
-    """A loopback server; answers(method, path, headers, body) -> (status, text)."""
-    def answer(*asked):
-        status, text = answers(*asked)
-        return status, {}, text
-    return http_server(answer)
-
-
 @pytest.fixture
 def gone():
     """An address where nobody answers."""
-    with server(lambda *_: (200, "")) as url:
+    with http_server(lambda *_: (200, {}, "")) as url:
         pass
     return url
 
@@ -79,7 +71,8 @@ def test_accounts():
 # ---- reaching it, resetting it ----
 
 def test_what_does_not_answer_is_listed(gone):
-    with server(lambda *_: (502, "bad gateway")) as broken, server(lambda *_: (404, "")) as there:
+    with http_server(lambda *_: (502, {}, "bad gateway")) as broken, \
+            http_server(lambda *_: (404, {}, "")) as there:
         live.check_answers({"map": there})
         with pytest.raises(LiveError) as error:
             live.check_answers({"gitlab": broken, "map": there, "reddit": gone})
@@ -98,10 +91,11 @@ def test_reset_is_waited_for(first, last, looks, said):
     def answers(method, path, headers, body):
         asked.append(path)
         if path == "/reset":
-            return first, "Reset initiated"
-        return last if asked.count("/status") >= looks else (418, "Reset ongoing")
+            return first, {}, "Reset initiated"
+        status, text = last if asked.count("/status") >= looks else (418, "Reset ongoing")
+        return status, {}, text
 
-    with server(answers) as url:
+    with http_server(answers) as url:
         if said:
             with pytest.raises(LiveError, match=said):
                 live.full_reset(url, limit_s=0.4, poll_s=0.02)
@@ -116,20 +110,6 @@ def test_reset_service_that_does_not_answer(gone):
 
 
 # ---- logins, in a browser ----
-
-@pytest.fixture(scope="module")
-def browser():
-    pytest.importorskip("playwright", reason="a real browser needs Playwright (requirements-webarena.txt)")
-    from dreamgym.envs.webarena.chromium import Browser, find_chromium
-
-    try:
-        find_chromium()
-    except ValueError as error:
-        pytest.skip(str(error))
-    with Browser() as running:
-        yield running.chromium
-        assert running.chromium.contexts == []   # Logins leaves none open, also where it fails
-
 
 @pytest.fixture(scope="module")
 def world():
@@ -156,25 +136,26 @@ def sent_logins(world) -> int:
 def test_logins_are_kept_looked_at_and_renewed(browser, served, tmp_path):
     """A state that is not logged in, and one that others can read."""
     first = sent_logins(served.sites)
-    state = patient(served.bases, tmp_path / "logins").state(browser, ["gitlab", "reddit", "map"])
+    state = patient(served.bases, tmp_path / "logins").state(browser.chromium, ["gitlab", "reddit", "map"])
     assert sent_logins(served.sites) == first + 2
     kept, = (tmp_path / "logins").iterdir()
     assert [stat.S_IMODE(path.stat().st_mode) for path in (kept, kept.parent)] == [0o600, 0o700]
     assert kept.name.startswith("gitlab.reddit-")
     assert not any(password in kept.read_text() for _, password in live.ACCOUNTS.values())
     logins = patient(served.bases, tmp_path / "logins")      # another process looks at it, and sends nothing
-    assert logins.state(browser, ["reddit", "gitlab"]) == state and sent_logins(served.sites) == first + 2
+    assert logins.state(browser.chromium, ["reddit", "gitlab"]) == state
+    assert sent_logins(served.sites) == first + 2
 
     served.sites.reset()                                     # all sessions are gone
-    assert logins.state(browser, ["reddit", "gitlab"]) == state              # trusted for a while
+    assert logins.state(browser.chromium, ["reddit", "gitlab"]) == state              # trusted for a while
     logins.seen.clear()
-    renewed = logins.state(browser, ["gitlab", "reddit"])
+    renewed = logins.state(browser.chromium, ["gitlab", "reddit"])
     assert sent_logins(served.sites) == first + 2            # the reset took the old two back
 
     soon = {**renewed, "cookies": [{**cookie, "expires": time.time() + 60} for cookie in renewed["cookies"]]}
     kept.write_text(json.dumps(soon))
     os.utime(kept, (0, 0))
-    logins.state(browser, ["gitlab", "reddit"])
+    logins.state(browser.chromium, ["gitlab", "reddit"])
     assert sent_logins(served.sites) == first + 4
 
 
@@ -183,16 +164,16 @@ def test_wrong_password_is_told_and_never_shown(browser, served, tmp_path, site)
     accounts = {**live.ACCOUNTS, site: (live.ACCOUNTS[site][0], "wrong-secret")}
     said = f"login failed: after it, {site} at .* still asks for one. Check .WA_{site.upper()}_USERNAME"
     with pytest.raises(LiveError, match=said) as error:
-        patient(served.bases, tmp_path, accounts).state(browser, [site])
+        patient(served.bases, tmp_path, accounts).state(browser.chromium, [site])
     assert "wrong-secret" not in str(error.value) and list(tmp_path.iterdir()) == []
 
 
 def test_site_without_a_login_form(browser, gone, tmp_path):
     with pytest.raises(LiveError, match=f"reddit at {gone}: .*ERR_CONNECTION_REFUSED"):
-        patient({"reddit": gone}, tmp_path).state(browser, ["reddit"])
-    with server(lambda *_: (200, "<p>under construction</p>")) as other, \
+        patient({"reddit": gone}, tmp_path).state(browser.chromium, ["reddit"])
+    with http_server(lambda *_: (200, {}, "<p>under construction</p>")) as other, \
             pytest.raises(LiveError, match="no usable login form at /login"):
-        Logins({"reddit": other}, live.ACCOUNTS, tmp_path, timeout_s=0.5).state(browser, ["reddit"])
+        Logins({"reddit": other}, live.ACCOUNTS, tmp_path, timeout_s=0.5).state(browser.chromium, ["reddit"])
 
 
 @pytest.mark.parametrize("content, age_s, reads", [
@@ -214,16 +195,16 @@ def test_magento():
     def answers(method, path, headers, body):
         if path == "/rest/default/V1/integration/admin/token":
             known = json.loads(body) == {"username": "admin", "password": "admin1234"}
-            return (200, '"t-1"') if known and method == "POST" else (401, "{}")
+            return (200, {}, '"t-1"') if known and method == "POST" else (401, {}, "{}")
         if headers["Authorization"] != "Bearer t-1":
-            return 401, "{}"
+            return 401, {}, "{}"
         if path.startswith("/rest/V1/orders?"):
-            return 200, json.dumps({"items": [{"increment_id": "000000190"}]})
+            return 200, {}, json.dumps({"items": [{"increment_id": "000000190"}]})
         reviews = [{"nickname": "a", "ratings": [{"percent": 20}], "detail": "bad", "title": "t"},
                    {"nickname": "Emma", "ratings": [{"percent": 80}], "detail": "ok", "title": "u"}]
-        return 200, json.dumps(reviews if path == "/rest/V1/products/B1/reviews" else [])
+        return 200, {}, json.dumps(reviews if path == "/rest/V1/products/B1/reviews" else [])
 
-    with server(answers) as base:
+    with http_server(answers) as base:
         helpers = shop_helpers(live.Magento(base, live.ACCOUNTS["shopping_admin"]))
         assert helpers["shopping_get_latest_order_url"]() == f"{base}/sales/order/view/order_id/190/"
         assert [helpers[f"shopping_get_sku_latest_review_{name}"]("B1")

@@ -1,5 +1,5 @@
-"""Training data of the own sites: traces fit what happened, counterfactuals are as labelled, and nothing held
-out is used."""
+"""Training data of the own sites: the oracle and the searcher win everything by WebArena's evaluators, traces fit
+what happened, counterfactuals are as labelled, renaming changes nothing else, and nothing held out is used."""
 import re
 from collections import Counter
 
@@ -8,14 +8,16 @@ import numpy as np
 import pytest
 
 from dreamgym import offline
+from dreamgym.envs.base import Player
 from dreamgym.envs.webarena.env import WebArena
 from dreamgym.envs.webarena.evaluators import exact_match
+from dreamgym.envs.webarena.names import KINDS, other_names
 from dreamgym.envs.webarena.page import STOPPED
 from dreamgym.envs.webarena.relabel import NO_STOP, SHARES, explain
 from dreamgym.envs.webarena.sites import DATABASES, SiteDatabase
-from dreamgym.envs.webarena.tasks import checks, drawn, filled, read_task
+from dreamgym.envs.webarena.tasks import checks, drawn, filled, read_task, rule_success
 from dreamgym.envs.webarena.templates import TEMPLATES
-from dreamgym.envs.webarena.text import action_type, is_stop, read_page
+from dreamgym.envs.webarena.text import action_type, ground, is_stop, read_page
 from dreamgym.episode import Step, check_episode
 
 
@@ -28,7 +30,9 @@ def played(env, count, split="train"):
 
 @pytest.fixture(scope="module")
 def env():
-    return WebArena()
+    env = WebArena()
+    yield env
+    env.close()
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +44,64 @@ def episodes(env):
 def rows(env, episodes):
     return env.counterfactuals(episodes, 500, np.random.default_rng(1))
 
+
+# ---- players ----
+
+def run(env, kind, task, seed=0, change=lambda player: player):
+    """The steps of one episode."""
+    return offline.play(env, task, change(env.players()[kind]), np.random.default_rng(seed), kind).steps
+
+
+def agrees(task, steps) -> bool:
+    last = steps[-1]
+    return not last.done or rule_success(task.text, last.state, last.action) == (last.reward == 1)
+
+
+@pytest.mark.parametrize("kind", ["oracle", "searcher"])
+def test_experts_win_every_template(env, kind):
+    """A template whose plan does not lead to its reward."""
+    everything = env.tasks("test") + env.tasks("valid") + env.tasks("train")
+    impossible = [task for task in everything if task.goal["parameters"].get("answer") == "N/A"][:4]
+    for task in [*{task.groups[1]: task for task in everything}.values(), *impossible]:
+        steps = run(env, kind, task)
+        assert steps[-1].reward == 1, (task.text, [step.action for step in steps])
+        assert agrees(task, steps)
+
+
+def test_imperfect_errs_and_recovers_and_the_rules_agree(env):
+    """Demonstrations without mistakes (nothing to improve on)."""
+    played = [(task, run(env, "imperfect", task, seed)) for seed, task in enumerate(env.tasks("train")[::3])]
+    assert 0.5 < np.mean([steps[-1].reward for _, steps in played]) < 0.95
+    assert any(step.action == "go_back" and steps[-1].reward for _, steps in played for step in steps)
+    assert np.mean([agrees(task, steps) for task, steps in played]) >= 0.99
+
+
+def test_prober_meets_refusals_and_random_never_wins_by_chance(env):
+    """Offline data without refused actions, and actions called refused that change the page."""
+    tasks = env.tasks("train")[::12]
+    probed = [step for seed, task in enumerate(tasks) for step in run(env, "prober", task, seed)]
+    kinds = [action_type(step.state, step.action) for step in probed]
+    assert kinds.count("refused") > len(kinds) / 6 and {"stop", "goto", "back", "tab"} <= set(kinds)
+    assert all(step.next_state == step.state for step, kind in zip(probed, kinds) if kind == "refused")
+    wandered = [run(env, "random", task, seed) for seed, task in enumerate(tasks)]
+    assert sum(steps[-1].reward for steps in wandered) <= 1
+    assert all(read_page(step.state) for steps in wandered for step in steps)
+
+
+def test_searcher_fills_a_form_again_after_it_was_left(env):
+    """A player that only counts its steps: what was typed is gone when one comes back to a form."""
+    task = next(task for task in env.tasks("train") if "template 113" in task.groups)
+
+    def leaves_once(player):
+        def make(session, rng):
+            act = player.make(session, rng)
+            return lambda state: "click [3]" if session.steps == 3 else act(state)
+        return Player(make)
+
+    assert run(env, "searcher", task, change=leaves_once)[-1].reward == 1
+
+
+# ---- traces and counterfactuals ----
 
 def of_kind(rows, kind):
     return [row for row in rows if row.id.startswith(kind)]
@@ -165,3 +227,41 @@ def test_fulfilled_answers_are_true_in_the_database(episodes, rows):
             assert exact_match(true["answer"], row.steps[0].action[len("stop ["):-1]), row.task.text
             compared += 1
     assert compared >= 8
+
+
+# ---- entity randomization ----
+
+def test_other_names_change_nothing_else(episodes):
+    """Renamed rows whose task, page, address and action name different things."""
+    rng, changed, judged = np.random.default_rng(0), 0, {True: 0, False: 0}
+    for episode in episodes:
+        change = other_names(rng)
+        for step in episode.steps:
+            state, action = change(step.state), change(step.action)
+            before, after = read_page(step.state), read_page(state)
+            changed += state != step.state
+            assert [(i, n.role) for i, n in after.lines.items()] == [
+                (i, n.role) for i, n in before.lines.items()]
+            assert len({n.name for n in after.lines.values()}) == len({n.name for n in before.lines.values()})
+            assert ground(state, action) == change(step.grounded)
+            assert action_type(state, action) == action_type(step.state, step.action)
+            task = change(episode.task.text)
+            if is_stop(step.action) and read_task(task):
+                judged[step.reward == 1] += 1
+                assert rule_success(task, state, action) == (step.reward == 1)
+    assert changed > 100 and min(judged.values()) >= 5
+
+
+def test_element_numbers_stay():
+    change = other_names(np.random.default_rng(0))
+    for action in ("click [12]", "type [12] [", "hover [12]", "tab_focus [12]"):
+        assert change(action) == action
+    assert change("$12 in 2024-01-12, order 1012").startswith("$")
+    assert change("2024-01-12 %2F") == "2024-01-12 %2F"
+    assert change("$12") != "$12" and change("order 1012") != "order 1012"
+
+
+def test_words_of_names_are_of_one_kind():
+    """A word that becomes two others: a bijection needs every word in one kind."""
+    words = [word for kind in KINDS for word in kind]
+    assert len(words) == len(set(words)) > 300 and not {"map", "star", "radio"} & set(words)

@@ -1,5 +1,5 @@
 """The own sites: every page is well formed, forms refuse what they must, pages say what the database holds, and a
-reset undoes all of it. What the task templates do is played in test_webarena_players.py."""
+reset undoes all of it. What the task templates do is played in test_webarena_offline.py."""
 import hashlib
 import math
 import re

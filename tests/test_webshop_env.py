@@ -182,18 +182,6 @@ def test_every_official_task_and_value(shops):
 
 # ---- the adapter ----
 
-def test_sessions_are_independent_and_batched(shops):
-    shop, rng = shops["generated"], random.Random(1)
-    tasks = shop.tasks("train")[:6]
-    plans = [[f"search[{' '.join(text.read_task(task.text).words)}]", f"click[{rng.randint(1, 3)}]",
-              "click[features]", "click[< prev]", "click[buy now]"] for task in tasks]
-    together = shop.reset(tasks)
-    batched = [shop.step(together, [plan[i] for plan in plans]) for i in range(5)]
-    for k, (task, plan) in enumerate(zip(tasks, plans)):
-        assert play(shop, shop.reset([task])[0], *plan) == [results[k] for results in batched]
-    assert len({session.id for session in together}) == 6 and all(session.steps == 5 for session in together)
-
-
 def test_generated_splits_share_no_target(shops):
     shop = shops["generated"]
     splits = {split: shop.tasks(split) for split in ("train", "valid", "test")}
