@@ -14,7 +14,7 @@ from typing import Literal
 
 from dreamgym import offline, run, teacher, viewer
 from dreamgym.envs.base import Environment, Player, env_of_data, make_env, out_folder
-from dreamgym.episode import Episode, Task, read_episodes, read_tasks, to_json
+from dreamgym.episode import Episode, Task, read_episodes, read_tasks, recorded, to_json
 from dreamgym.evaluation import (coupling_bound, experience_report, experience_tables, never_won, outcomes,
                                  pass_at_k, policy_report, theorem_1)
 from dreamgym.experience_model import ExperienceModel
@@ -234,14 +234,14 @@ def evaluate_model(args: Args, dist) -> None:
             report, episodes = play_policy(args, policy, model if in_dream else env, tasks)
             found = {"never_won": show_never_won(args, episodes, tasks)}
         else:
-            recorded = read_episodes(data / f"{args.split}.jsonl")
-            report, episodes, found = experience_report(model, recorded, dist), [], {}
+            offline = read_episodes(data / f"{args.split}.jsonl")
+            report, episodes, found = experience_report(model, offline, dist), [], {}
             print(f"{experience_tables(report)}\nreward confusion {report['reward_confusion']}\n"
                   f"{theorem_1(report, args.gamma)}")
         save(args, report, episodes, found)      # the page takes a while
         if args.html:                            # of several temperatures the first
-            played = episodes[:len(repeated(args, tasks, args.temperatures[0]))] if policy else recorded
-            write_html(args, policy, env, model, [e for e in played if e.source != "counterfactual"])
+            played = episodes[:len(repeated(args, tasks, args.temperatures[0]))] if policy else offline
+            write_html(args, policy, env, model, recorded(played))
 
 
 def save(args: Args, report: dict, episodes: list[Episode], more: dict) -> None:

@@ -73,8 +73,8 @@ class Args:
     counterfactual_share: Share = 0.25  # share of rows: rewards of counterfactual steps (0: the naive reward)
     variation_share: Share = 0.05      # share of rows: task variations
     reward_first_steps: Natural = 0  # first steps that see rewards only: a comparison is learnt sooner alone
-    prompt_loss: Share = 0.0  # share of prompt tokens of next-state rows predicted, too (teaches copying)
-    reward_prompt_loss: Share = 0.0  # the same of reward rows; it drowns the words that decide
+    prompt_loss: Share = 0.0  # share of prompt tokens that are predicted, too (teaches copying)
+    reward_prompt_loss: Share = 0.0  # the same in reward rows, where it drowns the words that decide
     rename_share: Share = 0.0  # share of rows in which entities get other names (envs with a `renamer`)
     demo_dropout: Share = 0.0          # share of rows without demonstrations
     invalid_weight: float = 1.0        # how much more often steps that changed nothing are drawn
@@ -140,11 +140,11 @@ class Rows:
             mine[kind].append((row, run.rng(a.seed, "row", step, i)))
         samples = self.next_rows(mine["next"]) + [self.reward_row(*row, rng) for row, rng in mine["reward"]]
         samples += [self.model.variation_sample(*pair) for pair, _ in mine["variation"]]
-        drawn = [(a.reward_prompt_loss if kind == "reward" else a.prompt_loss, rng)
-                 for kind, part in mine.items() for _, rng in part]
+        losses = [(a.reward_prompt_loss if kind == "reward" else a.prompt_loss, rng)
+                  for kind, part in mine.items() for _, rng in part]
         self.drawn += len(samples)
         self.too_long += sum(s is None for s in samples)
-        return [self.with_prompt_loss(s, *how) for s, how in zip(samples, drawn) if s is not None]
+        return [self.with_prompt_loss(s, *loss) for s, loss in zip(samples, losses) if s is not None]
 
     def next_rows(self, rows: list[tuple[tuple[Episode, int], np.random.Generator]]) -> list:
         if not rows:
@@ -168,7 +168,8 @@ class Rows:
     def renamer(self, rng):
         return self.model.env.renamer(rng) if rng.random() < self.args.rename_share else None
 
-    def with_prompt_loss(self, sample: TrainSample, share: float, rng) -> TrainSample:
+    @staticmethod
+    def with_prompt_loss(sample: TrainSample, share: float, rng) -> TrainSample:
         """A prompt token is predicted, too, with probability `share`: the expected gradient of that weight on
         all of them, at less cost."""
         chosen = rng.random(len(sample.ids) - 1) < share

@@ -226,7 +226,7 @@ def train(job: Job, state: Run) -> list[dict]:
     args, dist, timer, before = job.args, job.dist, run.Timer(), job.out / "before.json"
     meta = job.meta | {"policy": asdict(state.policy.settings)}
     save = lambda: run.save_checkpoint(job.out, "policy", lambda path: state.save(path, dist), meta, dist)
-    longest = args.tasks * args.rollouts * job.env.max_steps     # real iterations are at least this short
+    longest = args.tasks * args.rollouts * job.env.max_steps     # a real iteration is no longer
     total = args.iterations * (args.world == "dream") + math.ceil(args.real_transitions / longest)
     clock = run.Clock(args.save_minutes)
     with run.graceful(job.log) as stop, run.progress(total, "reinforcement learning") as bar:

@@ -48,7 +48,7 @@ class ExperienceSettings:
     max_next_tok: int = 1024      # an answer about the next state that has not ended by then is malformed
     max_reward_tok: int = 256     # the same for the answer about the reward
     max_resamples: int = 2  # draws of a malformed answer again, at temperature 1, before it ends the episode
-    confirmations: int = 0  # times that a paying verdict is drawn again, at temperature 1; one dissent stands
+    confirmations: int = 0  # times that a paying verdict is drawn again, at temperature 1; one dissent counts
     system_prompts: bool = True   # chat models are told what they are; a from-scratch model learns it
 
 
@@ -254,7 +254,8 @@ class ExperienceModel:
     def judge(self, steps: list[tuple[str, str, str, str]]) -> list[tuple]:
         """The second question for (task, state, grounded action, next state): ((reasoning, reward, done) or
         None, text) of each. Most steps pay nothing, so a policy that tries often finds the judge's rare wrong
-        payments: a verdict that pays is drawn again, and the first one that does not pay replaces it."""
+        payments: a verdict that pays is drawn `confirmations` times more, and the first one that does not
+        pay replaces it."""
         prompts, limit = [self.reward_prompt_ids(*step) for step in steps], self.settings.max_reward_tok
         start = "" if self.settings.reasoning else "reward:"
         answers = self._ask(prompts, start, limit, [parse_reward] * len(prompts)) if prompts else []

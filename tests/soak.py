@@ -37,7 +37,8 @@ from tests.test_scripts import NUMBERS as SMALL, assert_same_checkpoint, settled
 NUMBERS = SMALL | {
     "collect.transitions": 3000, "train_expmodel.context": 512, "train_expmodel.max_next_tok": 30,
     "train_expmodel.max_reward_tok": 12, "train_expmodel.max_resamples": 1, "train_expmodel.rows": 16,
-    "train_expmodel.warmup": 20, "train_expmodel.prompt_loss": 0.3, "train_expmodel.reward_share": 0.3,
+    "train_expmodel.warmup": 20, "train_expmodel.prompt_loss": 0.3,
+    "train_expmodel.reward_prompt_loss": 0.3, "train_expmodel.reward_share": 0.3,
     "train_policy.imitation_episodes": 60, "train_policy.imitation_epochs": 4,
     "train_policy.imitation_muon_lr": 0.02, "train_policy.rollouts": 3}
 JOBS = {"supervised": ("train_expmodel", ["--steps", 90, "--max-steps", 90, "--rows", 8, "--save-every", 5]),
