@@ -38,7 +38,7 @@ def make_policy(args, env: Environment, name: str, dist, lora_rank: int = 0) -> 
     if args.gradient_checkpointing:
         checkpoint_layers(model)
     settings = PolicySettings(args.policy_context, args.max_action_tok, args.policy_format,
-                              args.system_prompts)
+                              args.system_prompts, args.tried_actions)
     return Policy(model, tokenizer, env, settings, args.slots,
                   run.derive_seed(args.seed, "policy", dist.rank))
 
@@ -50,7 +50,7 @@ def imitation_checkpoint(args, env: Environment, folders: tuple[Path, Path | Non
     out, expmodel = folders
     folder = Path(args.imitation or out / "imitation")
     names = ["env", "model", "quantize", "lora_rank", "init", "rename_share", "policy_format",
-             "system_prompts", "policy_context", "max_action_tok"]
+             "system_prompts", "policy_context", "max_action_tok", "tried_actions"]
     names += [name for name in vars(args) if name.startswith("imitation_")] + ["seed"] * (not args.imitation)
     run_config = {name: getattr(args, name) for name in names}
     found = run.latest_checkpoint(folder, "model", dist)

@@ -15,7 +15,7 @@ from dreamgym.page_diff import decode, encode
 
 MAX_STATE_CHARS = 20_000
 MAX_ACTION_CHARS = 400
-TAGS = re.compile(r"^(think|next|reward|task|state|action|(similar|earlier|before) \d+|vary)[^\S\n]*:",
+TAGS = re.compile(r"^(think|next|reward|task|state|action|tried|(similar|earlier|before) \d+|vary)[^\S\n]*:",
                   re.MULTILINE | re.IGNORECASE)
 
 GENERAL_POLICY = ("You act in an environment. Each turn shows its state. "
@@ -65,13 +65,20 @@ def policy_system(prompts: Prompts, policy_format: str) -> str:
 
 
 def policy_turn(task_text: str, state: str, turns: Sequence[tuple[str, str]] = (),
-                numbered: bool = False) -> str:
+                numbered: bool = False, tried: Sequence[str] = ()) -> str:
     """What a policy reads in each turn. The task is repeated, as in verl-agent: a small model follows a task
     that stands beside the state (docs/lab-notes.md). `turns`: at the head of a new context window, the last
-    (state, action) turns of the window before."""
+    (state, action) turns of the window before. `tried`: what it did before in this same state."""
     show = number_lines if numbered else str
     seen = "".join(f"state:\n{show(s)}\naction: {a}\n" for s, a in turns)
-    return f"{seen}task: {task_text}\nstate:\n{show(state)}\n"
+    before = "".join(f"tried: {action}\n" for action in tried)
+    return f"{seen}task: {task_text}\nstate:\n{show(state)}\n{before}"
+
+
+def tried_actions(steps: Sequence[Step], state: str, most: int = 8) -> list[str]:
+    """The different actions of an episode that were taken in `state`, at most the last `most` of them: what a
+    policy that comes back, or whose action changed nothing, need not try again (ours)."""
+    return list(dict.fromkeys(step.action for step in steps if step.state == state))[-most:] if most else []
 
 
 def policy_answer(action: str, grounded: str, policy_format: str) -> str:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from dreamgym.chat import answer_ids, answer_text, chat_format, prompt_ids
 from dreamgym.envs.base import Environment, Session, record_step
 from dreamgym.episode import Episode, StopReason, Task, TokenSegment
-from dreamgym.prompts import parse_action, policy_answer, policy_system, policy_turn
+from dreamgym.prompts import parse_action, policy_answer, policy_system, policy_turn, tried_actions
 from dreamgym.sampler import Sampler
 
 
@@ -23,6 +23,7 @@ class PolicySettings:
     max_action_tok: int = 512         # tokens of one answer
     policy_format: str = "tags"  # tags: <think>, <action> | action: it alone | lines: element's words, action
     system_prompts: bool = True       # a system prompt says what the agent is and which actions exist
+    tried_actions: int = 8            # shown of those that were taken before in the same state
     recap_turns: int = 2              # turns repeated at the head of a new segment (verl-agent's history)
 
 
@@ -45,9 +46,9 @@ class Policy:
         self.sampler = Sampler(self.model, self.slots, self.settings.context, self.chat.end_ids, self.seed)
 
     def turn_ids(self, task: str, state: str, turns: Sequence[tuple[str, str]] = (),
-                 is_first: bool = True) -> list[int]:
+                 tried: Sequence[str] = (), is_first: bool = True) -> list[int]:
         """A turn's prompt; the first one of a segment may begin with `turns` of the segment before."""
-        text = policy_turn(task, state, turns, self.env.numbered_lines)
+        text = policy_turn(task, state, turns, self.env.numbered_lines, tried)
         return prompt_ids(self.tokenizer, self.chat, text, is_first)
 
 
@@ -74,17 +75,18 @@ def _show_state(policy: Policy, running: _Running) -> None:
     """Sets what the policy reads next; opens a new segment where the old one has no room for the state and an
     answer."""
     episode, settings = running.episode, policy.settings
-    task = episode.task.text
-    ids = policy.turn_ids(task, running.session.state, is_first=False)
+    task, state = episode.task.text, running.session.state
+    tried = tried_actions(episode.steps, state, settings.tried_actions)
+    ids = policy.turn_ids(task, state, tried=tried, is_first=False)
     if len(episode.segments[-1].ids) + len(ids) + settings.max_action_tok > settings.context:
         turns = [(s.state, s.action) for i, s in enumerate(episode.steps)
                  if i == 0 or i >= len(episode.steps) - settings.recap_turns]
-        ids = policy.turn_ids(task, running.session.state, turns)
+        ids = policy.turn_ids(task, state, turns, tried)
         if len(ids) + settings.max_action_tok > settings.context:
-            ids = policy.turn_ids(task, running.session.state)
+            ids = policy.turn_ids(task, state, tried=tried)
         episode.segments.append(TokenSegment())
         policy.counts["cut_segments"] += 1
-    running.prompt, running.state = ids, running.session.state
+    running.prompt, running.state = ids, state
 
 
 def rollout(policy: Policy, world, tasks: list[Task], temperature: float, name: str, *,

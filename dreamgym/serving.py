@@ -23,7 +23,7 @@ from starlette.responses import PlainTextResponse
 
 from dreamgym.envs.base import Environment, out_folder, record_step
 from dreamgym.episode import Episode, Task, check_task
-from dreamgym.prompts import MAX_STATE_CHARS, escape, parse_action, policy_system, policy_turn
+from dreamgym.prompts import MAX_STATE_CHARS, escape, parse_action, policy_system, policy_turn, tried_actions
 from dreamgym.run import rng
 
 GATHER_S = 0.02                        # a request waits at most so long for those of the other episodes
@@ -217,8 +217,9 @@ class Served(OpenEnvEnvironment):
 
     def _observation(self, result) -> TextObservation:
         env, task, state = self.service.env, self.episode.task.text, self.session.state
+        tried = tried_actions(self.episode.steps, state)
         return TextObservation(state=state, task=task, system=self.service.system,
-                               prompt=policy_turn(task, state, numbered=env.numbered_lines),
+                               prompt=policy_turn(task, state, numbered=env.numbered_lines, tried=tried),
                                reward=result and float(result.reward), done=self.episode.stop != "",
                                stop=self.episode.stop.value, raw_score=self.episode.raw_score)
 

@@ -8,7 +8,8 @@ from dreamgym.episode import Step
 from dreamgym.prompts import (
     MAX_ACTION_CHARS, MAX_STATE_CHARS, POLICY_FORMS, TAGS, Demo, Prompts, Question, clean, escape,
     experience_system, history_turns, known_pages, next_answer, next_prompt, parse_action, parse_next,
-    parse_reward, parse_task, policy_answer, policy_turn, policy_system, reward_answer, reward_prompt)
+    parse_reward, parse_task, policy_answer, policy_turn, policy_system, reward_answer, reward_prompt,
+    tried_actions)
 
 STATE = "item slim jacket $40\ncolor: red / blue\nchosen: none"
 STATES = ["search page", STATE, "results page 1 of 5\nslim jacket $40\nroyal vest $20 to $35.5", "order placed",
@@ -179,12 +180,20 @@ def test_parsing_takes_linear_time():
     assert time.perf_counter() - started < 2
 
 
+def test_tried_actions():
+    """Actions of other states, the same one twice, and a list that grows without end."""
+    steps = [Step(state=s, action=a, next_state="z") for s, a in ("xa", "yb", "xc", "xa", "xd")]
+    assert tried_actions(steps, "x") == ["a", "c", "d"] and tried_actions(steps, "w") == []
+    assert tried_actions(steps, "x", 2) == ["c", "d"] and tried_actions(steps, "x", 0) == []
+
+
 def test_every_prompt_asks_of_the_task_beside_the_state():
     """A task that stands far from the state: a small policy does not look back at it."""
     turn = policy_turn("find me a vest", STATE)
     assert turn == f"task: find me a vest\nstate:\n{STATE}\n"
     assert policy_turn("t", "y", [("x", "search[a]")]) == "state:\nx\naction: search[a]\ntask: t\nstate:\ny\n"
     assert policy_turn("t", "a\nb", numbered=True) == "task: t\nstate:\n[1] a\n[2] b\n"
+    assert policy_turn("t", "y", tried=["b", "c"]) == "task: t\nstate:\ny\ntried: b\ntried: c\n"
     assert next_prompt(question(), "full").endswith(f"{turn}action: click[1]\n")
     assert reward_prompt("find me a vest", STATE, "a", "n", "full").startswith(f"{turn}action: a\n")
     assert "- chosen: none\n" in reward_prompt("find me a vest", STATE, "a", STATE.replace("none", "red"), "diff")

@@ -13,7 +13,7 @@ from dreamgym.chat import encode_untrusted
 from dreamgym.envs.base import Environment, Session, StepResult
 from dreamgym.episode import Episode, Step, StopReason, Task, number_lines
 from dreamgym.model import TrainSample, token_logprobs
-from dreamgym.prompts import Prompts, parse_action
+from dreamgym.prompts import Prompts, parse_action, tried_actions
 from dreamgym.rollout import Policy, PolicySettings, imitation_segments, rollout
 from dreamgym.sampler import Sample
 
@@ -113,10 +113,12 @@ def test_segments_only_grow_and_say_what_was_sampled(tiny_model):
         (segment,) = episode.segments
         said = [call[episode.id] for call in policy.sampler.calls if episode.id in call]
         assert len(said) == len(episode.steps) == len(segment.turn_ends)
-        for (prompt, sample), step in zip(said, episode.steps):
+        for i, ((prompt, sample), step) in enumerate(zip(said, episode.steps)):
             assert segment.ids[: len(prompt) + len(sample.ids)] == prompt + sample.ids
             assert parse_action(policy.tokenizer.decode(sample.ids[:-1])) == step.action
-            assert policy.tokenizer.decode(prompt, skip_special_tokens=True).endswith(f"state:\n{step.state}\n")
+            tried = tried_actions(episode.steps[:i], step.state)
+            shown = "\n".join([step.state, *(f"tried: {action}" for action in tried)])
+            assert policy.tokenizer.decode(prompt, skip_special_tokens=True).endswith(f"state:\n{shown}\n")
         assert [i for i, m in zip(segment.ids, segment.mask) if m] == [i for _, sample in said for i in sample.ids]
         assert segment.logps == [x for _, sample in said for x in sample.logps]
         assert segment.turn_ends == np.cumsum([len(sample.ids) for _, sample in said]).tolist()
@@ -223,7 +225,9 @@ def test_a_full_context_opens_a_new_segment(tiny_model):
             shown = [s for i, s in enumerate(episode.steps[:turn])
                      if k and (i == 0 or i >= turn - policy.settings.recap_turns)]
             recap = "".join(f"state:\n{s.state}\naction: {s.action}\n" for s in shown)
-            assert text.endswith(f"{recap}task: {episode.task.text}\nstate:\n{episode.steps[turn].state}\n")
+            tried = tried_actions(episode.steps[:turn], episode.steps[turn].state)
+            state = "\n".join([episode.steps[turn].state, *(f"tried: {action}" for action in tried)])
+            assert text.endswith(f"{recap}task: {episode.task.text}\nstate:\n{state}\n")
             turn += len(segment.turn_ends)
         assert turn == len(episode.steps)
 
