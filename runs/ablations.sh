@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Each row leaves one part out. The full run is cell "dream" of runs/cell.sh; all start from the same imitation.
+# Each row leaves one part out. The full run is cell "dream" of runs/cell.sh; all but "tried" start from its imitation.
 #   bash runs/ablations.sh webshop 0 60                   # environment, seed, iterations
 #   bash runs/ablations.sh webshop 0 60 "reasoning naive"    # some rows
 # Then: python runs/table.py runs/results/webshop-*.json --against dream
 set -euo pipefail
 cd "$(dirname "$0")/.."
-env=$1 seed=$2 iterations=$3 rows=${4:-reasoning replay history generation curriculum naive}
+env=$1 seed=$2 iterations=$3 rows=${4:-reasoning replay history generation curriculum naive tried}
 label=$(basename "$env" .py)
 base=${STUDY:-out/study}/$label-$seed
 cell() { # name, flags of train_policy.py
@@ -27,8 +27,13 @@ for row in $rows; do
     naive) own $row --counterfactual-share 0 -- ;;
     generation) cell $row --max-generated-fraction 0 ;;
     curriculum) cell $row --no-curriculum ;;
+    tried) # the start, too, reads other prompts
+        python train_policy.py --env "$env" --seed "$seed" --data "$base/data" --expmodel "$base/expmodel" \
+            --out "$base/start-$row" --algo imitation --tried-actions 0 --test-tasks 1 --eval-tasks 1
+        cell $row --tried-actions 0 --imitation "$base/start-$row/imitation"
+        ;;
     *)
-        echo "runs/ablations.sh: expected reasoning, replay, history, generation, curriculum or naive, found $row" >&2
+        echo "runs/ablations.sh: expected reasoning, replay, history, generation, curriculum, naive or tried, found $row" >&2
         exit 2
         ;;
     esac
