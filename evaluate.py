@@ -234,13 +234,13 @@ def evaluate_model(args: Args, dist) -> None:
             report, episodes = play_policy(args, policy, model if in_dream else env, tasks)
             found = {"never_won": show_never_won(args, episodes, tasks)}
         else:
-            offline = read_episodes(data / f"{args.split}.jsonl")
-            report, episodes, found = experience_report(model, offline, dist), [], {}
+            on_file = read_episodes(data / f"{args.split}.jsonl")
+            report, episodes, found = experience_report(model, on_file, dist), [], {}
             print(f"{experience_tables(report)}\nreward confusion {report['reward_confusion']}\n"
                   f"{theorem_1(report, args.gamma)}")
         save(args, report, episodes, found)      # the page takes a while
         if args.html:                            # of several temperatures the first
-            played = episodes[:len(repeated(args, tasks, args.temperatures[0]))] if policy else offline
+            played = episodes[:len(repeated(args, tasks, args.temperatures[0]))] if policy else on_file
             write_html(args, policy, env, model, recorded(played))
 
 

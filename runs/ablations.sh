@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Each row leaves one part out. The full run is cell "dream" of runs/cell.sh; all but "tried" start from its imitation.
+# Each row leaves one part out. The full run is cell "dream-grpo" of runs/seeds.sh; all but "tried" start from its imitation.
 #   bash runs/ablations.sh webshop 0 60                   # environment, seed, iterations
 #   bash runs/ablations.sh webshop 0 60 "reasoning naive"    # some rows
-# Then: python runs/table.py runs/results/webshop-*.json --against dream
+# Then: python runs/table.py runs/results/webshop-*.json --against dream-grpo
 set -euo pipefail
 cd "$(dirname "$0")/.."
 env=$1 seed=$2 iterations=$3 rows=${4:-reasoning replay history generation curriculum naive tried}
@@ -18,7 +18,7 @@ own() { # name, flags of train_expmodel.py, --, flags of train_policy.py: an exp
     python train_expmodel.py --env "$env" --seed "$seed" --data "$base/data" --out "$base/expmodel-$name" "${flags[@]}"
     cell "$name" --expmodel "$base/expmodel-$name" "${@:2}"
 }
-bash runs/cell.sh "$env" "$seed" dream --iterations "$iterations"
+bash runs/cell.sh "$env" "$seed" dream-grpo --algo grpo --iterations "$iterations"
 for row in $rows; do
     case $row in
     reasoning) own $row --no-reasoning -- ;;

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # One cell of a table: one policy, trained with some flags, its test episodes recorded for runs/table.py.
 #   bash runs/cell.sh webshop 0 imitation --algo imitation
-#   bash runs/cell.sh webshop 0 dream --iterations 60
+#   bash runs/cell.sh webshop 0 dream-grpo --iterations 60
 #   bash runs/cell.sh webshop 0 lookup --iterations 60 --no-enrich --max-generated-fraction 0 --dream pages=lookup rewards=rule
 # Data, experience model and imitation of a seed are shared by its cells, in $STUDY/ENV-SEED (made by the first).
 # TASKS test tasks, 16 episodes each at T=0.4 and at T=1, one greedily.

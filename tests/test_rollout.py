@@ -98,6 +98,12 @@ def policy_of(tiny_model, env=None, slots=128, script=None, **settings):
     return policy
 
 
+def read_in_turn(episode, turn):
+    """The state as the policy reads it, with what it tried there before."""
+    state = episode.steps[turn].state
+    return "\n".join([state, *(f"tried: {a}" for a in tried_actions(episode.steps[:turn], state))])
+
+
 def play(tiny_model, steps, slots=128, max_transitions=None, **settings):
     policy = policy_of(tiny_model, slots=slots, **settings)
     return policy, rollout(policy, policy.env, tasks(*steps), 1.0, "play", max_transitions=max_transitions)
@@ -116,9 +122,8 @@ def test_segments_only_grow_and_say_what_was_sampled(tiny_model):
         for i, ((prompt, sample), step) in enumerate(zip(said, episode.steps)):
             assert segment.ids[: len(prompt) + len(sample.ids)] == prompt + sample.ids
             assert parse_action(policy.tokenizer.decode(sample.ids[:-1])) == step.action
-            tried = tried_actions(episode.steps[:i], step.state)
-            shown = "\n".join([step.state, *(f"tried: {action}" for action in tried)])
-            assert policy.tokenizer.decode(prompt, skip_special_tokens=True).endswith(f"state:\n{shown}\n")
+            text = policy.tokenizer.decode(prompt, skip_special_tokens=True)
+            assert text.endswith(f"state:\n{read_in_turn(episode, i)}\n")
         assert [i for i, m in zip(segment.ids, segment.mask) if m] == [i for _, sample in said for i in sample.ids]
         assert segment.logps == [x for _, sample in said for x in sample.logps]
         assert segment.turn_ends == np.cumsum([len(sample.ids) for _, sample in said]).tolist()
@@ -225,9 +230,7 @@ def test_a_full_context_opens_a_new_segment(tiny_model):
             shown = [s for i, s in enumerate(episode.steps[:turn])
                      if k and (i == 0 or i >= turn - policy.settings.recap_turns)]
             recap = "".join(f"state:\n{s.state}\naction: {s.action}\n" for s in shown)
-            tried = tried_actions(episode.steps[:turn], episode.steps[turn].state)
-            state = "\n".join([episode.steps[turn].state, *(f"tried: {action}" for action in tried)])
-            assert text.endswith(f"{recap}task: {episode.task.text}\nstate:\n{state}\n")
+            assert text.endswith(f"{recap}task: {episode.task.text}\nstate:\n{read_in_turn(episode, turn)}\n")
             turn += len(segment.turn_ends)
         assert turn == len(episode.steps)
 
