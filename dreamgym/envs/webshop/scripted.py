@@ -98,7 +98,8 @@ def prober(task_text: str, rng: np.random.Generator, values: list[str]) -> Act:
         if item:
             tried = [*shopper.wanted.options.values(), *rng.choice(values, 6)]
             absent = [f"click[{value}]" for value in tried if value not in item.values]
-            choices = [*absent[:4], "click[next >]"]
+            unlisted = rng.permutation([n for n in "12345" if n not in item.values])
+            choices = [*absent[:4], "click[next >]", *(f"click[{n}]" for n in unlisted[:2])]
         elif kind == "results":
             choices = ["click[9]", "click[buy now]", f"click[{rng.choice(values)}]", "buy it"]
         return str(rng.choice(choices))
