@@ -16,7 +16,7 @@ from dreamgym import offline, run, teacher, viewer
 from dreamgym.envs.base import Environment, Player, env_of_data, make_env, out_folder
 from dreamgym.episode import Episode, Task, read_episodes, read_tasks, recorded, to_json
 from dreamgym.evaluation import (coupling_bound, experience_report, experience_tables, never_won, outcomes,
-                                 pass_at_k, policy_report, theorem_1)
+                                 pass_at_k, policy_report, theorem_1, with_interval)
 from dreamgym.experience_model import ExperienceModel
 from dreamgym.flags import Count
 from dreamgym.model import load_model
@@ -158,8 +158,8 @@ def bound_gap(args: Args, policy: Policy, model: ExperienceModel, env: Environme
                         for name, world in (("real", env), ("dream", model)))
         found[f"{temperature:g}"] = coupling_bound(model, part, dreamt, dist)
         real += part
-    rows = [{"temperature": t} | {k: f"{c.get('share', c.get('mean')):.3f} [{c['low']:.3f}, {c['high']:.3f}]"
-                                  for k, c in cells.items()} for t, cells in found.items()]
+    rows = [{"temperature": t} | {k: with_interval(cell) for k, cell in cells.items()}
+            for t, cells in found.items()]
     print(f"{env.label}, {args.split} tasks; gap = dream - real, at most the bound in size; 95 % intervals\n"
           + run.summary_table(rows))
     return found, real

@@ -24,7 +24,7 @@ from dreamgym import rl, run, summary, tiny
 from dreamgym.curriculum import Curriculum, cluster
 from dreamgym.envs.base import Environment, out_folder
 from dreamgym.episode import Episode, StopReason, Task, read_episodes, recorded, to_json
-from dreamgym.evaluation import failed_probes, gap_alarm, policy_report
+from dreamgym.evaluation import failed_probes, gap_alarm, policy_report, with_interval
 from dreamgym.experience_model import ExperienceModel, fill_buffer
 from dreamgym.flags import BelowOne, Count, Natural, Share, Weight
 from dreamgym.imitation import starting_policy
@@ -400,7 +400,7 @@ def validate(job: Job, state: Run) -> None:
     log.step("evaluation", state.step,
              entry | {f"{world}/{k}": report[k] for world, report in found.items() for k in keys}, show=[])
     log.say(f"validation at {state.step} ({len(tasks)} tasks; world and temperature): "
-            + "  ".join(f"{key} {summary.with_interval(values)}" for key, values in found.items()))
+            + "  ".join(f"{key} {with_interval(values)}" for key, values in found.items()))
     if alarm := gap_alarm(state.evaluations, job.probes):
         log.say(f"GAP ALARM: {alarm}")
         log.step("alarm", state.step, {"alarm": alarm}, show=[])

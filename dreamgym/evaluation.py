@@ -35,6 +35,14 @@ def share(rows: Sequence[bool]) -> dict:
     return {"n": len(rows), "share": sum(rows) / len(rows) if rows else None, "low": low, "high": high}
 
 
+def with_interval(cell: dict, sign: str = "") -> str:
+    """A value and its interval, of `policy_report`, `bootstrap` or `share`: "0.500 [0.402, 0.598]"; "-" where
+    nothing was counted. With `sign` "+" all three numbers carry their sign."""
+    value = next(cell[name] for name in ("success", "mean", "share") if name in cell)
+    form = f"{sign}.3f"
+    return "-" if value is None else f"{value:{form}} [{cell['low']:{form}}, {cell['high']:{form}}]"
+
+
 def word_f1(predicted: str, true: str) -> float:
     """F1 of the two bags of words."""
     a, b = Counter(predicted.split()), Counter(true.split())
@@ -65,6 +73,10 @@ def ask_recorded(model: ExperienceModel, episodes: list[Episode], dist,
     return [(*row, *pair) for row, pair in zip(rows, dist.gather(pairs))]
 
 
+def changes(prediction: Prediction, state: str) -> bool:
+    return not prediction.malformed and prediction.next_state != state
+
+
 def experience_report(model: ExperienceModel, episodes: list[Episode], dist, batch: int = 256) -> dict:
     """Errors on recorded steps with their true history: next states exact and word F1, by action type; the
     reward's confusion; near misses paid, by the constraint that a counterfactual breaks; refused actions
@@ -81,7 +93,7 @@ def experience_report(model: ExperienceModel, episodes: list[Episode], dist, bat
         exact[kind].append(read and prediction.next_state == step.next_state)
         f1[kind].append(word_f1(prediction.next_state, step.next_state))
         if kind == "refused":
-            refused.append(read and prediction.next_state != step.state)
+            refused.append(changes(prediction, step.state))
         if step.done or paid:
             verdicts.append((paid, bool(step.reward)))
     flat, scores = sum(exact.values(), []), sum(f1.values(), [])
@@ -221,19 +233,22 @@ def coupling_bound(model: ExperienceModel, real: list[Episode], dreamt: list[Epi
     with a difference can end with another reward. It holds for outcome rewards of 0 and 1, a deterministic
     world, and a replay buffer that stays as it is. `real` and `dreamt`: episodes of one policy at one
     temperature, on the same tasks. The bound is split by what differs first; `wrong_page` and `wrong_reward`
-    are shares of steps. Intervals: 95 %, of the gap by bootstrap over tasks, of shares by Wilson."""
+    are shares of steps, `granted` is the share of refused actions that change the imagined page. Intervals:
+    95 %, of the gap by bootstrap over tasks, of shares by Wilson."""
     real = [e for e in real if e.stop != StopReason.NOT_JUDGED]
     predictions = defaultdict(list)
     for episode, _, _, prediction in ask_recorded(model, real, dist):
         predictions[episode.id].append(prediction)
     found = [first_difference(e, predictions[e.id]) for e in real]
     gap = bootstrap([outcomes(dreamt)], [outcomes(real)])
-    wrong = [differences(*pair) for e in real for pair in zip(e.steps, predictions[e.id])]
+    pairs = [pair for e in real for pair in zip(e.steps, predictions[e.id])]
+    wrong = [differences(*pair) for pair in pairs]
+    granted = [changes(p, step.state) for step, p in pairs if not step.valid]
     return {"real": share([e.success for e in real]), "dream": share([e.success for e in dreamt]), "gap": gap,
             "bound": share([bool(what) for what in found]),
             **{f"bound_{name}": share([what == name for what in found]) for name in ("page", "reward")},
             "wrong_page": share([page for page, _ in wrong]),
-            "wrong_reward": share([verdict for _, verdict in wrong])}
+            "wrong_reward": share([verdict for _, verdict in wrong]), "granted": share(granted)}
 
 
 # ---- tables over seeds -------------------------------------------------------------------------------------

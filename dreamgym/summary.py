@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dreamgym import plots, run, viewer
 from dreamgym.episode import Episode
-from dreamgym.evaluation import experience_tables
+from dreamgym.evaluation import experience_tables, with_interval
 
 
 def show_experience(log: run.Log, report: dict) -> None:
@@ -25,10 +25,6 @@ def show_experience(log: run.Log, report: dict) -> None:
                                 "malformed": report[n]["malformed"]["share"],
                                 "inconsistent": report[n]["inconsistent"]["share"]} for n in names]))
     log.say(f"\n{experience_tables(report['full'])}")
-
-
-def with_interval(report: dict) -> str:
-    return f"{report['success']:.3f} [{report['low']:.3f}, {report['high']:.3f}]"
 
 
 def finish(job, state, results: list[dict]) -> None:

@@ -15,7 +15,7 @@ import tyro
 from matplotlib.figure import Figure
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from dreamgym.evaluation import bootstrap, pass_at_k  # noqa: E402
+from dreamgym.evaluation import bootstrap, pass_at_k, with_interval  # noqa: E402
 from dreamgym.run import main as run_main, parse, summary_table  # noqa: E402
 from dreamgym.worlds import parse_options  # noqa: E402
 
@@ -56,8 +56,8 @@ def wins(record: dict, temperature: str) -> dict[str, list[bool]]:
 
 def cells(by_seed: dict[int, dict], base: dict[int, dict], against: str) -> dict[str, str]:
     """A row of the table."""
-    text = lambda found, sign="": "{mean:X} [{low:X}, {high:X}]".replace("X", f"{sign}.3f").format(**found)
-    row = {("greedy" if t == "0" else f"T={t}"): text(bootstrap([wins(r, t) for r in by_seed.values()]))
+    row = {"greedy" if t == "0" else f"T={t}":
+           with_interval(bootstrap([wins(record, t) for record in by_seed.values()]))
            for t in next(iter(by_seed.values()))["outcomes"]}
     passed = [pass_at_k(wins(record, PRIMARY)) for record in by_seed.values()]
     row |= {f"pass@{k}": f"{sum(p[k] for p in passed) / len(passed):.3f}"
@@ -65,7 +65,7 @@ def cells(by_seed: dict[int, dict], base: dict[int, dict], against: str) -> dict
     shared = sorted(by_seed.keys() & base.keys())
     if shared and base is not by_seed:
         pair = [[wins(side[seed], PRIMARY) for seed in shared] for side in (by_seed, base)]
-        row[f"T={PRIMARY} - {against}"] = text(bootstrap(*pair), "+")
+        row[f"T={PRIMARY} - {against}"] = with_interval(bootstrap(*pair), "+")
     used = [sum(r[f"{world}_transitions"] for r in by_seed.values()) // len(by_seed)
             for world in ("dream", "real")]
     row |= {"--dream": " ".join(next(iter(by_seed.values()))["settings"].get("dream", []))}

@@ -67,6 +67,8 @@ def test_the_bound(made, tmp_path, capsys):
     assert (found["real"]["n"], found["dream"]["n"], found["bound"]["n"], found["gap"]["tasks"]) == (6, 6, 6, 3)
     assert found["bound"]["share"] == found["bound_page"]["share"] == 1.0     # it can say nothing sensible
     assert found["gap"]["mean"] == pytest.approx(found["dream"]["share"] - found["real"]["share"])
+    steps = [step for episode in read_episodes(tmp_path / "episodes.jsonl") for step in episode.steps]
+    assert found["granted"]["n"] == sum(not step.valid for step in steps)
     assert "bound_reward" in capsys.readouterr().out
 
 
