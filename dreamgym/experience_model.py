@@ -7,8 +7,8 @@ It has the environment's own methods `reset`, `step` and `end`. One step asks th
 Hand-written code refuses text that is not well-formed, and a reward without an end; nothing else. It does not
 choose what is remembered by any knowledge of the environment, does not say which actions are valid, and
 grants no reward.
-History is the last `history` steps, and as many earlier steps of the episode that are most similar to the
-question by phi.
+History is the last `history` steps that changed something, and as many others of the episode that are most
+similar to the question by phi.
 """
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from dreamgym.envs.base import Environment, Session, StepResult
 from dreamgym.episode import Episode, Step, StopReason, Task
 from dreamgym.chat import answer_ids, answer_text, chat_format, prompt_ids
 from dreamgym.model import TrainSample, adapter, load_frozen
-from dreamgym.prompts import (Demo, Question, experience_system, history_turns, next_answer, next_prompt,
-                              parse_next, parse_reward,
-                              parse_task, reward_answer, reward_prompt, variation_prompt, variation_system)
+from dreamgym.prompts import (Demo, Question, experience_system, next_answer, next_prompt, parse_next,
+                              parse_reward, parse_task, reward_answer, reward_prompt, split_history,
+                              variation_prompt, variation_system)
 from dreamgym.replay import ReplayBuffer, Transition
 from dreamgym.sampler import Sampler
 
@@ -40,7 +40,7 @@ class ExperienceSettings:
     """What the experience model reads and writes. It is saved beside the weights, which were trained for
     exactly these prompts."""
     k: int = 1                    # retrieved demonstrations (the paper does not say how many)
-    history: int = 2  # last steps shown, and at most as many earlier similar ones (not in the paper)
+    history: int = 2  # last changing steps shown, and at most as many similar ones (not in the paper)
     min_similarity: float = 0.3   # demonstrations and earlier steps of a lower cosine are not shown
     reasoning: bool = True        # a reasoning trace before each answer
     page_format: str = "full"     # full: whole pages; diff: differences to pages of the prompt (page_diff.py)
@@ -147,13 +147,15 @@ class ExperienceModel:
             found = self.buffer.search(vectors_BD, self.settings.k, list(tasks), self.settings.min_similarity)
         questions = []
         for task, past, state, action, vector, demos in zip(tasks, pasts, states, actions, vectors_BD, found):
-            earlier = self._similar_steps(past[:max(0, len(past) - h)], vector) if h else []
+            recent, others = split_history(past, h)
+            earlier = self._similar_steps(others, vector) if h else []
             demos = [Demo(t.state, t.action, t.next_state, t.reward) for t, _ in reversed(demos)]
-            questions.append(Question(task, state, action, history_turns(past, h), earlier, demos))
+            turns = [(s.state, s.shown_action) for s in recent]
+            questions.append(Question(task, state, action, turns, earlier, demos))
         return questions
 
     def _similar_steps(self, past: Sequence[Step], vector: np.ndarray) -> list[Demo]:
-        """The earlier steps most similar to the question, the most similar last; of equal ones the latest."""
+        """The steps of `past` most similar to the question, the most similar last, of equals the latest."""
         if not past:
             return []
         similarity = self.encoder([s.state for s in past], [s.shown_action for s in past]) @ vector

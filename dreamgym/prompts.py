@@ -261,6 +261,8 @@ def parse_task(text: str) -> str | None:
     return text if text and len(text) <= 1000 and text.isprintable() and not TAGS.search(text) else None
 
 
-def history_turns(steps: Sequence[Step], count: int) -> list[tuple[str, str]]:
-    """The last `count` (state, grounded action) pairs, oldest first."""
-    return [(s.state, s.shown_action) for s in steps[-count:]] if count else []
+def split_history(steps: Sequence[Step], count: int) -> tuple[list[Step], list[Step]]:
+    """The last `count` steps that changed something, oldest first, and all others. An action that changed
+    nothing would show the present state again, in the place of the page before it."""
+    changing = [i for i, step in enumerate(steps) if step.valid][-count:] if count else []
+    return [steps[i] for i in changing], [step for i, step in enumerate(steps) if i not in changing]
