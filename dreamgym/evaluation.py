@@ -78,12 +78,13 @@ def changes(prediction: Prediction, state: str) -> bool:
 
 
 def experience_report(model: ExperienceModel, episodes: list[Episode], dist, batch: int = 256) -> dict:
-    """Errors on recorded steps with their true history: next states exact and word F1, by action type; the
-    reward's confusion; near misses paid, by the constraint that a counterfactual breaks; refused actions
-    accepted; malformed answers; the lookup null. Ranks share the work."""
+    """Errors on recorded steps with their true history: next states exact and word F1, by action type; exact
+    where the action before was refused; the reward's confusion; near misses paid, by the constraint that a
+    counterfactual breaks; refused actions accepted; malformed answers; the lookup null. Ranks share the
+    work."""
     asked = ask_recorded(model, episodes, dist, batch)
     exact, f1, paid_by_label = defaultdict(list), defaultdict(list), defaultdict(list)
-    refused, verdicts = [], []
+    refused, after_refusal, verdicts = [], [], []
     for episode, i, _, prediction in asked:
         step, paid, read = episode.steps[i], bool(prediction.reward), not prediction.malformed
         if episode.source == "counterfactual":
@@ -92,6 +93,8 @@ def experience_report(model: ExperienceModel, episodes: list[Episode], dist, bat
         kind = model.env.audit.action_type(step.state, step.action) if step.valid else "refused"
         exact[kind].append(read and prediction.next_state == step.next_state)
         f1[kind].append(word_f1(prediction.next_state, step.next_state))
+        if step.valid and i and not episode.steps[i - 1].valid:
+            after_refusal.append(exact[kind][-1])
         if kind == "refused":
             refused.append(changes(prediction, step.state))
         if step.done or paid:
@@ -105,6 +108,7 @@ def experience_report(model: ExperienceModel, episodes: list[Episode], dist, bat
         "transitions": len(flat), "answers": len(asked), "exact": share(flat),
         "f1": sum(scores) / max(1, len(scores)),
         "exact_of_lookup": share(null),
+        "after_refusal": share(after_refusal),
         "by_action": {k: {**share(part), "f1": sum(f1[k]) / len(part)} for k, part in sorted(exact.items())},
         "reward_confusion": confusion(verdicts),
         "near_miss_paid": {k: share(part) for k, part in sorted(paid_by_label.items())},
@@ -150,6 +154,7 @@ def experience_tables(report: dict) -> str:
     """What `experience_report` found, for the console: errors by action type beside the lookup null, probes
     of the reward."""
     rows = report["by_action"] | {"all": report["exact"] | {"f1": report["f1"]}}
+    rows["after a refused action"] = report["after_refusal"]
     rows["null: the nearest recorded step"] = report["exact_of_lookup"]
     probes = {f"paid: {k}": v for k, v in report["near_miss_paid"].items()}
     probes |= {"refused action accepted": report["refusals_accepted"], "malformed": report["malformed"]}

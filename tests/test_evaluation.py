@@ -135,6 +135,7 @@ def test_experience_report():
     assert report["reward_confusion"] == {"TP": 0, "FP": 0, "FN": 1, "TN": 0}
     assert {k: v["share"] for k, v in report["near_miss_paid"].items()} == {"none": 1.0, "option": 0.25}
     assert report["refusals_accepted"]["n"] == 2 and report["refusals_accepted"]["share"] == 0.5
+    assert (report["after_refusal"]["n"], report["after_refusal"]["share"]) == (2, 0.5)  # click[1] no, buy yes
     assert {k: v["n"] for k, v in report["by_action"].items()} == {"search": 1, "refused": 2, "click": 1,
                                                                    "buy": 1}
     assert report["by_action"]["click"]["f1"] == pytest.approx(word_f1("item slim jacket $90", ITEM))
