@@ -24,7 +24,10 @@ def main(files: list[str]) -> None:
     sizes = [abs(row["gap"]) for row in rows]
     if len(rows) > 2:
         for name in ("bound", "bound_page", "bound_reward", "wrong_page", "wrong_reward"):
-            rho, p = stats.spearmanr(sizes, [row[name] for row in rows])
+            values = [row[name] for row in rows]
+            if min(values) == max(values):
+                continue
+            rho, p = stats.spearmanr(sizes, values)
             print(f"rank correlation of |gap| with {name}: {rho:+.2f} (p {p:.3f}, {len(rows)} points)")
 
 

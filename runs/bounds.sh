@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # The gap between dream and world under its bound, for each pair of experience model and policy of a seed.
 #   bash runs/bounds.sh webshop 0 "expmodel expmodel-naive" "imitation dream lookup true-true"
-# TASKS test tasks (300), REPEATS episodes each (4). Reports go to runs/results/bounds/; runs/bounds.py prints the table and the rank correlation.
+# TASKS test tasks (300), REPEATS episodes of each (4). Reports go to runs/results/bounds/; runs/bounds.py prints
+# the table and the rank correlation.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 env=$1 seed=$2 models=$3 policies=$4
