@@ -74,6 +74,7 @@ def ask_recorded(model: ExperienceModel, episodes: list[Episode], dist,
 
 
 def changes(prediction: Prediction, state: str) -> bool:
+    """Whether an imagined step leaves the page `state`: of a refused action, a wrong grant."""
     return not prediction.malformed and prediction.next_state != state
 
 
@@ -93,10 +94,10 @@ def experience_report(model: ExperienceModel, episodes: list[Episode], dist, bat
         kind = model.env.audit.action_type(step.state, step.action) if step.valid else "refused"
         exact[kind].append(read and prediction.next_state == step.next_state)
         f1[kind].append(word_f1(prediction.next_state, step.next_state))
-        if step.valid and i and not episode.steps[i - 1].valid:
-            after_refusal.append(exact[kind][-1])
         if kind == "refused":
             refused.append(changes(prediction, step.state))
+        elif i and not episode.steps[i - 1].valid:
+            after_refusal.append(exact[kind][-1])
         if step.done or paid:
             verdicts.append((paid, bool(step.reward)))
     flat, scores = sum(exact.values(), []), sum(f1.values(), [])
