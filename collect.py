@@ -17,7 +17,7 @@ from pathlib import Path
 from dreamgym import offline, run, teacher
 from dreamgym.envs.base import Environment, Player, make_env, out_folder
 from dreamgym.episode import Episode, successes, to_json
-from dreamgym.flags import Count, Natural
+from dreamgym.flags import BelowOne, Count, Natural
 from dreamgym.offline import SPLITS
 from dreamgym.teacher import Endpoint, is_url
 
@@ -44,6 +44,7 @@ class Args:
     player_temperature: float = 1.0    # its sampling temperature (ours)
     player_key_env: str = "OPENAI_API_KEY"  # environment variable that holds the endpoint's key
     player_share: float = 1.0          # its share of the episodes; the rest is the scripted players'
+    probe_share: BelowOne = 0.2        # share of episodes in which actions that do not fit are tried, too (ours)
     teacher: str = "rules"  # who explains: rules | URL of an endpoint | path or hub name
                             # (a model is asked for each episode and each counterfactual)
     teacher_model: str = ""            # the model's name at the endpoint
@@ -61,15 +62,23 @@ class Args:
             raise ValueError(f"--import-format {self.import_format}: expected --import-file, too")
 
 
+def scaled(players: dict[str, Player], share: float) -> dict[str, Player]:
+    """The same players; their shares add up to `share`."""
+    total = sum(player.share for player in players.values())
+    return {name: replace(player, share=player.share * share / total) for name, player in players.items()}
+
+
 def make_players(env: Environment, args: Args) -> dict[str, Player]:
-    """Who plays: the environment's scripted players, a language model ("player"), or both."""
+    """Who plays: the environment's scripted players, a language model ("player"), or both; and "prober"."""
     players = {name: player for name, player in env.players().items() if player.share}
     if args.player:
-        rest = (1 - args.player_share) / sum(player.share for player in players.values()) if players else 0
-        players = {name: replace(player, share=player.share * rest) for name, player in players.items()}
         ask = partial(Endpoint(args.player, args.player_model, args.player_key_env).complete,
                       max_tokens=PLAYER_ANSWER_TOK, temperature=args.player_temperature)
-        players["player"] = offline.language_model_player(env, ask, args.player_share)
+        model = offline.language_model_player(env, ask, args.player_share)
+        players = scaled(players, 1 - args.player_share) | {"player": model}
+    if players and args.probe_share:
+        prober = offline.prober(players, args.probe_share)
+        players = scaled(players, 1 - args.probe_share) | {"prober": prober}
     return players
 
 
@@ -109,7 +118,8 @@ def gather(env: Environment, args: Args, out: Path, settings: dict) -> None:
         if players and not (split == "train" and args.import_file):
             count = args.transitions if split == "train" else args.heldout
             rng = run.rng(args.seed, "collect", split)
-            parts[split] = offline.play_many(env, players, tasks[split], count, rng, split)
+            fresh = make_players(env, args)    # a prober remembers actions: no split depends on another
+            parts[split] = offline.play_many(env, fresh, tasks[split], count, rng, split)
         count = args.counterfactuals if split == "train" else args.counterfactuals_heldout
         rng = run.rng(args.seed, "counterfactuals", split)
         parts[split] += offline.counterfactuals(env, parts, tasks, split, count, rng)

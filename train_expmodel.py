@@ -140,7 +140,8 @@ class Rows:
             mine[kind].append((row, run.rng(a.seed, "row", step, i)))
         samples = self.next_rows(mine["next"]) + [self.reward_row(*row, rng) for row, rng in mine["reward"]]
         samples += [self.model.variation_sample(*pair) for pair, _ in mine["variation"]]
-        losses = [(a.reward_prompt_loss if kind == "reward" else a.prompt_loss, rng)
+        reward_loss = a.reward_prompt_loss * (step >= a.reward_first_steps)
+        losses = [(reward_loss if kind == "reward" else a.prompt_loss, rng)
                   for kind, part in mine.items() for _, rng in part]
         self.drawn += len(samples)
         self.too_long += sum(s is None for s in samples)

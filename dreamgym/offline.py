@@ -1,5 +1,6 @@
 """How offline episodes are made: a player plays, or logs are read; rules explain; counterfactuals are added.
 Nothing here names an environment, and nothing writes a file: collect.py does."""
+import re
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from dreamgym.envs.base import Environment, Player, env_of_data, record_step
 from dreamgym.episode import Episode, Step, Task, check_episode, read_episodes
 
 SPLITS = ("train", "valid", "test")
+PROBES = 0.4                           # a prober's chance, in each step, of an action that does not fit
 TEACHER_CONTEXT_TOK = 16_384           # of a local teacher: an episode with its reasoning
 TEACHER_ANSWER_TOK = 4_096             # ... and the reasoning alone
 
@@ -55,6 +57,42 @@ def play_many(env: Environment, players: dict[str, Player], tasks: list[Task], t
             episodes.append(replace(episode, source=name))
             bar.update(len(episode.steps))
     return episodes
+
+
+def mutated(actions: list[str], state: str, rng: np.random.Generator) -> str:
+    """An action as a policy in training may write it, made of earlier `actions` (the last is the newest): one
+    of them at another time, two spliced, a word lost, or a word of the state in the place of another."""
+    draw = lambda: actions[-1 - min(int(rng.geometric(0.1)) - 1, len(actions) - 1)]
+    words, others = (re.findall(r"\s*(?:\w+|[^\w\s])", draw()) for _ in range(2))
+    kind, at = rng.choice(["whole", "spliced", "lost", "replaced"]), int(rng.integers(max(len(words), 1)))
+    if kind == "spliced":
+        words[at:] = others[int(rng.integers(max(len(others), 1))):]
+    elif kind == "lost":
+        words[at:at + 1] = []
+    elif kind == "replaced":
+        places = [i for i, word in enumerate(words) if word.strip().isalnum()]
+        found = re.findall(r"\w+", state)
+        if places and found:
+            place = int(rng.choice(places))
+            words[place] = words[place].replace(words[place].strip(), str(rng.choice(found)))
+    return "".join(words).strip() or draw()
+
+
+def prober(players: dict[str, Player], share: float) -> Player:
+    """Plays like one of the players, but often does what does not fit: the data need refused actions."""
+    shares = np.array([player.share for player in players.values()])
+    actions: list[str] = []                    # of all its episodes
+
+    def make(session, rng):
+        act = players[list(players)[rng.choice(len(players), p=shares / shares.sum())]].make(session, rng)
+
+        def probe(state: str) -> str:
+            if actions and rng.random() < PROBES:
+                return mutated(actions, state, rng)
+            actions.append(act(state))
+            return actions[-1]
+        return probe
+    return Player(make, share)
 
 
 def language_model_player(env: Environment, ask: teacher.Ask, share: float) -> Player:

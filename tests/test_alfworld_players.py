@@ -16,7 +16,7 @@ from dreamgym.episode import (
     Episode, Step, StopReason, Task, check_episode, from_json, rename_episode, to_json)
 from dreamgym.prompts import TAGS
 
-READERS = ("searcher", "imperfect", "prober")  # of states only
+READERS = ("searcher", "imperfect")  # of states only
 
 
 @pytest.fixture(scope="module")
@@ -24,16 +24,15 @@ def envs(alfworlds):
     return list(alfworlds.values())
 
 
-def play(env, task, name, rng) -> Episode:
-    return offline.play(env, task, env.players()[name], rng, f"{task.id}-{name}")
 
 
 @pytest.fixture(scope="module")
 def played(envs) -> dict[str, list[Episode]]:
-    """An episode of every player on every game."""
+    """An episode of every player, and of the prober, on every game."""
     rng, games = np.random.default_rng(0), [(env, task) for env in envs for task in env.tasks("train")]
-    episodes = [(name, play(env, task, name, rng)) for env, task in games for name in PLAYERS]
-    return {name: [episode for who, episode in episodes if who == name] for name in PLAYERS}
+    players = PLAYERS | {"prober": offline.prober(PLAYERS, 0.2)}
+    return {name: [offline.play(env, task, player, rng, f"{task.id}-{name}") for env, task in games]
+            for name, player in players.items()}
 
 
 @pytest.fixture(scope="module")

@@ -254,7 +254,7 @@ def walk(env: ALFWorld, task: Task, player: str, mix: float, seed: int) -> list[
 def walks(alfworlds) -> list[list[Moment]]:
     """Walks in six generated games, and in six official ones where they are; the counts below hold for
     either."""
-    plans = [("oracle", 0.0), ("searcher", 0.1), ("imperfect", 0.3), ("prober", 0.6), ("searcher", 1.0)]
+    plans = [("oracle", 0.0), ("searcher", 0.1), ("imperfect", 0.3), ("imperfect", 0.6), ("searcher", 1.0)]
     return [walk(env, task, player, mix, seed) for env, step in zip(alfworlds.values(), (2, 1))
             for task in env.tasks("train")[::step]
             for seed, (player, mix) in enumerate(plans)]

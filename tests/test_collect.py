@@ -51,7 +51,7 @@ def test_files(workspace):
         episodes = read_episodes(workspace.data / f"{split}.jsonl")
         tasks = read_tasks(workspace.data / f"tasks_{split}.jsonl")
         assert transitions <= sum(len(e.steps) for e in episodes) < transitions + 15
-        assert {e.source for e in episodes} == {"solver", "random"}
+        assert {e.source for e in episodes} == {"solver", "random", "prober"}
         assert all(e.world == "real" and e.stop for e in episodes)
         assert all(s.reasoning and s.reward_reasoning and s.grounded for e in episodes for s in e.steps)
         assert {e.task.text for e in episodes} <= {task.text for task in tasks}
@@ -203,6 +203,20 @@ def test_an_environment_without_players_or_tasks(tmp_path, changes, message):
     assert not (tmp_path / "d").exists()
 
 
+def test_a_prober_does_what_does_not_fit():
+    """Probes that break the episode of the player behind them, or that are always of one kind."""
+    rng, seen = np.random.default_rng(0), []
+    said = ["search[red mug]", "click[3]", "click[buy now]"]
+    player = Player(lambda session, rng: lambda state: seen.append(state) or said[(len(seen) - 1) % 3])
+    act = offline.prober({"shopper": player}, 0.2).make(None, rng)
+    actions = [act(f"page of 7 lamps {i}") for i in range(600)]
+    assert [action for action in actions if action in said] and actions[0] == said[0]
+    probes = {action for action in actions if action not in said}
+    assert len(seen) == pytest.approx(360, abs=50) and len(probes) > 60
+    assert {"click3]", "click[lamps]"} <= probes and any("mug" in p and "now" in p for p in probes), probes
+    assert offline.mutated([""], "", rng) == "" and {offline.mutated(["look"], "", rng) for _ in range(9)} == {"look"}
+
+
 def test_counterfactuals_do_not_leak():
     """A reward probe whose task, or whose step, training has judged."""
     found = [Episode(id="x", task=Task(id="x", text=text),
@@ -241,7 +255,7 @@ def endpoint(monkeypatch):
 
 def test_a_language_model_plays(again, endpoint):
     """A model whose answers are not parsed, that does not see the task or sees a state twice."""
-    flags = ("--transitions", 20, "--heldout", 1, "--player", URL, "--player-model", "m")
+    flags = ("--transitions", 20, "--heldout", 1, "--player", URL, "--player-model", "m", "--probe-share", 0)
     train = read_episodes(again(*flags)[1] / "train.jsonl")
     assert {(e.source, s.action) for e in train for s in e.steps} == {("player", "cd docs")}
     first, second = endpoint.asked[:2]

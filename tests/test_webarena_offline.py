@@ -21,9 +21,13 @@ from dreamgym.envs.webarena.text import action_type, ground, is_stop, read_page
 from dreamgym.episode import Step, check_episode
 
 
+def with_prober(env):
+    return env.players() | {"prober": offline.prober(env.players(), 0.2)}
+
+
 def played(env, count, split="train"):
     """`count` episodes of every player."""
-    rng, tasks, players = np.random.default_rng(0), env.tasks(split), env.players()
+    rng, tasks, players = np.random.default_rng(0), env.tasks(split), with_prober(env)
     return [offline.play(env, tasks[rng.integers(len(tasks))], player, rng, f"{name}-{i}")
             for i in range(count) for name, player in players.items()]
 
@@ -49,7 +53,7 @@ def rows(env, episodes):
 
 def run(env, kind, task, seed=0, change=lambda player: player):
     """The steps of one episode."""
-    return offline.play(env, task, change(env.players()[kind]), np.random.default_rng(seed), kind).steps
+    return offline.play(env, task, change(with_prober(env)[kind]), np.random.default_rng(seed), kind).steps
 
 
 def agrees(task, steps) -> bool:
@@ -79,7 +83,8 @@ def test_imperfect_errs_and_recovers_and_the_rules_agree(env):
 def test_prober_meets_refusals_and_random_never_wins_by_chance(env):
     """Offline data without refused actions, and actions called refused that change the page."""
     tasks = env.tasks("train")[::12]
-    probed = [step for seed, task in enumerate(tasks) for step in run(env, "prober", task, seed)]
+    prober, rng = with_prober(env)["prober"], np.random.default_rng(0)
+    probed = [step for task in tasks for step in offline.play(env, task, prober, rng, "probe").steps]
     kinds = [action_type(step.state, step.action) for step in probed]
     assert kinds.count("refused") > len(kinds) / 6 and {"stop", "goto", "back", "tab"} <= set(kinds)
     assert all(step.next_state == step.state for step, kind in zip(probed, kinds) if kind == "refused")

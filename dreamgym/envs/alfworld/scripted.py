@@ -44,14 +44,6 @@ _HOMES = {
 _PLACES = {thing: places.split() for things, places in _HOMES.items() for thing in things.split()}
 # looked into last when nothing is known of a thing
 _OPENABLE = ("safe", "fridge", "microwave", "cabinet", "drawer")
-_ELSEWHERE = ("drawer 99", "shelf 99", "aquarium 1", "piano 1")          # places that no room has
-_COMMON = (
-    "bed cabinet countertop desk diningtable drawer dresser fridge laundryhamper shelf sidetable sofa toilet"
-).split()
-_TYPOS = (
-    "grab the {thing}", "go {place}", "put {thing} in {place}", "open the {place}", "take {thing}",
-    "find {thing}", "go to {place} and take {thing}", "use", "wait", "help",
-)
 # How often the random player draws each command before the number of its objects counts: 'go to' and
 # 'examine' would drown the rest
 _WEIGHTS = {
@@ -235,67 +227,6 @@ class Imperfect(Searcher):
         return slips + (self.take_others(view)[:3] if not view.holding else [])
 
 
-class Prober(Searcher):
-    """A searcher that keeps trying what the engine refuses, and what a thing in its hand can be made."""
-
-    def __init__(self, session: Session, rng: np.random.Generator):
-        super().__init__(session, rng)
-        self.tried: set[str] = set()
-        self.errand: list[str] = []
-
-    def choose(self, view: View) -> str:
-        held = view.held
-        if held and held not in self.tried:
-            self.tried.add(held)
-            tools = [place for place in self.room if kind_of(place) in _TREATS]
-            if tools and self.rng.random() < 0.5:
-                tool = str(self.rng.choice(tools))
-                self.errand = [f"go to {tool}", f"{_TREATS[kind_of(tool)]} {held} with {tool}"]
-        if self.errand:
-            return self.errand.pop(0)
-        others = self.take_others(view)
-        if others and not held and self.rng.random() < 0.15:
-            return str(self.rng.choice(others))
-        return self.probe(view) if self.rng.random() < 0.5 else super().choose(view)
-
-    def probe(self, view: View) -> str:
-        rng, names, held = self.rng, view.names, view.held
-        draw = lambda options: str(rng.choice(options))
-        here = view.place or draw(self.room or _ELSEWHERE)
-        others = [place for place in self.room if place != here] or [_ELSEWHERE[0]]
-        elsewhere = [name_of(thing) for at, things in self.contents.items() if at != here for thing in things]
-        thing, place = draw(elsewhere or [f"{self.wanted.thing} 1"]), draw(others)
-        anything = draw([*names, held, thing] if held else [*names, thing])
-        tools = [other for other in self.room if kind_of(other) in _TREATS] or others
-        verb = draw(list(_TREATS.values()))
-        typo = draw(_TYPOS).format(thing=anything, place=place)
-        near = [f"{kind_of(name)} {n}" for name in [*names, f"{self.wanted.thing} 1"] for n in range(1, 5)]
-        # what a policy gets wrong most: the number
-        wrong = draw([name for name in near if name not in names] or [thing])
-        kinds = dict.fromkeys([*map(kind_of, self.room), *_COMMON])
-        absent = [name for kind in kinds for n in range(1, 9) if (name := f"{kind} {n}") not in self.room]
-        takes = [f"take {wrong} from {here}"] * 2 + [f"take {thing} from {at}" for at in (here, place)]
-        if held and names:
-            takes.append(f"take {names[0]} from {here}")
-        mine = held or thing
-        families = [
-            *[takes] * 3,
-            [f"move {thing} to {here}", f"move {wrong} to {here}", f"move {mine} to {place}",
-             f"move {mine} to {here}"],
-            [f"open {place}", f"close {place}", f"{'close' if view.opened is False else 'open'} {here}",
-             f"open {here}", f"close {here}"],
-            [f"{verb} {held or anything} with {here}", f"{verb} {held or anything} with {draw(tools)}",
-             f"{verb} {anything} with {place}"],
-            [f"go to {name}"
-             for name in (draw(_ELSEWHERE), draw(absent), draw(absent), here, here, anything)],
-            [f"use {anything}", f"use {thing}", "use desklamp 1",
-             f"slice {anything} with {held or 'knife 1'}", f"examine {thing}"],
-            [typo],
-            *([[f"move {held} to {here}"], [f"go to {place}"]] if held else []),
-        ]
-        return draw(families[rng.integers(len(families))])
-
-
 def explorer(session: Session, rng: np.random.Generator) -> Callable[[str], str]:
     """Random admissible commands."""
     engine = engine_of(session)
@@ -310,7 +241,6 @@ def explorer(session: Session, rng: np.random.Generator) -> Callable[[str], str]
 
 
 PLAYERS = {
-    "oracle": Player(Oracle, 0.08), "searcher": Player(Searcher, 0.08),
-    "imperfect": Player(Imperfect, 0.50, imitate=True), "random": Player(explorer, 0.06),
-    "prober": Player(Prober, 0.28),
+    "oracle": Player(Oracle, 0.11), "searcher": Player(Searcher, 0.11),
+    "imperfect": Player(Imperfect, 0.70, imitate=True), "random": Player(explorer, 0.08),
 }

@@ -192,45 +192,6 @@ def other_fact(wanted: TaskConstraints, state: str, rng: np.random.Generator) ->
     return said if said != right else NOT_ACHIEVABLE
 
 
-class Prober(Searcher):
-    """A searcher that keeps trying what is refused, or does nothing."""
-    errand: tuple[str, ...] = ()
-
-    def choose(self, state: str, page: Page) -> str:
-        if self.errand:
-            action, *self.errand = self.errand
-            return action
-        if page.address == self.place and self.rng.random() < 0.5:
-            return self._probe(page)
-        return super().choose(state, page)
-
-    def _probe(self, page: Page) -> str:
-        rng, lines, numbers = self.rng, page.lines, list(page.lines)
-        plain = [number for number in numbers if lines[number].role in PASSIVE] or numbers
-        no_fields = [number for number in numbers if lines[number].role not in FIELDS] or numbers
-        chosen = [number for number in numbers if lines[number].options]
-        absent, word = max(numbers, default=0) + int(rng.integers(1, 40)), str(rng.choice(_WORDS))
-        header, below = int(rng.integers(1, 3)), word.lower().replace(" ", "-")
-        nowhere = rng.choice(["shop", "example.com", "shoping/cart", "news/today"])
-        families = [
-            [f"click [{absent}]", f"type [{absent}] [{word}] [1]", f"hover [{absent}]", f"click [{header}]"],
-            [f"click [{rng.choice(plain)}]"] * 2 + [f"type [{rng.choice(no_fields)}] [{word}] [1]"],
-            ["go_back", "go_forward", f"tab_focus [{rng.integers(2, 6)}]", "close_tab", "scroll [down]",
-             "scroll [up]"],
-            [f"goto [{nowhere}]", f"goto [{page.address}/{below}]"],
-            [f"click {rng.choice(numbers)}", f"open [{rng.choice(numbers)}]", f"click [{word}]",
-             f"search [{word}]", "press [Enter]", "wait"],
-        ]
-        if chosen:
-            families += [[f"type [{rng.choice(chosen)}] [{word}] [1]", f"click [{rng.choice(chosen)}]"]]
-        if rng.random() < 0.1:
-            self.errand = (f"goto [{self.place}]", "close_tab")
-            return "new_tab"
-        if rng.random() < 0.06:
-            return f"stop [{other_fact(self.wanted, page.text, rng)}]"
-        return str(rng.choice(families[rng.integers(len(families))]))
-
-
 def explorer(_: Session, rng: np.random.Generator) -> Callable[[str], str]:
     """Random controls of the page, sometimes history, scrolling, or a stop with some text of the page."""
     def act(state: str) -> str:
@@ -253,9 +214,8 @@ def explorer(_: Session, rng: np.random.Generator) -> Callable[[str], str]:
 
 PLAYERS = {
     "null": Player(lambda session, rng: lambda state: "stop []", share=0),   # is evaluated at once
-    "oracle": Player(Oracle, 0.05),
-    "searcher": Player(Searcher, 0.15),
-    "imperfect": Player(Imperfect, 0.45, imitate=True),
-    "random": Player(explorer, 0.15),
-    "prober": Player(Prober, 0.20),
+    "oracle": Player(Oracle, 0.06),
+    "searcher": Player(Searcher, 0.19),
+    "imperfect": Player(Imperfect, 0.56, imitate=True),
+    "random": Player(explorer, 0.19),
 }

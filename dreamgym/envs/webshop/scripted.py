@@ -10,7 +10,6 @@ from dreamgym.envs.webshop.text import (
 )
 
 Act = Callable[[str], str]
-MAX_PROBES = 4                                   # of a prober in one episode
 
 
 def wishes(task_text: str) -> Wanted:
@@ -83,29 +82,6 @@ def explorer(task_text: str, rng: np.random.Generator) -> Act:
     return act
 
 
-def prober(task_text: str, rng: np.random.Generator, values: list[str]) -> Act:
-    """A shopper who keeps trying what the shop refuses: option values that are not on the page (of `values`,
-    too), numbers that are not listed, buttons of other pages."""
-    shopper, probes = Shopper(task_text, rng, slip=0.2), 0
-
-    def act(state: str) -> str:
-        nonlocal probes
-        kind, item = page_kind(state), read_item(state)
-        if probes >= MAX_PROBES or rng.random() >= 0.6:
-            return shopper(state)
-        probes += 1
-        choices = ["click[buy now]", "click[1]", "click[next >]", "search[]"]
-        if item:
-            tried = [*shopper.wanted.options.values(), *rng.choice(values, 6)]
-            absent = [f"click[{value}]" for value in tried if value not in item.values]
-            unlisted = rng.permutation([n for n in "12345" if n not in item.values])
-            choices = [*absent[:4], "click[next >]", *(f"click[{n}]" for n in unlisted[:2])]
-        elif kind == "results":
-            choices = ["click[9]", "click[buy now]", f"click[{rng.choice(values)}]", "buy it"]
-        return str(rng.choice(choices))
-    return act
-
-
 class Oracle:
     """Knows the goal: searches for the target's own title, opens it, chooses its options, buys."""
 
@@ -124,13 +100,10 @@ class Oracle:
         return f"click[{next((v for v in wanted if v in item.values and v not in item.chosen), 'buy now')}]"
 
 
-def players(values: list[str]) -> dict[str, Player]:
-    """`values`: option values that exist somewhere in the shop."""
-    return {
-        "oracle": Player(Oracle, share=0),       # for checks of an installation: evaluate.py --policy oracle
-        "demonstrator": Player(lambda session, rng: Shopper(session.task.text, rng), share=0.30),
-        "imperfect": Player(lambda session, rng: Shopper(session.task.text, rng, slip=0.25), share=0.35,
-                            imitate=True),
-        "random": Player(lambda session, rng: explorer(session.task.text, rng), share=0.20),
-        "prober": Player(lambda session, rng: prober(session.task.text, rng, values), share=0.15),
-    }
+PLAYERS = {
+    "oracle": Player(Oracle, share=0),       # for checks of an installation: evaluate.py --policy oracle
+    "demonstrator": Player(lambda session, rng: Shopper(session.task.text, rng), share=0.35),
+    "imperfect": Player(lambda session, rng: Shopper(session.task.text, rng, slip=0.25), share=0.40,
+                        imitate=True),
+    "random": Player(lambda session, rng: explorer(session.task.text, rng), share=0.25),
+}
