@@ -72,9 +72,10 @@ class Args:
     reward_share: Share = 0.15         # share of rows: rewards of recorded steps
     counterfactual_share: Share = 0.25  # share of rows: rewards of counterfactual steps (0: the naive reward)
     variation_share: Share = 0.05      # share of rows: task variations
-    reward_first_steps: Natural = 0  # first steps that see rewards only: a comparison is learnt sooner alone
+    reward_first_steps: Natural = 0    # first steps that see counterfactual rewards alone, and no prompt loss
+                                       # in them: a comparison is learnt sooner so
     prompt_loss: Share = 0.0  # share of prompt tokens that are predicted, too (teaches copying)
-    reward_prompt_loss: Share = 0.0  # the same in reward rows, where it drowns the words that decide
+    reward_prompt_loss: Share = 0.0  # the same in reward rows: it drowns the words that decide
     rename_share: Share = 0.0  # share of rows in which entities get other names (envs with a `renamer`)
     demo_dropout: Share = 0.0          # share of rows without demonstrations
     invalid_weight: float = 1.0        # how much more often steps that changed nothing are drawn
@@ -127,7 +128,8 @@ class Rows:
                                                              a.variation_share))
         n_counterfactual *= bool(self.counterfactual)
         n_variation *= bool(self.variations)
-        if step < a.reward_first_steps and self.counterfactual:
+        rewards_alone = bool(self.counterfactual) and step < a.reward_first_steps
+        if rewards_alone:
             n_reward, n_counterfactual, n_variation = 0, a.rows, 0
         n_next = a.rows - n_reward - n_counterfactual - n_variation
         pick = lambda rows, n, p=None: [rows[i] for i in rng.choice(len(rows), n, p=p)] if n else []
@@ -140,7 +142,7 @@ class Rows:
             mine[kind].append((row, run.rng(a.seed, "row", step, i)))
         samples = self.next_rows(mine["next"]) + [self.reward_row(*row, rng) for row, rng in mine["reward"]]
         samples += [self.model.variation_sample(*pair) for pair, _ in mine["variation"]]
-        reward_loss = a.reward_prompt_loss * (step >= a.reward_first_steps)
+        reward_loss = 0.0 if rewards_alone else a.reward_prompt_loss
         losses = [(reward_loss if kind == "reward" else a.prompt_loss, rng)
                   for kind, part in mine.items() for _, rng in part]
         self.drawn += len(samples)

@@ -83,10 +83,12 @@ def test_each_question_has_its_own_prompt_loss():
 
 
 def test_first_steps_may_see_rewards_alone():
-    """--reward-first-steps that does nothing, or never ends."""
-    rows = rows_of(reward_first_steps=2)
-    assert {row[1] for row in rows.draw(1)} == {"buy red"}
-    assert {row[0] for row in rows.draw(2)} == {"next", "reward"}
+    """--reward-first-steps that does nothing, never ends, or drowns the judgement in the prompt."""
+    rows = rows_of(reward_first_steps=2, reward_prompt_loss=0.1)
+    assert {(row[1], row[-1]) for row in rows.draw(1)} == {("buy red", 0.0)}
+    assert {(row[0], row[-1]) for row in rows.draw(2)} == {("next", 0.0), ("reward", 0.1)}
+    naive = rows_of(reward_first_steps=2, reward_prompt_loss=0.1, counterfactual_share=0.0).draw(1)
+    assert {(row[0], row[-1]) for row in naive} == {("next", 0.0), ("reward", 0.1)}
 
 
 def test_epochs_are_passes_over_the_recorded_transitions():
