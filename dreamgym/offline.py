@@ -44,15 +44,20 @@ def play(env: Environment, task: Task, player: Player, rng: np.random.Generator,
     return explained(env, check_episode(episode, f"{env.name}, {name}"))
 
 
+def draw_player(players: dict[str, Player], rng: np.random.Generator) -> str:
+    """The name of one, drawn by the shares."""
+    shares = np.array([player.share for player in players.values()])
+    return list(players)[rng.choice(len(players), p=shares / shares.sum())]
+
+
 def play_many(env: Environment, players: dict[str, Player], tasks: list[Task], transitions: int,
               rng: np.random.Generator, label: str) -> list[Episode]:
     """Real episodes of the players by their shares, until there are `transitions` steps."""
-    shares = np.array([player.share for player in players.values()])
     episodes: list[Episode] = []
     with run.progress(transitions, f"{label} episodes") as bar:
         while bar.n < transitions:
             task = tasks[rng.integers(len(tasks))]
-            name = list(players)[rng.choice(len(players), p=shares / shares.sum())]
+            name = draw_player(players, rng)
             episode = play(env, task, players[name], rng, f"{label}-{len(episodes)}")
             episodes.append(replace(episode, source=name))
             bar.update(len(episode.steps))
@@ -80,11 +85,10 @@ def mutated(actions: list[str], state: str, rng: np.random.Generator) -> str:
 
 def prober(players: dict[str, Player], share: float) -> Player:
     """Plays like one of the players, but often does what does not fit: the data need refused actions."""
-    shares = np.array([player.share for player in players.values()])
     actions: list[str] = []                    # of all its episodes
 
     def make(session, rng):
-        act = players[list(players)[rng.choice(len(players), p=shares / shares.sum())]].make(session, rng)
+        act = players[draw_player(players, rng)].make(session, rng)
 
         def probe(state: str) -> str:
             if actions and rng.random() < PROBES:

@@ -24,8 +24,6 @@ def envs(alfworlds):
     return list(alfworlds.values())
 
 
-
-
 @pytest.fixture(scope="module")
 def played(envs) -> dict[str, list[Episode]]:
     """An episode of every player, and of the prober, on every game."""

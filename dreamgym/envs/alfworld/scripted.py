@@ -11,7 +11,6 @@ from dreamgym.envs.alfworld.text import (
 )
 from dreamgym.envs.base import Player, Session
 
-_TREATS = {tool: verb for verb, tool in TOOL.values()}
 SLIP = 0.20                                      # the imperfect player's chance of a mistake per step
 
 # Where things of a kind are, the most finds per step first (a closed place costs two): counted in 200
