@@ -62,23 +62,15 @@ class Args:
             raise ValueError(f"--import-format {self.import_format}: expected --import-file, too")
 
 
-def scaled(players: dict[str, Player], share: float) -> dict[str, Player]:
-    """The same players; their shares add up to `share`."""
-    total = sum(player.share for player in players.values())
-    return {name: replace(player, share=player.share * share / total) for name, player in players.items()}
-
-
 def make_players(env: Environment, args: Args) -> dict[str, Player]:
-    """Who plays: the environment's scripted players, a language model ("player"), or both; and "prober"."""
+    """Who plays: the environment's scripted players, a language model ("player"), or both."""
     players = {name: player for name, player in env.players().items() if player.share}
     if args.player:
         ask = partial(Endpoint(args.player, args.player_model, args.player_key_env).complete,
                       max_tokens=PLAYER_ANSWER_TOK, temperature=args.player_temperature)
-        model = offline.language_model_player(env, ask, args.player_share)
-        players = scaled(players, 1 - args.player_share) | {"player": model}
-    if players and args.probe_share:
-        prober = offline.prober(players, args.probe_share)
-        players = scaled(players, 1 - args.probe_share) | {"prober": prober}
+        rest = (1 - args.player_share) / (sum(player.share for player in players.values()) or 1)
+        players = {name: replace(player, share=player.share * rest) for name, player in players.items()}
+        players["player"] = offline.language_model_player(env, ask, args.player_share)
     return players
 
 
@@ -118,8 +110,7 @@ def gather(env: Environment, args: Args, out: Path, settings: dict) -> None:
         if players and not (split == "train" and args.import_file):
             count = args.transitions if split == "train" else args.heldout
             rng = run.rng(args.seed, "collect", split)
-            fresh = make_players(env, args)    # a prober remembers actions: no split depends on another
-            parts[split] = offline.play_many(env, fresh, tasks[split], count, rng, split)
+            parts[split] = offline.play_many(env, players, tasks[split], count, args.probe_share, rng, split)
         count = args.counterfactuals if split == "train" else args.counterfactuals_heldout
         rng = run.rng(args.seed, "counterfactuals", split)
         parts[split] += offline.counterfactuals(env, parts, tasks, split, count, rng)

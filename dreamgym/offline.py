@@ -44,59 +44,53 @@ def play(env: Environment, task: Task, player: Player, rng: np.random.Generator,
     return explained(env, check_episode(episode, f"{env.name}, {name}"))
 
 
-def draw_player(players: dict[str, Player], rng: np.random.Generator) -> str:
-    """The name of one, drawn by the shares."""
-    shares = np.array([player.share for player in players.values()])
-    return list(players)[rng.choice(len(players), p=shares / shares.sum())]
+def mutated(action: str, other: str, state: str, rng: np.random.Generator) -> str:
+    """An action as a policy in training may write it: `action` itself, at a time when it does not fit; spliced
+    with the `other`; or with a word of the state in the place of one of its own."""
+    words, others = (re.findall(r"\s*(?:\w+|[^\w\s])", text) for text in (action, other))
+    places = [i for i, word in enumerate(words) if word.strip().isalnum()]
+    found, kind = re.findall(r"\w+", state), rng.choice(["whole", "whole", "spliced", "replaced"])
+    if kind == "spliced":
+        words[int(rng.integers(len(words) + 1)):] = others[int(rng.integers(len(others) + 1)):]
+    elif kind == "replaced" and places and found:
+        place = int(rng.choice(places))
+        words[place] = words[place].replace(words[place].strip(), str(rng.choice(found)))
+    return "".join(words).strip() or action
+
+
+def probing(player: Player, before: Episode, others: list[Episode]) -> Player:
+    """Plays like `player`, but in PROBES of its steps does what does not fit: what was done at another time in
+    an episode `before`, of the same task, or in one of the `others`, or something made of these."""
+    def make(session, rng):
+        act = player.make(session, rng)
+
+        def earlier() -> str:
+            episode = before if rng.random() < 0.5 else others[rng.integers(len(others))]
+            return episode.steps[rng.integers(len(episode.steps))].action
+
+        def probe(state: str) -> str:
+            return mutated(earlier(), earlier(), state, rng) if rng.random() < PROBES else act(state)
+        return probe
+    return Player(make)
 
 
 def play_many(env: Environment, players: dict[str, Player], tasks: list[Task], transitions: int,
-              rng: np.random.Generator, label: str) -> list[Episode]:
-    """Real episodes of the players by their shares, until there are `transitions` steps."""
+              probe_share: float, rng: np.random.Generator, label: str) -> list[Episode]:
+    """Real episodes of the players by their shares, until there are `transitions` steps. A `probe_share` of the
+    episodes plays the task of an earlier one again, with probes: the data need refused actions."""
     episodes: list[Episode] = []
+    shares = np.array([player.share for player in players.values()])
     with run.progress(transitions, f"{label} episodes") as bar:
         while bar.n < transitions:
-            task = tasks[rng.integers(len(tasks))]
-            name = draw_player(players, rng)
-            episode = play(env, task, players[name], rng, f"{label}-{len(episodes)}")
+            task, name = tasks[rng.integers(len(tasks))], str(rng.choice(list(players), p=shares / shares.sum()))
+            player, plain = players[name], [episode for episode in episodes if episode.source != "prober"]
+            if plain and rng.random() < probe_share:
+                before = plain[rng.integers(len(plain))]
+                task, player, name = before.task, probing(player, before, plain), "prober"
+            episode = play(env, task, player, rng, f"{label}-{len(episodes)}")
             episodes.append(replace(episode, source=name))
             bar.update(len(episode.steps))
     return episodes
-
-
-def mutated(actions: list[str], state: str, rng: np.random.Generator) -> str:
-    """An action as a policy in training may write it, made of earlier `actions` (the last is the newest): one
-    of them at another time, two spliced, a word lost, or a word of the state in the place of another."""
-    draw = lambda: actions[-1 - min(int(rng.geometric(0.1)) - 1, len(actions) - 1)]
-    words, others = (re.findall(r"\s*(?:\w+|[^\w\s])", draw()) for _ in range(2))
-    kind, at = rng.choice(["whole", "spliced", "lost", "replaced"]), int(rng.integers(max(len(words), 1)))
-    if kind == "spliced":
-        words[at:] = others[int(rng.integers(max(len(others), 1))):]
-    elif kind == "lost":
-        words[at:at + 1] = []
-    elif kind == "replaced":
-        places = [i for i, word in enumerate(words) if word.strip().isalnum()]
-        found = re.findall(r"\w+", state)
-        if places and found:
-            place = int(rng.choice(places))
-            words[place] = words[place].replace(words[place].strip(), str(rng.choice(found)))
-    return "".join(words).strip() or draw()
-
-
-def prober(players: dict[str, Player], share: float) -> Player:
-    """Plays like one of the players, but often does what does not fit: the data need refused actions."""
-    actions: list[str] = []                    # of all its episodes
-
-    def make(session, rng):
-        act = players[draw_player(players, rng)].make(session, rng)
-
-        def probe(state: str) -> str:
-            if actions and rng.random() < PROBES:
-                return mutated(actions, state, rng)
-            actions.append(act(state))
-            return actions[-1]
-        return probe
-    return Player(make, share)
 
 
 def language_model_player(env: Environment, ask: teacher.Ask, share: float) -> Player:

@@ -21,15 +21,18 @@ from dreamgym.envs.webarena.text import action_type, ground, is_stop, read_page
 from dreamgym.episode import Step, check_episode
 
 
-def with_prober(env):
-    return env.players() | {"prober": offline.prober(env.players(), 0.2)}
+def probed(env, before, others, rng):
+    """The task of an earlier episode again, with probes."""
+    prober = offline.probing(env.players()["imperfect"], before, others)
+    return offline.play(env, before.task, prober, rng, f"probe-{before.id}")
 
 
 def played(env, count, split="train"):
-    """`count` episodes of every player."""
-    rng, tasks, players = np.random.default_rng(0), env.tasks(split), with_prober(env)
-    return [offline.play(env, tasks[rng.integers(len(tasks))], player, rng, f"{name}-{i}")
-            for i in range(count) for name, player in players.items()]
+    """`count` episodes of every player, and of the prober."""
+    rng, tasks = np.random.default_rng(0), env.tasks(split)
+    plain = [offline.play(env, tasks[rng.integers(len(tasks))], player, rng, f"{name}-{i}")
+             for i in range(count) for name, player in env.players().items()]
+    return plain + [probed(env, before, plain, rng) for before in plain[:count]]
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +56,7 @@ def rows(env, episodes):
 
 def run(env, kind, task, seed=0, change=lambda player: player):
     """The steps of one episode."""
-    return offline.play(env, task, change(with_prober(env)[kind]), np.random.default_rng(seed), kind).steps
+    return offline.play(env, task, change(env.players()[kind]), np.random.default_rng(seed), kind).steps
 
 
 def agrees(task, steps) -> bool:
@@ -83,14 +86,15 @@ def test_imperfect_errs_and_recovers_and_the_rules_agree(env):
 def test_prober_meets_refusals_and_random_never_wins_by_chance(env):
     """Offline data without refused actions, and actions called refused that change the page."""
     tasks = env.tasks("train")[::12]
-    prober, rng = with_prober(env)["prober"], np.random.default_rng(0)
-    probed = [step for task in tasks for step in offline.play(env, task, prober, rng, "probe").steps]
-    kinds = [action_type(step.state, step.action) for step in probed]
+    rng, players = np.random.default_rng(0), env.players()
+    searched, wandered = ([offline.play(env, task, players[name], rng, task.id) for task in tasks]
+                          for name in ("searcher", "random"))
+    steps = [step for before in searched for step in probed(env, before, wandered, rng).steps]
+    kinds = [action_type(step.state, step.action) for step in steps]
     assert kinds.count("refused") > len(kinds) / 6 and {"stop", "goto", "back", "tab"} <= set(kinds)
-    assert all(step.next_state == step.state for step, kind in zip(probed, kinds) if kind == "refused")
-    wandered = [run(env, "random", task, seed) for seed, task in enumerate(tasks)]
-    assert sum(steps[-1].reward for steps in wandered) <= 1
-    assert all(read_page(step.state) for steps in wandered for step in steps)
+    assert all(step.next_state == step.state for step, kind in zip(steps, kinds) if kind == "refused")
+    assert sum(episode.success for episode in wandered) <= 1
+    assert all(read_page(step.state) for episode in wandered for step in episode.steps)
 
 
 def test_searcher_fills_a_form_again_after_it_was_left(env):

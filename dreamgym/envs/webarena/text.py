@@ -33,7 +33,7 @@ def ground(state: str, action: str) -> str:
     if not said.kind:
         return clean(action)
     if said.kind == "stop" and said.text and page:
-        answer = re.compile(rf"(?<!\w){re.escape(said.text)}(?!\w)")
+        answer = re.compile(rf"(?<![\w.]){re.escape(said.text)}(?!\w|\.\d)")
         node = next((line for line in page.lines.values() if answer.search(line.name)), None)
     return clean(f"{said} {node.role} '{node.name}'" if node else str(said))
 
