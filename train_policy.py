@@ -62,7 +62,7 @@ class Args:
     policy_context: Count = 4608       # tokens of a policy's context (verl-agent: 4,096 + 512)
     max_action_tok: Count = 512        # tokens of one answer (verl-agent: 512)
     tried_actions: Natural = 8         # shown of those taken before in the same state (0: none; ours)
-    imitation_episodes: Natural = 60   # demonstrations to imitate (0: none)
+    imitation_episodes: Natural = 60   # successful demonstrations (0: none)
     imitation_epochs: Natural = 3      # passes over them
     imitation_lr: float = 1e-5         # learning rate of imitation
     imitation_muon_lr: float = 0.0     # ... of Muon on layer matrices (from-scratch models)

@@ -80,10 +80,11 @@ def imitation_checkpoint(args, env: Environment, folders: tuple[Path, Path | Non
 
 def imitate(args, policy: Policy, episodes: list[Episode], resume: Path | None,
             save: Callable[[dict], Path], dist, log) -> None:
-    """Behaviour cloning. `save(state)` is called after each epoch and at Ctrl-C; `resume` is a folder that it
-    wrote."""
+    """Behaviour cloning of successful episodes; of all, where none is. `save(state)` is called after each epoch
+    and at Ctrl-C; `resume` is a folder that it wrote."""
     players = {name for name, player in policy.env.players().items() if player.imitate}
     demos = [e for e in episodes if e.source in players or e.source in ("imported", "player")]
+    demos = [e for e in demos if e.success] or demos
     demos = run.sample(demos, args.imitation_episodes, args.seed, "imitation")
     if not demos:
         return
@@ -112,8 +113,7 @@ def imitate(args, policy: Policy, episodes: list[Episode], resume: Path | None,
             if done > resumed:
                 save_step()
             bar.update(1)
-    log.say(f"imitated {len(demos)} episodes of players that make mistakes ({successes(demos):.0%} of them "
-            "successful)")
+    log.say(f"imitated {len(demos)} episodes of players that make mistakes, {successes(demos):.0%} successful")
 
 
 def demonstration_rows(args, policy: Policy, demos: list[Episode], epoch: int) -> list[TokenSegment]:
