@@ -78,14 +78,19 @@ def imitation_checkpoint(args, env: Environment, folders: tuple[Path, Path | Non
     return save({})
 
 
+def demonstrations(env: Environment, episodes: list[Episode]) -> list[Episode]:
+    """The successful episodes of logs, of a language model, and of scripted players that are imitated; all of
+    these, where none is successful."""
+    sources = {name for name, player in env.players().items() if player.imitate} | {"imported", "player"}
+    found = [episode for episode in episodes if episode.source in sources]
+    return [episode for episode in found if episode.success] or found
+
+
 def imitate(args, policy: Policy, episodes: list[Episode], resume: Path | None,
             save: Callable[[dict], Path], dist, log) -> None:
-    """Behaviour cloning of successful episodes; of all, where none is. `save(state)` is called after each epoch
-    and at Ctrl-C; `resume` is a folder that it wrote."""
-    players = {name for name, player in policy.env.players().items() if player.imitate}
-    demos = [e for e in episodes if e.source in players or e.source in ("imported", "player")]
-    demos = [e for e in demos if e.success] or demos
-    demos = run.sample(demos, args.imitation_episodes, args.seed, "imitation")
+    """Behaviour cloning. `save(state)` is called after each epoch and at Ctrl-C; `resume` is a folder that it
+    wrote."""
+    demos = run.sample(demonstrations(policy.env, episodes), args.imitation_episodes, args.seed, "imitation")
     if not demos:
         return
     optimizers = tiny.make_optimizers(policy.model, args.imitation_lr, args.imitation_muon_lr)
