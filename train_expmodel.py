@@ -76,7 +76,7 @@ class Args:
                                        # in them: a comparison is learnt sooner so
     prompt_loss: Share = 0.0  # share of prompt tokens that are predicted, too (teaches copying)
     reward_prompt_loss: Share = 0.0  # the same in reward rows: it drowns the words that decide
-    rename_share: Share = 0.0  # share of rows in which entities get other names (envs with a `renamer`)
+    rename_share: Share = 0.0  # share of rows in which entities get other names
     demo_dropout: Share = 0.0          # share of rows without demonstrations
     invalid_weight: float = 1.0        # how much more often steps that changed nothing are drawn
     micro_batch_tok: Count = 8192      # tokens per micro-batch: memory only, never changes the gradient

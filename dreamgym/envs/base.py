@@ -7,9 +7,12 @@ of an episode, else 0. Tutorial: docs/your-environment.md, examples/files.py.
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,8 @@ BUILT_IN = {
     "webarena": "dreamgym.envs.webarena.env:WebArena",
     "logs": "dreamgym.envs.logs:Logs",
 }
+RARE = 0.1                             # share of the tasks in which the name of a thing may stand
+_WORD = re.compile(r"[^\W\d_]{3,}")    # what may be a name
 
 
 @dataclass
@@ -87,6 +92,18 @@ class Audit:
         return 0, 0
 
 
+def rare_words(tasks: Sequence[str]) -> list[str]:
+    """The words that stand in more than one task and in few: names of things, more or less."""
+    counts = Counter(word for text in tasks for word in set(_WORD.findall(text)))
+    return sorted(word for word, count in counts.items() if 1 < count <= RARE * len(tasks))
+
+
+def shuffled_words(words: list[str], rng: np.random.Generator) -> Callable[[str], str]:
+    """A function that writes for each of the words another one, the same in all texts; no two become one."""
+    new = dict(zip(words, rng.permutation(words).tolist()))
+    return lambda text: _WORD.sub(lambda match: new.get(match[0], match[0]), text)
+
+
 class Environment:
     """A text environment. The keyword arguments of `__init__` are its `--env-options name=value`, whose
     defaults give their types; `data_dir` and `seed` among them get --data-dir and --env-seed."""
@@ -138,8 +155,13 @@ class Environment:
         return []
 
     def renamer(self, rng: np.random.Generator) -> Callable[[str], str] | None:
-        """A consistent renaming of entities in every text of a training row (entity randomization)."""
-        return None
+        """A consistent renaming of entities in every text of a training row (entity randomization). Here the
+        words of which each stands in few tasks change places; None where there are no such words."""
+        return shuffled_words(self._names, rng) if self._names else None
+
+    @cached_property
+    def _names(self) -> list[str]:
+        return rare_words([task.text for task in self.tasks("train")])
 
     def vocabulary(self) -> list[str]:
         """Texts with words that training data may lack, for the word tokenizer of a from-scratch model."""
