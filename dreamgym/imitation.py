@@ -118,7 +118,7 @@ def imitate(args, policy: Policy, episodes: list[Episode], resume: Path | None,
             if done > resumed:
                 save_step()
             bar.update(1)
-    log.say(f"imitated {len(demos)} episodes of players that make mistakes, {successes(demos):.0%} successful")
+    log.say(f"imitated {len(demos)} episodes ({successes(demos):.0%} of them successful)")
 
 
 def demonstration_rows(args, policy: Policy, demos: list[Episode], epoch: int) -> list[TokenSegment]:

@@ -45,8 +45,8 @@ def play(env: Environment, task: Task, player: Player, rng: np.random.Generator,
 
 
 def mutated(action: str, other: str, state: str, rng: np.random.Generator) -> str:
-    """An action as a policy in training may write it: `action` itself, at a time when it does not fit; spliced
-    with the `other`; or with a word of the state in the place of one of its own."""
+    """An action as a policy in training may write it: `action` itself, at a time when it does not fit, or its
+    beginning and the end of the `other`, or with a word of the state in the place of one of its own."""
     words, others = (re.findall(r"\s*(?:\w+|[^\w\s])", text) for text in (action, other))
     places = [i for i, word in enumerate(words) if word.strip().isalnum()]
     found, kind = re.findall(r"\w+", state), rng.choice(["whole", "whole", "spliced", "replaced"])
@@ -59,8 +59,8 @@ def mutated(action: str, other: str, state: str, rng: np.random.Generator) -> st
 
 
 def probing(player: Player, before: Episode, others: list[Episode]) -> Player:
-    """Plays like `player`, but in PROBES of its steps does what does not fit: what was done at another time in
-    an episode `before`, of the same task, or in one of the `others`, or something made of these."""
+    """Plays like `player`, but in PROBES of its steps does what does not fit: what was done at another time
+    in an episode `before`, of the same task, or in one of the `others`, or something made of these."""
     def make(session, rng):
         act = player.make(session, rng)
 
@@ -76,19 +76,22 @@ def probing(player: Player, before: Episode, others: list[Episode]) -> Player:
 
 def play_many(env: Environment, players: dict[str, Player], tasks: list[Task], transitions: int,
               probe_share: float, rng: np.random.Generator, label: str) -> list[Episode]:
-    """Real episodes of the players by their shares, until there are `transitions` steps. A `probe_share` of the
-    episodes plays the task of an earlier one again, with probes: the data need refused actions."""
+    """Real episodes of the players by their shares, until there are `transitions` steps. A `probe_share` of
+    them plays the task of an earlier one again, with probes: the data need refused actions."""
     episodes: list[Episode] = []
+    plain: list[Episode] = []                  # those without probes
     shares = np.array([player.share for player in players.values()])
     with run.progress(transitions, f"{label} episodes") as bar:
         while bar.n < transitions:
-            task, name = tasks[rng.integers(len(tasks))], str(rng.choice(list(players), p=shares / shares.sum()))
-            player, plain = players[name], [episode for episode in episodes if episode.source != "prober"]
-            if plain and rng.random() < probe_share:
+            task = tasks[rng.integers(len(tasks))]
+            name = str(rng.choice(list(players), p=shares / shares.sum()))
+            player, probes = players[name], bool(plain) and rng.random() < probe_share
+            if probes:
                 before = plain[rng.integers(len(plain))]
                 task, player, name = before.task, probing(player, before, plain), "prober"
             episode = play(env, task, player, rng, f"{label}-{len(episodes)}")
             episodes.append(replace(episode, source=name))
+            plain += [] if probes else episodes[-1:]
             bar.update(len(episode.steps))
     return episodes
 
