@@ -140,7 +140,10 @@ class Rows:
         mine = {"next": [], "reward": [], "variation": []}
         for i, (kind, row) in list(enumerate(picked))[share]:
             mine[kind].append((row, run.rng(a.seed, "row", step, i)))
-        samples = self.next_rows(mine["next"]) + [self.reward_row(*row, rng) for row, rng in mine["reward"]]
+        # with other names from the start, the judge may not learn to compare at all
+        rename_share = 0.0 if rewards_alone else a.rename_share
+        samples = self.next_rows(mine["next"]) + [self.reward_row(*row, self.renamer(rng, rename_share))
+                                                  for row, rng in mine["reward"]]
         samples += [self.model.variation_sample(*pair) for pair, _ in mine["variation"]]
         reward_loss = 0.0 if rewards_alone else a.reward_prompt_loss
         losses = [(reward_loss if kind == "reward" else a.prompt_loss, rng)
@@ -159,17 +162,16 @@ class Rows:
         samples = []
         for question, step, (_, rng) in zip(questions, steps, rows):
             question = replace(question, demos=[]) if rng.random() < self.args.demo_dropout else question
-            if change := self.renamer(rng):
-                question, step = rename_question(question, change), rename_step(step, change)
-            samples.append(self.model.next_sample(question, step))
+            change = self.renamer(rng, self.args.rename_share)
+            samples.append(self.model.next_sample(rename_question(question, change), rename_step(step, change)))
         return samples
 
-    def reward_row(self, episode: Episode, i: int, rng) -> TrainSample | None:
-        change = self.renamer(rng) or str
+    def reward_row(self, episode: Episode, i: int, change) -> TrainSample | None:
         return self.model.reward_sample(change(episode.task.text), rename_step(episode.steps[i], change))
 
-    def renamer(self, rng):
-        return self.model.env.renamer(rng) if rng.random() < self.args.rename_share else None
+    def renamer(self, rng, share: float):
+        """In a `share` of the rows other names; else every text as it is."""
+        return (self.model.env.renamer(rng) if rng.random() < share else None) or str
 
     @staticmethod
     def with_prompt_loss(sample: TrainSample, share: float, rng) -> TrainSample:
