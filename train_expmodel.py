@@ -163,7 +163,8 @@ class Rows:
         for question, step, (_, rng) in zip(questions, steps, rows):
             question = replace(question, demos=[]) if rng.random() < self.args.demo_dropout else question
             change = self.renamer(rng, self.args.rename_share)
-            samples.append(self.model.next_sample(rename_question(question, change), rename_step(step, change)))
+            question, step = rename_question(question, change), rename_step(step, change)
+            samples.append(self.model.next_sample(question, step))
         return samples
 
     def reward_row(self, episode: Episode, i: int, change) -> TrainSample | None:
