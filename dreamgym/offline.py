@@ -177,7 +177,7 @@ def by_split(env: Environment, episodes: list[Episode],
     """Recorded episodes by the split of their task; unknown tasks are for training. Ids get a prefix, so that
     they meet none of ours."""
     home = {task.text: split for split in reversed(SPLITS) for task in tasks[split]}
-    ours = (*env.players(), "player", "counterfactual")
+    ours = (*env.players(), "player", "prober", "counterfactual")
     parts: dict[str, list[Episode]] = {split: [] for split in SPLITS}
     for episode in episodes:
         task = replace(episode.task, text=prompts.clean(episode.task.text), env=episode.task.env or env.name,

@@ -222,6 +222,15 @@ def test_a_prober_does_what_does_not_fit():
     assert offline.mutated("", "", "", rng) == ""
 
 
+def test_an_imported_prober_stays_one():
+    """Probes in a log of our own that a policy would imitate."""
+    step = Step(state="0", action="go", next_state="1")
+    logs = [Episode(id=source, task=Task(id="t", text="t"), steps=[step], source=source)
+            for source in ("prober", "somebody")]
+    parts = offline.by_split(Counter(), logs, {split: [] for split in SPLITS})
+    assert [episode.source for episode in parts["train"]] == ["prober", "imported"]
+
+
 def test_counterfactuals_do_not_leak():
     """A reward probe whose task, or whose step, training has judged."""
     found = [Episode(id="x", task=Task(id="x", text=text),
