@@ -21,7 +21,7 @@ from typing import Literal
 import numpy as np
 
 from dreamgym import run, summary, tiny
-from dreamgym.envs.base import out_folder
+from dreamgym.envs.base import draw_renamer, out_folder
 from dreamgym.episode import Episode, read_episodes, read_tasks, recorded, rename_step
 from dreamgym.evaluation import experience_report, failed_probes, replayed_inconsistencies
 from dreamgym.experience_model import ExperienceModel, ExperienceSettings, new_memory, save_settings
@@ -142,8 +142,9 @@ class Rows:
             mine[kind].append((row, run.rng(a.seed, "row", step, i)))
         # with other names from the start, the judge may not learn to compare at all
         rename_share = 0.0 if rewards_alone else a.rename_share
-        samples = self.next_rows(mine["next"]) + [self.reward_row(*row, self.renamer(rng, rename_share))
-                                                  for row, rng in mine["reward"]]
+        samples = self.next_rows(mine["next"])
+        samples += [self.reward_row(*row, draw_renamer(self.model.env, rename_share, rng))
+                    for row, rng in mine["reward"]]
         samples += [self.model.variation_sample(*pair) for pair, _ in mine["variation"]]
         reward_loss = 0.0 if rewards_alone else a.reward_prompt_loss
         losses = [(reward_loss if kind == "reward" else a.prompt_loss, rng)
@@ -162,17 +163,13 @@ class Rows:
         samples = []
         for question, step, (_, rng) in zip(questions, steps, rows):
             question = replace(question, demos=[]) if rng.random() < self.args.demo_dropout else question
-            change = self.renamer(rng, self.args.rename_share)
+            change = draw_renamer(self.model.env, self.args.rename_share, rng)
             question, step = rename_question(question, change), rename_step(step, change)
             samples.append(self.model.next_sample(question, step))
         return samples
 
     def reward_row(self, episode: Episode, i: int, change) -> TrainSample | None:
         return self.model.reward_sample(change(episode.task.text), rename_step(episode.steps[i], change))
-
-    def renamer(self, rng, share: float):
-        """In a `share` of the rows other names; else every text as it is."""
-        return (self.model.env.renamer(rng) if rng.random() < share else None) or str
 
     @staticmethod
     def with_prompt_loss(sample: TrainSample, share: float, rng) -> TrainSample:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from dreamgym import run, tiny
-from dreamgym.envs.base import Environment
+from dreamgym.envs.base import Environment, draw_renamer
 from dreamgym.episode import Episode, TokenSegment, rename_episode, successes
 from dreamgym.model import (checkpoint_layers, load_frozen, load_model, load_optimizer_states,
                             optimizer_states, save_model)
@@ -126,6 +126,6 @@ def demonstration_rows(args, policy: Policy, demos: list[Episode], epoch: int) -
     that the policy learns to search instead of memorizing where objects are."""
     rng, rows = run.rng(args.seed, "imitation rows", epoch), []
     for demo in demos:
-        change = policy.env.renamer(rng) if rng.random() < args.rename_share else None
-        rows += imitation_segments(policy, rename_episode(demo, change) if change else demo)
+        change = draw_renamer(policy.env, args.rename_share, rng)
+        rows += imitation_segments(policy, rename_episode(demo, change))
     return [rows[i] for i in rng.permutation(len(rows))]

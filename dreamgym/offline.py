@@ -85,13 +85,14 @@ def play_many(env: Environment, players: dict[str, Player], tasks: list[Task], t
         while bar.n < transitions:
             task = tasks[rng.integers(len(tasks))]
             name = str(rng.choice(list(players), p=shares / shares.sum()))
-            player, probes = players[name], bool(plain) and rng.random() < probe_share
-            if probes:
+            player = players[name]
+            if plain and rng.random() < probe_share:
                 before = plain[rng.integers(len(plain))]
                 task, player, name = before.task, probing(player, before, plain), "prober"
             episode = play(env, task, player, rng, f"{label}-{len(episodes)}")
             episodes.append(replace(episode, source=name))
-            plain += [] if probes else episodes[-1:]
+            if name != "prober":
+                plain.append(episodes[-1])
             bar.update(len(episode.steps))
     return episodes
 

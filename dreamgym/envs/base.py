@@ -104,6 +104,11 @@ def shuffled_words(words: list[str], rng: np.random.Generator) -> Callable[[str]
     return lambda text: _WORD.sub(lambda match: new.get(match[0], match[0]), text)
 
 
+def draw_renamer(env: "Environment", share: float, rng: np.random.Generator) -> Callable[[str], str]:
+    """In a `share` of the calls a renamer of the environment, if it has one; else `str`: texts as they are."""
+    return (env.renamer(rng) if rng.random() < share else None) or str
+
+
 class Environment:
     """A text environment. The keyword arguments of `__init__` are its `--env-options name=value`, whose
     defaults give their types; `data_dir` and `seed` among them get --data-dir and --env-seed."""
