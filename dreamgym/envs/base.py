@@ -105,7 +105,7 @@ def shuffled_words(words: list[str], rng: np.random.Generator) -> Callable[[str]
 
 
 def draw_renamer(env: "Environment", share: float, rng: np.random.Generator) -> Callable[[str], str]:
-    """In a `share` of the calls a renamer of the environment, if it has one; else `str`: texts as they are."""
+    """In a `share` of the calls a renamer of the environment, if it has one; else `str`: texts stay."""
     return (env.renamer(rng) if rng.random() < share else None) or str
 
 
