@@ -20,14 +20,15 @@ from typing import Literal
 
 import numpy as np
 
-from dreamgym import run, summary, tiny
+from dreamgym import checkpoint, run, summary, tiny
 from dreamgym.envs.base import draw_renamer, out_folder
 from dreamgym.episode import Episode, read_episodes, read_tasks, recorded, rename_step
 from dreamgym.evaluation import experience_report, failed_probes, replayed_inconsistencies
 from dreamgym.experience_model import ExperienceModel, ExperienceSettings, new_memory, save_settings
 from dreamgym.flags import Count, Natural, Share, Weight
+from dreamgym.logprobs import TrainSample
 from dreamgym.memory import budget, check_memory, measure
-from dreamgym.model import (TrainSample, checkpoint_layers, export_model, load_model, load_optimizer_states,
+from dreamgym.model import (checkpoint_layers, export_model, load_model, load_optimizer_states,
                             optimizer_states, parameter_count, precision, save_model, shard, unsharded)
 from dreamgym.offline import environment_of
 from dreamgym.prepare import check_model
@@ -226,15 +227,15 @@ class Training:
         def write(path: Path) -> None:
             save_model(model.model, model.tokenizer, path)
             state = {"optimizers": optimizer_states(self.optimizers), "step": self.step}
-            run.save_state(path, state, {}, dist)
+            checkpoint.save_state(path, state, {}, dist)
             if dist.is_main:
                 model.buffer.save(path / "replay")
                 save_settings(path, model.settings, args.encoder, model.encoder)
-        run.save_checkpoint(out, "model", write, {**self.meta, "finished": finished, "step": self.step}, dist)
+        checkpoint.save(out, "model", write, {**self.meta, "finished": finished, "step": self.step}, dist)
 
     def load(self, folder: Path, dist) -> None:
         """Puts optimizers, random state and step back, with any number of ranks."""
-        shared, _ = run.load_state(folder, dist)
+        shared, _ = checkpoint.load_state(folder, dist)
         load_optimizer_states(self.optimizers, shared["optimizers"])
         self.step = shared["step"]
 
@@ -322,8 +323,8 @@ def main() -> None:
     meta = {"settings": {k: v for k, v in asdict(args).items() if k not in FREE},
             "environment": data_meta["environment"], "data": data_meta["settings"]}
     if args.fresh:
-        run.remove_checkpoint(out, "model", dist)
-    resume = run.find_checkpoint(out, "model", meta, dist)
+        checkpoint.remove(out, "model", dist)
+    resume = checkpoint.find(out, "model", meta, dist)
     if resume and run.load_meta(resume)["finished"]:
         if dist.is_main:
             print(f"{out}: finished and fits these flags, kept (--fresh starts over)")
@@ -355,7 +356,7 @@ def export(args: Args, out: Path) -> None:
     folder, and a folder of something else is refused."""
     if args.export:
         to = Path(args.export)
-        run.save_checkpoint(to.parent, to.name, partial(export_model, out / "model"), {}, run.Dist())
+        checkpoint.save(to.parent, to.name, partial(export_model, out / "model"), {}, run.Dist())
         print(f"{args.export}: serve it, then: train_policy.py --expmodel URL --expmodel-name NAME "
               f"--expmodel-folder {out}")
 

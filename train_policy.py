@@ -20,7 +20,7 @@ from typing import Literal
 import torch
 from msgspec.structs import replace
 
-from dreamgym import rl, run, summary, tiny
+from dreamgym import checkpoint, rl, run, summary, tiny
 from dreamgym.curriculum import Curriculum, cluster
 from dreamgym.envs.base import Environment, out_folder
 from dreamgym.episode import Episode, StopReason, Task, read_episodes, recorded, to_json
@@ -155,7 +155,8 @@ class Run:
         head = self.value_head.state_dict() if self.value_head is not None else {}
         own = {"policy": self.policy.sampler.get_state(), "counts": self.policy.counts,
                "experience_model": self.experience_model.get_state()}
-        run.save_state(path, {"optimizers": optimizer_states([self.optimizer]), "head": head}, own, dist)
+        shared = {"optimizers": optimizer_states([self.optimizer]), "head": head}
+        checkpoint.save_state(path, shared, own, dist)
         if dist.is_main:
             self.experience_model.buffer.save(path / "replay")
             run.write_json(path / "run.json",
@@ -164,7 +165,7 @@ class Run:
 
     def load(self, path: Path, dist) -> None:
         """Goes on from what `save` wrote, weights and replay buffer apart, with any number of ranks."""
-        shared, own = run.load_state(path, dist)
+        shared, own = checkpoint.load_state(path, dist)
         load_optimizer_states([self.optimizer], shared["optimizers"])
         if self.value_head is not None:
             self.value_head.load_state_dict(shared["head"])
@@ -226,7 +227,7 @@ def train(job: Job, state: Run) -> list[dict]:
     """The loop. Returns the reports on the test tasks, before and after."""
     args, dist, timer, before = job.args, job.dist, run.Timer(), job.out / "before.json"
     meta = job.meta | {"policy": asdict(state.policy.settings)}
-    save = lambda: run.save_checkpoint(job.out, "policy", lambda path: state.save(path, dist), meta, dist)
+    save = lambda: checkpoint.save(job.out, "policy", lambda path: state.save(path, dist), meta, dist)
     longest = args.tasks * args.rollouts * job.env.max_steps     # a real iteration is no longer
     total = args.iterations * (args.world == "dream") + math.ceil(args.real_transitions / longest)
     clock = run.Clock(args.save_minutes)
@@ -431,7 +432,7 @@ def main() -> None:
         run.check_meta(run.load_meta(expmodel / "model"),
                        {"environment": meta["environment"], "finished": True}, expmodel,
                        "train the experience model on this data to its end")
-    resume = run.find_checkpoint(out, "policy", meta, dist)
+    resume = checkpoint.find(out, "policy", meta, dist)
     splits = read_splits(args, data)
     offline = recorded(read_episodes(data / "train.jsonl"))
     log = start_log(out, resume, dist)

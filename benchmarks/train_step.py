@@ -18,7 +18,7 @@ import torch
 import tyro
 
 from benchmarks.timing import cpu_s, memory_mb, tiny_llama
-from dreamgym.model import TrainSample, micro_batches, prefix_packs, token_logprobs
+from dreamgym.logprobs import TrainSample, micro_batches, prefix_packs, token_logprobs
 
 SIZES = {"h64": (64, 3), "h128": (128, 3), "h256": (256, 2), "h384": (384, 4)}     # hidden, layers
 

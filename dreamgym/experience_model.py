@@ -19,14 +19,15 @@ from pathlib import Path
 import numpy as np
 
 from dreamgym import run
+from dreamgym.chat import answer_ids, answer_text, chat_format, prompt_ids
 from dreamgym.encoder import WordEncoder, load_encoder
 from dreamgym.envs.base import Environment, Session, StepResult
 from dreamgym.episode import Episode, Step, StopReason, Task
-from dreamgym.chat import answer_ids, answer_text, chat_format, prompt_ids
-from dreamgym.model import TrainSample, adapter, load_frozen
+from dreamgym.logprobs import TrainSample
+from dreamgym.model import adapter, load_frozen
 from dreamgym.prompts import (Demo, Question, experience_system, next_answer, next_prompt, parse_next,
-                              parse_reward, parse_task, reward_answer, reward_prompt, split_history,
-                              variation_prompt, variation_system)
+                              parse_reward, parse_task, reward_answer, reward_prompt, variation_prompt,
+                              variation_system)
 from dreamgym.replay import ReplayBuffer, Transition
 from dreamgym.sampler import Sampler
 
@@ -81,6 +82,13 @@ def fill_buffer(buffer: ReplayBuffer, encoder, episodes: Sequence[Episode]) -> N
     transitions = to_transitions(episodes)
     if transitions:
         buffer.add(transitions, encoder([t.state for t in transitions], [t.action for t in transitions]))
+
+
+def split_history(steps: Sequence[Step], count: int) -> tuple[list[Step], list[Step]]:
+    """The last `count` steps that changed something, oldest first, and all others. An action that changed
+    nothing would show the present state again, in the place of the page before it."""
+    changing = [i for i, step in enumerate(steps) if step.valid][-count:] if count else []
+    return [steps[i] for i in changing], [step for i, step in enumerate(steps) if i not in changing]
 
 
 class ExperienceModel:

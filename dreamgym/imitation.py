@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from dreamgym import run, tiny
+from dreamgym import checkpoint, run, tiny
 from dreamgym.envs.base import Environment, draw_renamer
 from dreamgym.episode import Episode, TokenSegment, rename_episode, successes
 from dreamgym.model import (checkpoint_layers, load_frozen, load_model, load_optimizer_states,
@@ -53,7 +53,7 @@ def imitation_checkpoint(args, env: Environment, folders: tuple[Path, Path | Non
              "system_prompts", "policy_context", "max_action_tok", "tried_actions"]
     names += [name for name in vars(args) if name.startswith("imitation_")] + ["seed"] * (not args.imitation)
     run_config = {name: getattr(args, name) for name in names}
-    found = run.latest_checkpoint(folder, "model", dist)
+    found = checkpoint.latest(folder, "model", dist)
     meta = run.load_meta(found) if found else {"finished": False}
     finished = meta.get("finished", True)
     if args.imitation and not finished:
@@ -71,9 +71,9 @@ def imitation_checkpoint(args, env: Environment, folders: tuple[Path, Path | Non
     def save(state: dict) -> Path:
         def write(path: Path) -> None:
             save_model(policy.model, policy.tokenizer, path)
-            run.save_state(path, state, {}, dist)
+            checkpoint.save_state(path, state, {}, dist)
         meta = {"imitation": run_config, "policy": asdict(policy.settings), "finished": not state}
-        return run.save_checkpoint(folder, "model", write, meta, dist)
+        return checkpoint.save(folder, "model", write, meta, dist)
     imitate(args, policy, episodes, found, save, dist, log)
     return save({})
 
@@ -96,7 +96,7 @@ def imitate(args, policy: Policy, episodes: list[Episode], resume: Path | None,
     optimizers = tiny.make_optimizers(policy.model, args.imitation_lr, args.imitation_muon_lr)
     done, resumed, steps = 0, 0, None
     if resume:
-        state, _ = run.load_state(resume, dist)
+        state, _ = checkpoint.load_state(resume, dist)
         load_optimizer_states(optimizers, state["optimizers"])
         resumed = state["step"]
     save_step = lambda: save({"optimizers": optimizer_states(optimizers), "step": done})

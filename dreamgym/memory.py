@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import torch
 from transformers import AutoConfig, PreTrainedConfig
 
-from dreamgym.model import CHUNK, REPLICATED_BELOW, base_of, clear_errors, meta_model, precision
+from dreamgym.logprobs import CHUNK
+from dreamgym.model import REPLICATED_BELOW, base_of, clear_errors, meta_model, precision
 
 NF4 = 0.5 + (1 + 4 / 256) / 64   # bytes a weight: 4 bits, 8 for each 64 weights, 32 for each 256 of these
 OTHER = 2e9                      # on a GPU: the CUDA context, cuBLAS, the collectives' buffers (a guess)

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from dreamgym import run, tiny
+from dreamgym import checkpoint, run, tiny
 from dreamgym.episode import Task, read_tasks
 from dreamgym.flags import ROOT
 from dreamgym.memory import budget, check_memory, measure
@@ -44,9 +44,9 @@ def prepare(args, out: Path, dist) -> tuple[Path, Path | None]:
         expmodel = Path(args.expmodel_folder) if args.expmodel_folder else None
     check_fit(args, expmodel, dist)
     if args.fresh:
-        run.remove_checkpoint(out, "policy", dist)
+        checkpoint.remove(out, "policy", dist)
         if not args.imitation:
-            run.remove_checkpoint(out / "imitation", "model", dist)
+            checkpoint.remove(out / "imitation", "model", dist)
     common = ["--env", args.env, "--seed", args.seed, *(["--config", args.config] if args.config else []),
               *(["--fresh"] if args.fresh else [])]
     if is_file or not args.data:

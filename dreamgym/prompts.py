@@ -259,10 +259,3 @@ def parse_task(text: str) -> str | None:
     """One line of task text; None where it is empty, has several lines, control characters, or tags."""
     text = text.strip()
     return text if text and len(text) <= 1000 and text.isprintable() and not TAGS.search(text) else None
-
-
-def split_history(steps: Sequence[Step], count: int) -> tuple[list[Step], list[Step]]:
-    """The last `count` steps that changed something, oldest first, and all others. An action that changed
-    nothing would show the present state again, in the place of the page before it."""
-    changing = [i for i, step in enumerate(steps) if step.valid][-count:] if count else []
-    return [steps[i] for i in changing], [step for i, step in enumerate(steps) if i not in changing]

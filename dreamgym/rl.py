@@ -19,7 +19,8 @@ import torch
 
 from dreamgym import losses, run
 from dreamgym.episode import Episode, StopReason, TokenSegment
-from dreamgym.model import TrainSample, even_micro_batches, optimizer_step, reference_logprobs, token_logprobs
+from dreamgym.logprobs import TrainSample, even_micro_batches, reference_logprobs, token_logprobs
+from dreamgym.model import optimizer_step
 from dreamgym.sft import sft_step
 
 GAMMA, GAE_LAMBDA = 1.0, 1.0          # as verl-agent

@@ -1,4 +1,4 @@
-"""What every script shares: ranks, seeds, files, metrics, progress, checkpoints, Ctrl-C (flags: flags.py).
+"""What every script shares: ranks, seeds, files, metrics, progress, Ctrl-C (flags: flags.py).
 
     args = run.parse(Args)                             # defaults < preset of configs/ < command line
     dist = run.init_dist(args.seed)                    # one process, or the ranks that torchrun started
@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import random
-import shutil
 import signal
 import socket
 import subprocess
@@ -25,13 +24,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from tqdm import tqdm
 
 from dreamgym.episode import read_jsonl
 from dreamgym.flags import ROOT, is_main, main, parse  # noqa: F401  (scripts say run.parse, run.main)
 
-SCHEMA = 1
+SCHEMA = 1                                   # of metrics.jsonl and of checkpoints
 PROGRESS_EVERY_S = 15.0                      # between the lines of a progress bar that goes into a file
 
 
@@ -233,6 +231,21 @@ def _replace(path: Path, lines: Iterable[str]) -> None:
     os.replace(temporary, path)
 
 
+def load_meta(folder: str | Path) -> dict:
+    return read_json(Path(folder) / "meta.json")
+
+
+def check_meta(meta: dict, expected: dict, where: str | Path,
+               advice: str = "use --fresh to start over or --out another folder") -> None:
+    """Raises ValueError naming every key of `expected` that `meta` lacks or has otherwise."""
+    expected = json.loads(json.dumps(expected))  # a tuple is a list once it has been in a file
+    found = {key: json.dumps(meta[key]) if key in meta else "nothing" for key in expected}
+    wrong = [f"{key}: found {found[key]}, expected {json.dumps(value)}"
+             for key, value in expected.items() if key not in meta or meta[key] != value]
+    if wrong:
+        raise ValueError(f"{where} does not fit this run: {'; '.join(wrong)}; {advice}")
+
+
 def commit() -> str:
     """The last commit that changed scripts, package or presets, with "-dirty" where they were changed since;
     "" without git."""
@@ -353,130 +366,6 @@ def progress(total: int, label: str) -> tqdm:
     # miniters=1: the clock is looked at on every update, else tqdm guesses from early speed and may be silent
     return _Lines(**bar, mininterval=PROGRESS_EVERY_S, maxinterval=PROGRESS_EVERY_S, delay=PROGRESS_EVERY_S,
                   miniters=1, bar_format="{desc}: {n_fmt} of {total_fmt}, {elapsed} so far, {remaining} left")
-
-
-# ---- checkpoints ---------------------------------------------------------------------------------
-
-def save_checkpoint(folder: str | Path, name: str, writer: Callable[[Path], None], meta: dict,
-                    dist: Dist) -> Path:
-    """Writes the checkpoint folder/name; a kill at any point leaves one whole checkpoint, the old or the new.
-    Every rank runs writer(path) on the same empty folder. Raises ValueError where something cannot be
-    written."""
-    whole, new, old = _repaired(folder, name, dist)
-    try:
-        new.mkdir(parents=True, exist_ok=True)
-        writer(new)
-        dist.barrier()
-        if dist.is_main:
-            for path in new.rglob("*"):
-                _sync(path)
-            write_json(new / "meta.json", {"schema": SCHEMA, **meta})  # says that all the rest is there
-            _sync(new)
-            if whole.exists():
-                os.rename(whole, old)
-            os.rename(new, whole)
-            _sync(whole.parent)
-    except (OSError, RuntimeError, SafetensorError) as error:    # each library has its own for a full disk
-        free_mb, what = shutil.disk_usage(folder).free / 1e6, str(error).split("\n")[0]
-        shutil.rmtree(new, ignore_errors=True)
-        raise ValueError(f"could not save {whole}: {what} ({free_mb:.0f} MB free there); make room, then the "
-                         "same command continues from the checkpoint before") from error
-    return latest_checkpoint(folder, name, dist)
-
-
-def latest_checkpoint(folder: str | Path, name: str, dist: Dist) -> Path | None:
-    """The checkpoint folder/name of the run that calls this on every rank, or None."""
-    whole = _repaired(folder, name, dist)[0]
-    return whole if dist.broadcast(whole.exists()) else None     # another machine may see it later
-
-
-def find_checkpoint(folder: str | Path, name: str, meta: dict, dist: Dist) -> Path | None:
-    """The checkpoint folder/name to go on from, or None. Raises ValueError naming what it has otherwise than
-    `meta`, of which `settings` are compared one by one."""
-    resume = latest_checkpoint(folder, name, dist)
-    if resume:
-        saved, rest = load_meta(resume), {k: v for k, v in meta.items() if k != "settings"}
-        check_meta(saved | saved.get("settings", {}), meta["settings"] | rest, resume)
-    return resume
-
-
-def remove_checkpoint(folder: str | Path, name: str, dist: Dist) -> None:
-    """For --fresh: nothing of an earlier run may be taken for this one's, nor what a kill left of it."""
-    if dist.is_main:
-        for path in _paths(folder, name):
-            if (path / "meta.json").exists():    # else it is no checkpoint
-                shutil.rmtree(path)
-    dist.barrier()
-
-
-def _paths(folder: str | Path, name: str) -> tuple[Path, Path, Path]:
-    """(whole, new, old) of a checkpoint."""
-    return Path(folder, name), Path(folder, f".{name}.new"), Path(folder, f".{name}.old")
-
-
-def _repaired(folder: str | Path, name: str, dist: Dist) -> tuple[Path, Path, Path]:
-    """The `_paths`. The newest whole checkpoint left by a kill gets its name, the rest goes. Raises
-    ValueError if folder/name exists and is no checkpoint."""
-    whole, new, old = _paths(folder, name)
-    if dist.is_main:
-        if whole.exists() and not (whole / "meta.json").exists():
-            raise ValueError(f"found {whole} without meta.json; expected a checkpoint or nothing there: "
-                             "name another folder")
-        for rest in (new, old):
-            if not whole.exists() and (rest / "meta.json").exists():
-                os.rename(rest, whole)
-        for rest in filter(Path.exists, (new, old)):
-            shutil.rmtree(rest)
-    dist.barrier()
-    return whole, new, old
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    os.fsync(handle)
-    os.close(handle)
-
-
-def save_state(folder: Path, shared: dict, own: dict, dist: Dist) -> None:
-    """Writes training.pt: rank 0's `shared`, and each rank's `own` with its random state. Every rank calls
-    it."""
-    ranks = dist.gather([{**own, "random": get_random_state()}])
-    if dist.is_main:
-        torch.save({"shared": shared, "ranks": ranks}, folder / "training.pt")
-
-
-def load_state(folder: Path, dist: Dist) -> tuple[dict, dict]:
-    """(shared, own) of `save_state`, by any number of ranks; the random state is put back. `own` is empty for
-    a rank that the saved run did not have. Raises ValueError where there is no such state."""
-    if not (folder / "training.pt").exists():
-        raise ValueError(f"{folder}: found no training.pt; expected a checkpoint of this version; use "
-                         "--fresh")
-    # mmap: a rank reads no more of the optimizer than its shard
-    state = torch.load(folder / "training.pt", weights_only=True, mmap=True, map_location="cpu")
-    ranks = state["ranks"]
-    if dist.is_main and len(ranks) != dist.world_size:
-        print(f"{folder}: saved by {len(ranks)} ranks, continued by {dist.world_size}: weights and optimizer "
-              "are the same, samples will be others" + "; new ranks begin with fresh samplers"
-              * (len(ranks) < dist.world_size))
-    own = ranks[dist.rank] if dist.rank < len(ranks) else {}
-    if own:
-        set_random_state(own.pop("random"))
-    return state["shared"], own
-
-
-def load_meta(folder: str | Path) -> dict:
-    return read_json(Path(folder) / "meta.json")
-
-
-def check_meta(meta: dict, expected: dict, where: str | Path,
-               advice: str = "use --fresh to start over or --out another folder") -> None:
-    """Raises ValueError naming every key of `expected` that `meta` lacks or has otherwise."""
-    expected = json.loads(json.dumps(expected))  # a tuple is a list once it has been in a file
-    found = {key: json.dumps(meta[key]) if key in meta else "nothing" for key in expected}
-    wrong = [f"{key}: found {found[key]}, expected {json.dumps(value)}"
-             for key, value in expected.items() if key not in meta or meta[key] != value]
-    if wrong:
-        raise ValueError(f"{where} does not fit this run: {'; '.join(wrong)}; {advice}")
 
 
 # ---- Ctrl-C --------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ Left out on purpose: which samples (the scripts draw them) and the learning rate
 import torch
 
 from dreamgym.losses import aggregate, check_finite, sft_loss
-from dreamgym.model import TrainSample, even_micro_batches, optimizer_step, token_logprobs
+from dreamgym.logprobs import TrainSample, even_micro_batches, token_logprobs
+from dreamgym.model import optimizer_step
 
 
 def sft_step(model: torch.nn.Module, samples: list[TrainSample], optimizers: list[torch.optim.Optimizer],

@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from dreamgym import run  # noqa: E402
+from dreamgym import checkpoint, run  # noqa: E402
 from dreamgym.envs.base import env_of_data  # noqa: E402
 from dreamgym.episode import Episode, read_episodes, recorded  # noqa: E402
+from dreamgym.logprobs import token_logprobs  # noqa: E402
 from dreamgym.losses import aggregate, check_finite, dpo_loss  # noqa: E402
-from dreamgym.model import (load_model, optimizer_step, save_model, token_logprobs,  # noqa: E402
-                            trainable_parameters)
+from dreamgym.model import load_model, optimizer_step, save_model, trainable_parameters  # noqa: E402
 from dreamgym.rollout import Policy, PolicySettings, imitation_segments  # noqa: E402
 
 
@@ -84,7 +84,7 @@ def main() -> None:
     print(f"{len(pairs)} pairs of {len({won.task.text for won, _ in pairs})} tasks")
     train(args, policy, pairs, dist)
     del meta["schema"]
-    run.save_checkpoint(args.out, "model", lambda path: save_model(model, tokenizer, path),
+    checkpoint.save(args.out, "model", lambda path: save_model(model, tokenizer, path),
                         meta | {"dpo": asdict(args)}, dist)
     env.close()
 

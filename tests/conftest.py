@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from dreamgym import offline
 from dreamgym.episode import Episode, Step, Task
 
 torch.set_num_threads(1)
@@ -33,6 +34,12 @@ def run_main(name: str, *flags) -> None:
         importlib.import_module(name).main()
     finally:
         sys.argv = before
+
+
+def probed(env, before: Episode, others: list[Episode], rng) -> Episode:
+    """The task of an earlier episode again, with probes."""
+    prober = offline.probing(env.players()["imperfect"], before, others)
+    return offline.play(env, before.task, prober, rng, f"probe-{before.id}")
 
 
 def free_port() -> int:

@@ -15,6 +15,7 @@ from dreamgym.envs.base import Session
 from dreamgym.episode import (
     Episode, Step, StopReason, Task, check_episode, from_json, rename_episode, to_json)
 from dreamgym.prompts import TAGS
+from tests.conftest import probed
 
 READERS = ("searcher", "imperfect")  # of states only
 
@@ -31,10 +32,7 @@ def played(envs) -> dict[str, list[Episode]]:
     found = {name: [offline.play(env, task, player, rng, f"{task.id}-{name}") for env, task in games]
              for name, player in PLAYERS.items()}
     pairs = [pair for name in ("searcher", "imperfect") for pair in zip(games, found[name])]
-    probers = [offline.probing(PLAYERS["imperfect"], before, found["random"]) for _, before in pairs]
-    found["prober"] = [offline.play(env, task, prober, rng, f"{task.id}-prober-{i}")
-                       for i, (((env, task), _), prober) in enumerate(zip(pairs, probers))]
-    return found
+    return found | {"prober": [probed(env, before, found["random"], rng) for (env, _), before in pairs]}
 
 
 @pytest.fixture(scope="module")

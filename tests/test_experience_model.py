@@ -12,7 +12,8 @@ from dreamgym.encoder import WordEncoder
 from dreamgym.envs.base import Environment
 from dreamgym.episode import Episode, Step, StopReason, Task
 from dreamgym.experience_model import (
-    ExperienceModel, ExperienceSettings, fill_buffer, load_experience_model, save_settings, to_transitions)
+    ExperienceModel, ExperienceSettings, fill_buffer, load_experience_model, save_settings, split_history,
+    to_transitions)
 from dreamgym.model import save_model
 from dreamgym.prompts import Prompts, experience_system, variation_system
 from dreamgym.replay import ReplayBuffer
@@ -332,3 +333,11 @@ def test_a_saved_model_reads_the_same_prompts(parts, tmp_path):
     assert dream.predict(a[:2]) == again.predict(b[:2])
     with pytest.raises(ValueError, match="found no experience model there"):
         load_experience_model(tmp_path / "elsewhere", SimpleNamespace())
+
+
+def test_the_page_before_is_another_page():
+    """A refused action in the history: "back" then led to the page where it was refused."""
+    steps = [Step(state=str(i), action="a", next_state=str(i) if i in (1, 4) else "x") for i in range(5)]
+    pages = lambda count: tuple([step.state for step in part] for part in split_history(steps, count))
+    assert pages(2) == (["2", "3"], ["0", "1", "4"]) and pages(9) == (["0", "2", "3"], ["1", "4"])
+    assert pages(0) == ([], ["0", "1", "2", "3", "4"])

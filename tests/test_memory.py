@@ -17,8 +17,8 @@ import train_policy
 from dreamgym.episode import read_episodes
 from dreamgym.flags import _read_preset
 from dreamgym.memory import activations, budget, measure, refuse, table
-from dreamgym.model import (TrainSample, checkpoint_layers, load_model, save_model, token_logprobs,
-                            trainable_parameters)
+from dreamgym.logprobs import TrainSample, token_logprobs
+from dreamgym.model import checkpoint_layers, load_model, save_model, trainable_parameters
 from dreamgym.sampler import Sampler
 from dreamgym.tiny import build_tokenizer
 from tests.conftest import EXAMPLE, ROOT, free_port, run_main

@@ -9,9 +9,10 @@ import torch.multiprocessing as mp
 from torch.distributed.tensor import DTensor
 
 import dreamgym.model
-from dreamgym.model import (
-    TrainSample, adapter, checkpoint_layers, clip_grad_norm, even_micro_batches, load_frozen, load_model,
-    micro_batches, prefix_packs, reference_logprobs, save_model, token_logprobs, trainable_parameters, unsharded)
+from dreamgym.logprobs import (TrainSample, even_micro_batches, micro_batches, prefix_packs,
+                               reference_logprobs, token_logprobs)
+from dreamgym.model import (adapter, checkpoint_layers, clip_grad_norm, load_frozen, load_model,
+                            save_model, trainable_parameters, unsharded)
 from dreamgym.run import Dist
 from dreamgym.sampler import Sampler
 from dreamgym.sft import sft_step
@@ -102,8 +103,8 @@ def test_chunks_change_nothing(monkeypatch, dtype, tolerance, entropy_coef):
     model.compute_dtype = getattr(torch, dtype)
     weight_N = torch.linspace(-1, 2, count(samples))
     for chunk, kept in ((1000, 2**24), (3, 2**24), (3, 0)):
-        monkeypatch.setattr("dreamgym.model.CHUNK", chunk)
-        monkeypatch.setattr("dreamgym.model.MAX_KEPT_LOGITS", kept)
+        monkeypatch.setattr("dreamgym.logprobs.CHUNK", chunk)
+        monkeypatch.setattr("dreamgym.logprobs.MAX_KEPT_LOGITS", kept)
         logp_N, entropy_N, _ = token_logprobs(model, samples, with_entropy=entropy_coef > 0)
         loss = logp_N @ weight_N - (entropy_coef * entropy_N.sum() if entropy_coef else 0)
         results.append((logp_N.detach(), gradients(model, loss)))

@@ -9,7 +9,7 @@ from dreamgym.prompts import (
     MAX_ACTION_CHARS, MAX_STATE_CHARS, POLICY_FORMS, TAGS, Demo, Prompts, Question, clean, escape,
     experience_system, known_pages, next_answer, next_prompt, parse_action, parse_next,
     parse_reward, parse_task, policy_answer, policy_turn, policy_system, reward_answer, reward_prompt,
-    split_history, tried_actions)
+    tried_actions)
 
 STATE = "item slim jacket $40\ncolor: red / blue\nchosen: none"
 STATES = ["search page", STATE, "results page 1 of 5\nslim jacket $40\nroyal vest $20 to $35.5", "order placed",
@@ -197,14 +197,6 @@ def test_every_prompt_asks_of_the_task_beside_the_state():
     assert next_prompt(question(), "full").endswith(f"{turn}action: click[1]\n")
     assert reward_prompt("find me a vest", STATE, "a", "n", "full").startswith(f"{turn}action: a\n")
     assert "- chosen: none\n" in reward_prompt("find me a vest", STATE, "a", STATE.replace("none", "red"), "diff")
-
-
-def test_the_page_before_is_another_page():
-    """A refused action in the history: "back" then led to the page where it was refused."""
-    steps = [Step(state=str(i), action="a", next_state=str(i) if i in (1, 4) else "x") for i in range(5)]
-    pages = lambda count: tuple([step.state for step in part] for part in split_history(steps, count))
-    assert pages(2) == (["2", "3"], ["0", "1", "4"]) and pages(9) == (["0", "2", "3"], ["1", "4"])
-    assert pages(0) == ([], ["0", "1", "2", "3", "4"])
 
 
 def test_system_prompts_say_what_is_parsed():

@@ -14,7 +14,8 @@ import torch.multiprocessing as mp
 import dreamgym.model
 from dreamgym import rl, run, tiny
 from dreamgym.episode import Episode, Step, StopReason, Task, TokenSegment
-from dreamgym.model import TrainSample, shard, token_logprobs
+from dreamgym.logprobs import TrainSample, token_logprobs
+from dreamgym.model import shard
 from tests.conftest import free_port
 
 ALONE = run.Dist()

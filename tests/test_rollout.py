@@ -12,7 +12,7 @@ from dreamgym import tiny
 from dreamgym.chat import encode_untrusted
 from dreamgym.envs.base import Environment, Session, StepResult
 from dreamgym.episode import Episode, Step, StopReason, Task, number_lines
-from dreamgym.model import TrainSample, token_logprobs
+from dreamgym.logprobs import TrainSample, token_logprobs
 from dreamgym.prompts import Prompts, parse_action, tried_actions
 from dreamgym.rollout import Policy, PolicySettings, imitation_segments, rollout
 from dreamgym.sampler import Sample

@@ -20,8 +20,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from benchmarks import timing
-from dreamgym import run, tiny
-from dreamgym.model import TrainSample, load_model, load_optimizer_states, optimizer_states, save_model, shard
+from dreamgym import checkpoint, run, tiny
+from dreamgym.logprobs import TrainSample
+from dreamgym.model import load_model, load_optimizer_states, optimizer_states, save_model, shard
 from dreamgym.sft import sft_step
 from tests.conftest import ROOT, free_port
 
@@ -86,7 +87,7 @@ WORKER = """
 import os, signal, sys
 from pathlib import Path
 from types import SimpleNamespace
-from dreamgym import run
+from dreamgym import checkpoint, run
 from tests.conftest import ROOT
 dist = run.init_dist(5)
 me, out = dist.rank, Path(sys.argv[1])
@@ -103,13 +104,13 @@ with run.graceful(log) as stop:
     alone, agreed = stop.requested, stop.agreed(dist)
 def write(folder):
     (folder / f"part{me}").write_text(str(me))
-run.save_checkpoint(out, "policy", write, {"step": 0}, dist)
-run.save_checkpoint(out, "policy", write, {"step": 1}, dist)
+checkpoint.save(out, "policy", write, {"step": 0}, dist)
+checkpoint.save(out, "policy", write, {"step": 1}, dist)
 found = {
     "sum": dist.all_reduce_sum(me + 0.5), "sums": dist.all_reduce_sum([float(me), 1.0]),
     "gather": dist.gather([{"from": me, "text": "\\u00e9" * i} for i in range(3 * me)]),
     "broadcast": dist.broadcast({"secret": [me, None, "x" * 50]} if me == 0 else "other"),
-    "alone": alone, "agreed": agreed, "refused": refused, "found": str(run.latest_checkpoint(out, "policy", dist)),
+    "alone": alone, "agreed": agreed, "refused": refused, "found": str(checkpoint.latest(out, "policy", dist)),
 }
 run.write_json(out / f"found{me}.json", found)
 dist.close()
@@ -148,7 +149,7 @@ def train_some(resume, save, dist):
     model = load_model(str(resume))[0] if resume else shard(timing.tiny_llama(vocab=50, hidden=32, layers=2))
     optimizers, start, number = tiny.make_optimizers(model, 1e-2), 0, 10 + dist.rank
     if resume:
-        shared, own = run.load_state(resume, dist)
+        shared, own = checkpoint.load_state(resume, dist)
         start, number = shared["step"], own.get("number")
         load_optimizer_states(optimizers, shared["optimizers"])
     for step in (start, start + 1):
@@ -159,8 +160,8 @@ def train_some(resume, save, dist):
     def write(path):
         save_model(model, tiny.build_tokenizer(["a"]), path)
         shared = {"optimizers": optimizer_states(optimizers), "step": start + 2}
-        run.save_state(path, shared, {"number": 10 + dist.rank}, dist)
-    run.save_checkpoint(save.parent, save.name, write, {}, dist)
+        checkpoint.save_state(path, shared, {"number": 10 + dist.rank}, dist)
+    checkpoint.save(save.parent, save.name, write, {}, dist)
     return number
 
 
@@ -310,11 +311,11 @@ def save(folder, step):
         for part in ("a", "b"):
             (path / part).write_text(str(step))
             run._sync(path / part)  # a point at which the kill test can strike, halfway through the writer
-    run.save_checkpoint(folder, "policy", write, {"step": step}, ALONE)
+    checkpoint.save(folder, "policy", write, {"step": step}, ALONE)
 
 
 def whole_step(folder):
-    found = run.latest_checkpoint(folder, "policy", ALONE)
+    found = checkpoint.latest(folder, "policy", ALONE)
     if found is None:
         return None
     step = run.load_meta(found)["step"]
@@ -385,7 +386,7 @@ def test_a_full_disk(tmp_path, write):
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))      # a file that does not fit, as a full disk has
     try:
         with pytest.raises(ValueError, match="could not save .*policy: .* MB free there") as error:
-            run.save_checkpoint(tmp_path, "policy", write, {}, ALONE)
+            checkpoint.save(tmp_path, "policy", write, {}, ALONE)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert "\n" not in str(error.value) and [path.name for path in tmp_path.iterdir()] == ["policy"]
@@ -433,22 +434,22 @@ def test_fresh_leaves_nothing_to_go_on_from(tmp_path):
     something else that goes."""
     save(tmp_path, 1)
     (tmp_path / "policy").rename(tmp_path / ".policy.old")
-    run.remove_checkpoint(tmp_path, "policy", ALONE)
-    assert run.latest_checkpoint(tmp_path, "policy", ALONE) is None
+    checkpoint.remove(tmp_path, "policy", ALONE)
+    assert checkpoint.latest(tmp_path, "policy", ALONE) is None
     (tmp_path / "policy").mkdir()
     (tmp_path / "policy" / "thesis.tex").write_text("x")
-    run.remove_checkpoint(tmp_path, "policy", ALONE)
+    checkpoint.remove(tmp_path, "policy", ALONE)
     assert (tmp_path / "policy" / "thesis.tex").exists()
 
 
 def test_find_checkpoint_names_every_difference(tmp_path):
     meta = {"settings": {"lr": 1, "layers": (1, 2)}, "environment": {"env": "shop"}}
-    assert run.find_checkpoint(tmp_path, "policy", meta, ALONE) is None
-    run.save_checkpoint(tmp_path, "policy", lambda path: None, meta | {"step": 3}, ALONE)
-    assert run.find_checkpoint(tmp_path, "policy", meta, ALONE) == tmp_path / "policy"
+    assert checkpoint.find(tmp_path, "policy", meta, ALONE) is None
+    checkpoint.save(tmp_path, "policy", lambda path: None, meta | {"step": 3}, ALONE)
+    assert checkpoint.find(tmp_path, "policy", meta, ALONE) == tmp_path / "policy"
     with pytest.raises(ValueError) as error:
         other = {"settings": {"lr": 2, "layers": [1, 2], "lora": 8}, "environment": {}}
-        run.find_checkpoint(tmp_path, "policy", other, ALONE)
+        checkpoint.find(tmp_path, "policy", other, ALONE)
     assert ('policy does not fit this run: lr: found 1, expected 2; lora: found nothing, expected 8; '
             'environment: found {"env": "shop"}, expected {}; use --fresh') in str(error.value)
 

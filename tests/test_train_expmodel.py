@@ -8,7 +8,7 @@ import pytest
 
 from dreamgym import tiny
 from dreamgym.episode import Episode, Step, Task
-from dreamgym.model import TrainSample
+from dreamgym.logprobs import TrainSample
 from dreamgym.prompts import Demo, Question, next_prompt, rename_question
 from train_expmodel import Args, Rows, Training, check, steps_of_epochs
 

@@ -19,12 +19,7 @@ from dreamgym.envs.webarena.tasks import checks, drawn, filled, read_task, rule_
 from dreamgym.envs.webarena.templates import TEMPLATES
 from dreamgym.envs.webarena.text import action_type, ground, is_stop, read_page
 from dreamgym.episode import Step, check_episode
-
-
-def probed(env, before, others, rng):
-    """The task of an earlier episode again, with probes."""
-    prober = offline.probing(env.players()["imperfect"], before, others)
-    return offline.play(env, before.task, prober, rng, f"probe-{before.id}")
+from tests.conftest import probed
 
 
 def played(env, count, split="train"):

@@ -11,6 +11,7 @@ from dreamgym.envs.webshop import text
 from dreamgym.envs.webshop.relabel import BREAKABLE, other_goal
 from dreamgym.envs.webshop.scripted import Shopper
 from dreamgym.episode import Episode, Step, Task, check_episode
+from tests.conftest import probed
 
 PAGE = "item red vest $20\ncolor: red / blue\nchosen: none"
 
@@ -30,9 +31,8 @@ def played(shop):
     chosen = [tasks[i] for i in np.random.default_rng(0).permutation(len(tasks))[:200]]
     found = {kind: [play(shop, task, player, i) for i, task in enumerate(chosen)]
              for kind, player in shop.players().items()}
-    before = found["imperfect"]
-    probers = [offline.probing(shop.players()["imperfect"], episode, before) for episode in before]
-    return found | {"prober": [play(shop, task, prober, i) for i, (task, prober) in enumerate(zip(chosen, probers))]}
+    before, rng = found["imperfect"], np.random.default_rng(0)
+    return found | {"prober": [probed(shop, episode, before, rng) for episode in before]}
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,120 @@
+"""Checkpoints: a folder that is whole or not there, and what continues a run from it.
+
+    resume = checkpoint.find(out, "policy", meta, dist)            # the folder to go on from, or None
+    checkpoint.save(out, "policy", lambda path: ..., meta, dist)   # every rank writes into the same folder
+"""
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+
+from dreamgym.run import SCHEMA, Dist, check_meta, get_random_state, load_meta, set_random_state, write_json
+
+
+def save(folder: str | Path, name: str, writer: Callable[[Path], None], meta: dict, dist: Dist) -> Path:
+    """Writes the checkpoint folder/name; a kill at any point leaves one whole checkpoint, the old or the new.
+    Every rank runs writer(path) on the same empty folder. Raises ValueError where something cannot be
+    written."""
+    whole, new, old = _repaired(folder, name, dist)
+    try:
+        new.mkdir(parents=True, exist_ok=True)
+        writer(new)
+        dist.barrier()
+        if dist.is_main:
+            for path in new.rglob("*"):
+                _sync(path)
+            write_json(new / "meta.json", {"schema": SCHEMA, **meta})  # says that all the rest is there
+            _sync(new)
+            if whole.exists():
+                os.rename(whole, old)
+            os.rename(new, whole)
+            _sync(whole.parent)
+    except (OSError, RuntimeError, SafetensorError) as error:    # each library has its own for a full disk
+        free_mb, what = shutil.disk_usage(folder).free / 1e6, str(error).split("\n")[0]
+        shutil.rmtree(new, ignore_errors=True)
+        raise ValueError(f"could not save {whole}: {what} ({free_mb:.0f} MB free there); make room, then the "
+                         "same command continues from the checkpoint before") from error
+    return latest(folder, name, dist)
+
+
+def latest(folder: str | Path, name: str, dist: Dist) -> Path | None:
+    """The checkpoint folder/name of the run that calls this on every rank, or None."""
+    whole = _repaired(folder, name, dist)[0]
+    return whole if dist.broadcast(whole.exists()) else None     # another machine may see it later
+
+
+def find(folder: str | Path, name: str, meta: dict, dist: Dist) -> Path | None:
+    """The checkpoint folder/name to go on from, or None. Raises ValueError naming what it has otherwise than
+    `meta`, of which `settings` are compared one by one."""
+    resume = latest(folder, name, dist)
+    if resume:
+        saved, rest = load_meta(resume), {k: v for k, v in meta.items() if k != "settings"}
+        check_meta(saved | saved.get("settings", {}), meta["settings"] | rest, resume)
+    return resume
+
+
+def remove(folder: str | Path, name: str, dist: Dist) -> None:
+    """For --fresh: nothing of an earlier run may be taken for this one's, nor what a kill left of it."""
+    if dist.is_main:
+        for path in _paths(folder, name):
+            if (path / "meta.json").exists():    # else it is no checkpoint
+                shutil.rmtree(path)
+    dist.barrier()
+
+
+def _paths(folder: str | Path, name: str) -> tuple[Path, Path, Path]:
+    """(whole, new, old) of a checkpoint."""
+    return Path(folder, name), Path(folder, f".{name}.new"), Path(folder, f".{name}.old")
+
+
+def _repaired(folder: str | Path, name: str, dist: Dist) -> tuple[Path, Path, Path]:
+    """The `_paths`. The newest whole checkpoint left by a kill gets its name, the rest goes. Raises
+    ValueError if folder/name exists and is no checkpoint."""
+    whole, new, old = _paths(folder, name)
+    if dist.is_main:
+        if whole.exists() and not (whole / "meta.json").exists():
+            raise ValueError(f"found {whole} without meta.json; expected a checkpoint or nothing there: "
+                             "name another folder")
+        for rest in (new, old):
+            if not whole.exists() and (rest / "meta.json").exists():
+                os.rename(rest, whole)
+        for rest in filter(Path.exists, (new, old)):
+            shutil.rmtree(rest)
+    dist.barrier()
+    return whole, new, old
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    os.fsync(handle)
+    os.close(handle)
+
+
+def save_state(folder: Path, shared: dict, own: dict, dist: Dist) -> None:
+    """Writes training.pt: rank 0's `shared`, and each rank's `own` with its random state. Every rank calls
+    it."""
+    ranks = dist.gather([{**own, "random": get_random_state()}])
+    if dist.is_main:
+        torch.save({"shared": shared, "ranks": ranks}, folder / "training.pt")
+
+
+def load_state(folder: Path, dist: Dist) -> tuple[dict, dict]:
+    """(shared, own) of `save_state`, by any number of ranks; the random state is put back. `own` is empty for
+    a rank that the saved run did not have. Raises ValueError where there is no such state."""
+    if not (folder / "training.pt").exists():
+        raise ValueError(f"{folder}: found no training.pt; expected a checkpoint of this version; use "
+                         "--fresh")
+    # mmap: a rank reads no more of the optimizer than its shard
+    state = torch.load(folder / "training.pt", weights_only=True, mmap=True, map_location="cpu")
+    ranks = state["ranks"]
+    if dist.is_main and len(ranks) != dist.world_size:
+        print(f"{folder}: saved by {len(ranks)} ranks, continued by {dist.world_size}: weights and optimizer "
+              "are the same, samples will be others" + "; new ranks begin with fresh samplers"
+              * (len(ranks) < dist.world_size))
+    own = ranks[dist.rank] if dist.rank < len(ranks) else {}
+    if own:
+        set_random_state(own.pop("random"))
+    return state["shared"], own

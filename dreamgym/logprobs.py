@@ -1,0 +1,218 @@
+"""Log-probs of training samples: rows packed by their shared prefixes, the head chunk by chunk.
+
+    for indices in micro_batches(samples, micro_batch_tok=8192):
+        logp_N, entropy_N, _ = token_logprobs(model, [samples[i] for i in indices])
+
+B rows, T tokens, N trained tokens of all samples one after another, V vocabulary, H hidden.
+"""
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as F
+from transformers import PreTrainedModel
+
+from dreamgym.model import (adapter, attends_fully, autocast, compute_dtype, in_forward, training_layers,
+                            without_adapters)
+
+CHUNK = 1024             # trained tokens per application of the head
+MAX_KEPT_LOGITS = 2**24  # numbers (64 MiB); a larger chunk of logits is computed again in the backward
+ATTENTION_TOK = 512      # attending to so many tokens costs as much as the rest of a token (in theory 6 H)
+
+
+# ---- samples and micro-batches -----------------------------------------------------------------------------
+
+@dataclass
+class TrainSample:
+    """Token ids to train on; mask 1 = trained token, predicted from the tokens before it; mask[0] is 0. The
+    TokenSegments of episodes are such samples, too."""
+    ids: list[int]
+    mask: list[int]
+
+
+def _common_prefix(a: list[int], b: list[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
+
+
+def prefix_packs(samples: list[TrainSample], max_tok: float = float("inf")) -> list[tuple[list[int], int]]:
+    """Groups of samples to compute as one tree of prefixes: (sample indices, number of tree nodes).
+
+    Lexicographic order is the tree's depth-first order; what a sample adds is what follows its common prefix
+    with the sample before. It joins the pack before it where the layers' work saved on the prefix is more
+    than the attention added by the longer row: a pack attends to all its tokens, a row of its own to half.
+    """
+    packs: list[tuple[list[int], int]] = []
+    before: list[int] = []
+    for index in sorted(range(len(samples)), key=lambda i: samples[i].ids):
+        ids = samples[index].ids
+        shared = _common_prefix(before, ids)
+        added, nodes = len(ids) - shared, packs[-1][1] if packs else 0
+        more_attention = added * (2 * nodes + added) - len(ids) ** 2 / 2
+        if shared and more_attention < ATTENTION_TOK * shared and nodes + added <= max_tok:
+            packs[-1] = (packs[-1][0] + [index], nodes + added)
+        else:
+            packs.append(([index], len(ids)))
+        before = ids
+    return packs
+
+
+def micro_batches(samples: list[TrainSample], micro_batch_tok: int) -> list[list[int]]:
+    """Sample indices in batches of at most `micro_batch_tok` padded tokens, longest first; tokens of a shared
+    prefix count once. A single longer sample is a batch of its own."""
+    batches: list[list[int]] = []
+    count = width = 0
+    for indices, length in sorted(prefix_packs(samples, micro_batch_tok), key=lambda pack: -pack[1]):
+        # much shorter ones would be mostly padding
+        if not batches or (count + 1) * width > micro_batch_tok or 2 * length < width:
+            batches.append([])
+            count, width = 0, length
+        batches[-1] += indices
+        count += 1
+    return batches
+
+
+def even_micro_batches(samples: list[TrainSample], micro_batch_tok: int, dist) -> list[list[int]]:
+    """`micro_batches`, with empty ones at the end until every rank has as many: sharded weights are gathered
+    by all ranks together or not at all. `dist` is a run.Dist."""
+    mine = micro_batches(samples, micro_batch_tok)
+    return mine + [[]] * (max(dist.gather([len(mine)])) - len(mine))
+
+
+# ---- log-probs ---------------------------------------------------------------------------------------------
+
+def token_logprobs(model: torch.nn.Module, samples: list[TrainSample], with_entropy: bool = True,
+                   with_hidden: bool = False,
+                   ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """(logp_N, entropy_N, hidden_NH) of all trained tokens, flat in the order of the samples.
+
+    Entropies are in nats. hidden_NH is the last hidden state at the position before each trained token, for a
+    value head. Prefixes that samples share are computed once where that saves work. Example: ids [5, 6, 7]
+    with mask [0, 0, 1] give one entry, log p(7 | 5, 6), and the hidden state at token 6.
+    """
+    samples = samples or [TrainSample([0], [0])]  # a rank without samples still joins the others' forward
+    assert all(len(s.ids) == len(s.mask) and s.mask[0] == 0 for s in samples), "masks do not fit the ids"
+    causal_lm = without_adapters(model)
+    packs = [([i], len(sample.ids)) for i, sample in enumerate(samples)]
+    # a mask of our own would widen a window shorter than a sample
+    if attends_fully(causal_lm.config, max(length for _, length in packs)):
+        packs = prefix_packs(samples)
+    batch = _make_batch(samples, packs, causal_lm)
+    with autocast(causal_lm), training_layers(causal_lm):
+        return in_forward(causal_lm, _flat_logprobs, *batch, with_entropy, with_hidden)
+
+
+def _make_batch(samples: list[TrainSample], packs: list[tuple[list[int], int]], causal_lm: PreTrainedModel):
+    """(inputs of the body, index into B*T of the position before each trained token [N], that token [N]).
+
+    Each pack is one row of tree nodes in depth-first order: node i is seen by the nodes i <= j < end[i],
+    those of its own subtree. Where nothing is shared this is a plain padded batch.
+    """
+    width, device = max(nodes for _, nodes in packs), causal_lm.device
+    ids_BT, position_BT = torch.zeros(2, len(packs), width, dtype=torch.long)
+    end_BT = torch.arange(1, width + 1).repeat(len(packs), 1)  # padding sees itself: no mask row is empty
+    paths: list[list[int]] = [[]] * len(samples)
+    for b, (indices, _) in enumerate(packs):
+        path, ids, end = [], [], 0
+        for index in indices:
+            shared, ids = _common_prefix(ids, samples[index].ids), samples[index].ids
+            path = path[:shared] + list(range(end, end + len(ids) - shared))
+            end += len(ids) - shared
+            ids_BT[b, path], position_BT[b, path] = torch.tensor(ids), torch.arange(len(ids))
+            end_BT[b, path] = end  # the last sample through a node ends its subtree
+            paths[index] = [b * width + node for node in path]
+    before = [paths[i][t - 1] for i, s in enumerate(samples) for t, trained in enumerate(s.mask) if trained]
+    target = [token for s in samples for token, trained in zip(s.ids, s.mask) if trained]
+    attention_B1TT = None
+    if len(packs) < len(samples):  # else causal attention is right, and faster without a mask of its own
+        node_T1 = torch.arange(width, device=device)[:, None]
+        hidden_BTT = (node_T1.T > node_T1) | (node_T1 >= end_BT.to(device)[:, None])
+        attention_B1TT = torch.where(hidden_BTT, float("-inf"), 0.0)[:, None].to(compute_dtype(causal_lm))
+    # With a cache, transformers ignores custom positions and masks in parts: use_cache must be off.
+    inputs = {"input_ids": ids_BT.to(device), "position_ids": position_BT.to(device),
+              "attention_mask": attention_B1TT, "use_cache": False}
+    return inputs, *torch.tensor([before, target], dtype=torch.long, device=device)
+
+
+def _flat_logprobs(causal_lm: PreTrainedModel, inputs: dict, before_N: torch.Tensor, target_N: torch.Tensor,
+                   with_entropy: bool, with_hidden: bool):
+    """The body once, then the head at trained positions only, chunk by chunk."""
+    head = causal_lm.get_output_embeddings()
+    hidden_NH = causal_lm.base_model(**inputs).last_hidden_state.flatten(0, 1)[before_N]
+    # not by this chunk's own size: sharded ranks must agree
+    recompute = torch.is_grad_enabled() and CHUNK * causal_lm.config.vocab_size > MAX_KEPT_LOGITS
+    if recompute:
+        bias = getattr(head, "bias", None)
+        logp_N, entropy_N = _RecomputedHead.apply(hidden_NH, head.weight, bias, target_N, with_entropy)
+    else:
+        logp_N, entropy_N = _head_logprobs(head, hidden_NH, target_N, with_entropy)
+    return logp_N, entropy_N, hidden_NH if with_hidden else None
+
+
+def _chunks(count: int) -> list[slice]:
+    """At least one, if empty: ranks without trained tokens still join the backward."""
+    return [slice(start, start + CHUNK) for start in range(0, max(count, 1), CHUNK)]
+
+
+def _head_logprobs(head, hidden_NH, target_N, with_entropy: bool):
+    """(logp_N, entropy_N or None); `head` makes logits of hidden states."""
+    parts = [_chunk_logprobs(head(hidden_NH[part]).float(), target_N[part], with_entropy)
+             for part in _chunks(len(hidden_NH))]
+    logp, entropy = zip(*parts)
+    return torch.cat(logp), torch.cat(entropy) if with_entropy else None
+
+
+class _RecomputedHead(torch.autograd.Function):
+    """`_head_logprobs` of a linear head that keeps no logits: the backward computes those of a chunk again,
+    turns them into their gradient in place, and adds to one gradient of the weight."""
+
+    @staticmethod
+    def forward(ctx, hidden_NH, weight_VH, bias_V, target_N, with_entropy: bool):
+        device = hidden_NH.device.type   # the backward runs outside of autocast
+        ctx.dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_NH.dtype
+        weight, bias = (x if x is None else x.to(ctx.dtype) for x in (weight_VH, bias_V))
+        head = lambda chunk_NH: F.linear(chunk_NH.to(ctx.dtype), weight, bias)
+        logp_N, entropy_N = _head_logprobs(head, hidden_NH, target_N, with_entropy)
+        ctx.save_for_backward(hidden_NH, weight_VH, bias_V, target_N, logp_N, entropy_N)
+        ctx.set_materialize_grads(False)
+        return logp_N, entropy_N
+
+    @staticmethod
+    def backward(ctx, grad_logp_N, grad_entropy_N):
+        hidden_NH, *parameters, target_N, logp_N, entropy_N = ctx.saved_tensors
+        grad_logp_N = torch.zeros_like(logp_N) if grad_logp_N is None else grad_logp_N
+        weight_VH, bias_V = (x if x is None else x.to(ctx.dtype) for x in parameters)
+        grad_NH = torch.empty_like(hidden_NH)
+        grad_VH, grad_V = (torch.zeros_like(x) if needed else None
+                           for x, needed in zip(parameters, ctx.needs_input_grad[1:3]))
+        for part in _chunks(len(hidden_NH)):
+            chunk_NH, target_N1 = hidden_NH[part].to(ctx.dtype), target_N[part, None]
+            z_NV = F.linear(chunk_NH, weight_VH, bias_V).float()
+            z_NV -= z_NV.gather(1, target_N1) - logp_N[part, None]         # logits become log-probs
+            scale = into_N1 = grad_logp_N[part, None]
+            if grad_entropy_N is not None:   # d logp = onehot - p, d entropy = -p (log p + entropy)
+                scale = z_NV.add(entropy_N[part, None]).mul_(grad_entropy_N[part, None]).add_(into_N1)
+            grad_NV = z_NV.exp_().mul_(scale).neg_().scatter_add_(1, target_N1, into_N1).to(ctx.dtype)
+            grad_NH[part] = grad_NV @ weight_VH
+            if grad_V is not None:
+                grad_V += grad_NV.sum(0)
+            if grad_VH is not None and grad_VH.dtype == ctx.dtype:
+                grad_VH.addmm_(grad_NV.T, chunk_NH)                        # without a second [V, H]
+            elif grad_VH is not None:
+                grad_VH += grad_NV.T @ chunk_NH
+        return grad_NH, grad_VH, grad_V, None, None
+
+
+def _chunk_logprobs(logits_NV, target_N, with_entropy: bool):
+    if not with_entropy:
+        return -F.cross_entropy(logits_NV, target_N, reduction="none"), None
+    log_z_N = logits_NV.logsumexp(-1)
+    logp_N = logits_NV.gather(-1, target_N[:, None])[:, 0] - log_z_N
+    return logp_N, log_z_N - ((logits_NV - log_z_N[:, None]).exp() * logits_NV).sum(-1)
+
+
+# ---- reference policy --------------------------------------------------------------------------------------
+
+@torch.no_grad()
+def reference_logprobs(reference: torch.nn.Module, samples: list[TrainSample]) -> torch.Tensor:
+    """logp_N of the trained tokens under load_frozen(..., "reference"), without gradient."""
+    with adapter(reference, "reference"):
+        return token_logprobs(reference, samples, with_entropy=False)[0]
