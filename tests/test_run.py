@@ -1,4 +1,4 @@
-"""dreamgym/run.py: ranks, named randomness, logs, checkpoints that survive a kill, Ctrl-C. Flags:
+"""dreamgym/run.py and checkpoint.py: ranks, named randomness, logs, checkpoints that survive a kill, Ctrl-C. Flags:
 test_presets.py."""
 import contextlib
 import io
@@ -310,7 +310,7 @@ def save(folder, step):
     def write(path):
         for part in ("a", "b"):
             (path / part).write_text(str(step))
-            run._sync(path / part)  # a point at which the kill test can strike, halfway through the writer
+            checkpoint._sync(path / part)  # a point at which the kill test can strike, halfway through the writer
     checkpoint.save(folder, "policy", write, {"step": step}, ALONE)
 
 
@@ -345,7 +345,7 @@ def kill_at(monkeypatch, strike, after):
             return result
         monkeypatch.setattr(owner, name, wrapped)
 
-    for owner, name in ((run, "_sync"), (run, "write_json"), (os, "rename"), (os, "replace")):
+    for owner, name in ((checkpoint, "_sync"), (checkpoint, "write_json"), (os, "rename"), (os, "replace")):
         wrap(owner, name)
     wrap(shutil, "rmtree", half=lambda path: (Path(path) / "meta.json").unlink(missing_ok=True))
 
