@@ -93,7 +93,7 @@ def settings_of(args: Args) -> dict:
 def gather(env: Environment, args: Args, out: Path, settings: dict) -> None:
     """Plays or imports, adds counterfactuals, has all explained, writes. Bad input is refused before any
     work."""
-    tasks = {split: offline.read_tasks(env, split) for split in SPLITS}
+    tasks = {split: offline.tasks_with_start(env, split) for split in SPLITS}
     players, ask = make_players(env, args), make_teacher(args)
     parts: dict[str, list[Episode]] = {split: [] for split in SPLITS}
     if args.import_file:

@@ -16,7 +16,7 @@ from typing import Literal
 from dreamgym import run
 from dreamgym.envs.base import Environment, env_of_data, out_folder
 from dreamgym.flags import Count, Positive
-from dreamgym.offline import read_tasks
+from dreamgym.offline import tasks_with_start
 from dreamgym.served_model import check_server, open_experience_model, trained_folder
 
 
@@ -85,7 +85,7 @@ def main() -> None:
         raise ValueError(f"{error}: pip install -r requirements-serve.txt") from None
     token, dist = read_token(args.host), run.one_process(args.seed, args.threads)
     with contextlib.closing(make_environment(args)) as env:
-        tasks, world, sessions = read_tasks(env, args.split), env, min(args.max_sessions, env.slots)
+        tasks, world, sessions = tasks_with_start(env, args.split), env, min(args.max_sessions, env.slots)
         if args.expmodel:
             sessions = args.max_sessions
             offline = out_folder(args.env) / "data/train.jsonl"      # what an untrained model retrieves from

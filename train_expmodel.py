@@ -24,7 +24,7 @@ from dreamgym import checkpoint, run, summary, tiny
 from dreamgym.envs.base import draw_renamer, out_folder
 from dreamgym.episode import Episode, read_episodes, read_tasks, recorded, rename_step
 from dreamgym.evaluation import experience_report, failed_probes, replayed_inconsistencies
-from dreamgym.experience_model import ExperienceModel, ExperienceSettings, new_memory, save_settings
+from dreamgym.experience_model import ExperienceModel, ExperienceSettings, new_retrieval, save_settings
 from dreamgym.flags import Count, Natural, Share, Weight
 from dreamgym.logprobs import TrainSample
 from dreamgym.memory import budget, check_memory, measure
@@ -245,10 +245,10 @@ def make_training(args: Args, env, data: Path, meta: dict, resume: Path | None, 
     episodes, tasks = read_episodes(data / "train.jsonl"), read_tasks(data / "tasks_train.jsonl")
     model, tokenizer = make_model(args, env, episodes, tasks, resume, dist.device)
     settings = ExperienceSettings(**{f.name: getattr(args, f.name) for f in fields(ExperienceSettings)})
-    memory = new_memory(args.encoder, recorded(episodes), args.seed, dist.device)
+    retrieval = new_retrieval(args.encoder, recorded(episodes), args.seed, dist.device)
     if args.gradient_checkpointing:
         checkpoint_layers(model)
-    experience = ExperienceModel(model, tokenizer, env, settings, memory, slots=args.slots)
+    experience = ExperienceModel(model, tokenizer, env, settings, retrieval, slots=args.slots)
     optimizers = tiny.make_optimizers(experience.model, args.lr, args.muon_lr, args.weight_decay)
     training = Training(experience, optimizers, Rows(args, experience, episodes, tasks), meta)
     if resume:

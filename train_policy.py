@@ -10,7 +10,8 @@
 
 `train` is the loop, `iterate` one step of it. What is missing is made first (dreamgym/prepare.py): data by
 collect.py, the experience model by train_expmodel.py, and a policy that imitates a few demonstrations
-(dreamgym/imitation.py). No reward of the real environment reaches the dream phase.
+(dreamgym/imitation.py). No reward of the real environment reaches the dream phase (but for the experiments of
+--dream).
 """
 import math
 from dataclasses import asdict, dataclass, field
@@ -23,7 +24,7 @@ from msgspec.structs import replace
 from dreamgym import checkpoint, rl, run, summary, tiny
 from dreamgym.curriculum import Curriculum, cluster
 from dreamgym.envs.base import Environment, out_folder
-from dreamgym.episode import Episode, StopReason, Task, read_episodes, recorded, to_json
+from dreamgym.episode import Episode, StopReason, Task, read_episodes, read_tasks, recorded, to_json
 from dreamgym.evaluation import failed_probes, gap_alarm, policy_report, with_interval
 from dreamgym.experience_model import ExperienceModel, fill_buffer
 from dreamgym.flags import BelowOne, Count, Natural, Share, Weight
@@ -61,8 +62,8 @@ class Args:
     system_prompts: bool = True        # say in a system prompt what the agent is and which actions there are
     policy_context: Count = 4608       # tokens of a policy's context (verl-agent: 4,096 + 512)
     max_action_tok: Count = 512        # tokens of one answer (verl-agent: 512)
-    tried_actions: Natural = 8         # shown of those taken before in the same state (0: none; ours)
-    imitation_episodes: Natural = 60   # successful demonstrations (0: none)
+    tried_actions: Natural = 8         # most actions listed as tried before in this state (0: none; ours)
+    imitation_episodes: Natural = 60   # successful demonstrations (0: none; ours)
     imitation_epochs: Natural = 3      # passes over them
     imitation_lr: float = 1e-5         # learning rate of imitation
     imitation_muon_lr: float = 0.0     # ... of Muon on layer matrices (from-scratch models)
@@ -78,9 +79,9 @@ class Args:
     lr: float = 1e-6                   # RL learning rate (verl-agent: 1e-6 for full fine-tuning)
     value_lr: float = 1e-5             # learning rate of PPO's value head
     kl_coef: Weight = 0.01             # weight of the KL to the starting policy (verl-agent: 0.01)
-    kl: Literal["k2", "k3"] = "k3"     # its estimator
+    kl: Literal["k2", "k3"] = "k3"     # estimator of that KL
     clip_low: BelowOne = 0.2           # policy ratio clip below
-    clip_high: Weight = 0.2            # and above
+    clip_high: Weight = 0.2            # policy ratio clip above
     engine_cap: float = 0.0  # where another engine samples: largest weight p_trainer / p_engine (0: off)
     entropy_coef: Weight = 0.001       # entropy bonus
     invalid_penalty: Weight = 0.1      # taken from the reward of an action that changes nothing
@@ -90,7 +91,8 @@ class Args:
     max_malformed: Share = 0.5         # a run stops where more dreamt episodes than this break off
     curriculum: bool = True            # draw tasks by reward variance (Eq. 7), not uniformly
     max_generated_fraction: Share = 0.25  # lambda: largest share of generated tasks (0: none made; ours)
-    generate_every: Count = 5          # iterations between task generations
+    generate_every: Count = 5          # iterations between task generations (ours)
+    generated_tasks: str = ""          # JSONL of generate_tasks.py: the dream plays these from the start
     enrich: bool = True                # add dreamt transitions to the replay buffer
     dream: list[str] = field(default_factory=list)  # experiments: name=value of worlds.Options, such as
                                        # pages=lookup rewards=rule, or pages=true false_positives=0.1
@@ -100,7 +102,7 @@ class Args:
     eval_temperature: float = 0.4      # played there beside 1 (verl-agent: 0.4; 0: greedy)
     test_tasks: Count = 300            # test tasks, played before and after
     save_every: Count = 5              # iterations between checkpoints
-    save_minutes: float = 20.0         # ... and at most so many minutes
+    save_minutes: float = 20.0         # most minutes between checkpoints
     micro_batch_tok: Count = 8192      # tokens per micro-batch: memory only, never changes the gradient
     seed: int = 0                      # everything: data, experience model, imitation, RL
     threads: int = 1                   # torch threads
@@ -113,6 +115,7 @@ FREE = ("out", "expmodel", "expmodel_folder", "expmodel_key_env", "data", "imita
         "eval_every", "eval_tasks", "test_tasks", "save_every", "save_minutes",
         "max_malformed")               # may differ at resume
 TEMPERATURES = (0.0, 0.4, 1.0)         # greedy; verl-agent's validation; training's
+CANDIDATES, GENERATION_TEMPERATURE = 4, 0.8    # of task variation, as in generate_tasks.py
 
 
 def check(args: Args) -> None:
@@ -127,6 +130,11 @@ def check(args: Args) -> None:
     if args.dream and (args.enrich or args.max_generated_fraction):
         raise ValueError("--dream: expected --no-enrich and --max-generated-fraction 0, too: such worlds "
                          "are compared on the same tasks and recorded transitions")
+    if args.generated_tasks and not args.max_generated_fraction:
+        raise ValueError("--generated-tasks: expected --max-generated-fraction above 0, which bounds them")
+    if args.generated_tasks and not all(task.generated for task in read_tasks(args.generated_tasks)):
+        raise ValueError(f"--generated-tasks {args.generated_tasks}: found a task with `generated` false; "
+                         "expected a file of generate_tasks.py")
     check_server(args)
     if is_url(args.expmodel) and args.init == "expmodel" and not args.expmodel_folder:
         raise ValueError("--init expmodel: found a server's URL, which gives no weights; expected --init "
@@ -137,7 +145,8 @@ def check(args: Args) -> None:
 
 @dataclass
 class Run:
-    """All that a checkpoint holds. The replay buffer is the experience model's."""
+    """What changes during a run. `save` writes it, but for the frozen reference, the starting policy. The
+    replay buffer is the experience model's."""
     policy: Policy
     reference: torch.nn.Module | None  # none without a KL term
     value_head: torch.nn.Module | None
@@ -174,16 +183,17 @@ class Run:
             self.policy.counts = own["counts"]
             self.experience_model.set_state(own["experience_model"])
         values = run.read_json(path / "run.json")
-        self.curriculum.set_state(values.pop("curriculum"))
-        for name, value in values.items():
-            setattr(self, name, value)
+        self.curriculum.set_state(values["curriculum"])
+        self.step, self.evaluations = values["step"], values["evaluations"]
+        self.dream_transitions = values["dream_transitions"]
+        self.real_transitions = values["real_transitions"]
 
     def transitions(self) -> dict:
         return {"dream_transitions": self.dream_transitions, "real_transitions": self.real_transitions}
 
-    def world(self, args: Args) -> str:
-        """"dream", "real", or "" when the run is over: dream iterations first, then real transitions
-        (S2R)."""
+    def phase(self, args: Args) -> Literal["dream", "real", ""]:
+        """What the next iteration plays; "" when the run is over. Dream iterations come first, then real
+        transitions (S2R)."""
         if args.algo == "imitation":
             return ""
         if args.world == "dream" and self.step < args.iterations:
@@ -201,6 +211,7 @@ def make_run(args: Args, policy: Policy, reference: torch.nn.Module | None, expe
         groups.append({"params": list(head.parameters()), "lr": args.value_lr})
     optimizer = torch.optim.AdamW(groups, weight_decay=0.0)
     curriculum = Curriculum(tasks, explore=0.1 if args.curriculum else 1.0)
+    curriculum.add(read_tasks(args.generated_tasks) if args.generated_tasks else [])
     state = Run(policy, reference, head, optimizer, curriculum, experience_model)
     if resume:
         state.load(resume, dist)
@@ -228,8 +239,8 @@ def train(job: Job, state: Run) -> list[dict]:
     args, dist, timer, before = job.args, job.dist, run.Timer(), job.out / "before.json"
     meta = job.meta | {"policy": asdict(state.policy.settings)}
     save = lambda: checkpoint.save(job.out, "policy", lambda path: state.save(path, dist), meta, dist)
-    longest = args.tasks * args.rollouts * job.env.max_steps     # a real iteration is no longer
-    total = args.iterations * (args.world == "dream") + math.ceil(args.real_transitions / longest)
+    most = args.tasks * args.rollouts * job.env.max_steps        # transitions of an iteration
+    total = args.iterations * (args.world == "dream") + math.ceil(args.real_transitions / most)
     clock = run.Clock(args.save_minutes)
     with run.graceful(job.log) as stop, run.progress(total, "reinforcement learning") as bar:
         if not state.evaluations:
@@ -241,19 +252,20 @@ def train(job: Job, state: Run) -> list[dict]:
             save()
         bar.update(state.step)
         asked = stop.agreed(dist)
-        while not asked and (world := state.world(args)):
+        while not asked and (phase := state.phase(args)):
             values, episodes = iterate(job, state, timer)
             log_iteration(job, state, values, episodes)
-            if values["malformed"] > args.max_malformed * len(episodes):
-                raise ValueError(f"iteration {state.step}: {values['malformed']} of {len(episodes)} dreamt "
+            malformed = sum(e.stop == StopReason.MALFORMED for e in episodes)
+            if malformed > args.max_malformed * len(episodes):
+                raise ValueError(f"iteration {state.step}: {malformed} of {len(episodes)} dreamt "
                                  f"episodes broke off in malformed answers (--max-malformed "
                                  f"{args.max_malformed}): train the experience model longer, and see "
                                  f"{job.out / 'episodes.jsonl'}")
             bar.update(1)
-            if world == "real":
+            if phase == "real":
                 left = args.real_transitions - state.real_transitions
                 bar.total = state.step + math.ceil(left / max(1, values["transitions"]))
-            over = state.world(args) != world
+            over = state.phase(args) != phase
             if over or state.step % args.eval_every == 0:
                 validate(job, state)
             asked = stop.agreed(dist)
@@ -269,9 +281,9 @@ def train(job: Job, state: Run) -> list[dict]:
 def iterate(job: Job, state: Run, timer: run.Timer) -> tuple[dict, list[Episode]]:
     """One training step: generate tasks now and then, sample, roll out, update, feed curriculum and replay
     buffer. Returns what is logged, and the episodes of all ranks."""
-    args, dist, model, world = job.args, job.dist, state.experience_model, state.world(job.args)
+    args, dist, model, phase = job.args, job.dist, state.experience_model, state.phase(job.args)
     model.clear_caches()  # rounding must not depend on what an uninterrupted run would still hold
-    fraction, made = args.max_generated_fraction if world == "dream" else 0.0, {}
+    fraction, made = args.max_generated_fraction if phase == "dream" else 0.0, {}
     if fraction and state.step % args.generate_every == args.generate_every - 1:
         with timer("tasks"), unsharded(model.model):
             made = generate(job, state)
@@ -279,35 +291,36 @@ def iterate(job: Job, state: Run, timer: run.Timer) -> tuple[dict, list[Episode]
     tasks = state.curriculum.sample(groups, run.rng(args.seed, "tasks", state.step), fraction)
     share = -(-groups // dist.world_size)        # whole groups stay on one rank
     mine = [task for task in tasks[dist.rank * share:(dist.rank + 1) * share] for _ in range(size)]
-    budget = dist.share(args.real_transitions - state.real_transitions) if world == "real" else None
+    budget = dist.share(args.real_transitions - state.real_transitions) if phase == "real" else None
     before = state.policy.counts["turns"]
     with timer("rollout"):
-        played = job.env if world == "real" else model
-        episodes = play(job, state, played, mine, 1.0, f"{world}-{state.step}", budget)
+        world = job.env if phase == "real" else model
+        episodes = play(job, state, world, mine, 1.0, f"{phase}-{state.step}", budget)
     with timer("update"):
-        known = rl.informative(episodes, args.drop_malformed)
+        usable = rl.usable(episodes, args.drop_malformed)
         if args.algo == "rft":
-            metrics = rl.imitate_successes(state, known, args, dist)
+            metrics = rl.imitate_successes(state, usable, args, dist)
         else:
-            batch = rl.make_batch(known, state.policy, state.value_head, args, dist)
+            batch = rl.make_batch(usable, state.policy, state.value_head, args, dist)
             metrics = rl.update(state, batch, args, dist)
     episodes = gather(episodes, dist)
     metrics["zero_variance"] = feed_curriculum(args, state, episodes)
-    if world == "dream" and args.enrich:
+    if phase == "dream" and args.enrich:
         with timer("replay"):                    # the same on every rank
             fill_buffer(model.buffer, model.encoder, episodes)
+    # turns, not recorded steps: episodes that the budget cut off count, too
     used = round(dist.all_reduce_sum(float(state.policy.counts["turns"] - before)))
     state.step += 1
-    state.dream_transitions += used * (world == "dream")
-    state.real_transitions += used * (world == "real")
+    state.dream_transitions += used * (phase == "dream")
+    state.real_transitions += used * (phase == "real")
     return metrics | {f"tasks/{k}": v for k, v in made.items()} | timer.take() | {
-        "world": world, "transitions": used}, episodes
+        "world": phase, "transitions": used}, episodes
 
 
 def log_iteration(job: Job, state: Run, values: dict, episodes: list[Episode]) -> None:
-    """metrics.jsonl, the console line, and the episodes themselves."""
+    """Writes metrics.jsonl, the console line, and the episodes."""
     report = policy_report(episodes, job.env.audit)
-    values["malformed"] = report["stops"].get(StopReason.MALFORMED, 0)
+    values = values | {"malformed": report["stops"].get(StopReason.MALFORMED, 0)}
     groups = {"stop": report["stops"], "reward": report["reward_confusion"],
               "dream": state.experience_model.counts, "policy": state.policy.counts}
     values |= {f"{group}/{k}": v for group, counts in groups.items() for k, v in counts.items()}
@@ -345,8 +358,7 @@ def gather(episodes: list[Episode], dist) -> list[Episode]:
 def feed_curriculum(args: Args, state: Run, episodes: list[Episode]) -> float:
     """Eq. 7 per group: GRPO's own groups, or for PPO clusters of tasks by phi of their texts. Returns the
     share of groups without variance."""
-    episodes = [e for e in episodes if not (args.drop_malformed and e.stop == StopReason.MALFORMED)]
-    labels = None
+    episodes, labels = rl.usable(episodes, args.drop_malformed), None
     if args.algo == "ppo" and episodes:
         tasks = {e.task.id: e.task.text for e in episodes}
         vectors = state.experience_model.encoder([""] * len(tasks), list(tasks.values()))
@@ -363,8 +375,8 @@ def generate(job: Job, state: Run) -> dict:
     if job.dist.is_main:
         texts = {task.text for part in job.splits.values() for task in part}
         texts |= {known.task.text for known in state.curriculum.stats.values()}
-        made, counts = write_tasks(state.experience_model, state.curriculum.seeds(job.args.tasks), 4, texts,
-                                   job.known_words, f"generated-{state.step}", 0.8)
+        made, counts = write_tasks(state.experience_model, state.curriculum.seeds(job.args.tasks), CANDIDATES,
+                                   texts, job.known_words, f"generated-{state.step}", GENERATION_TEMPERATURE)
     state.curriculum.add(job.dist.broadcast(made))
     return counts
 
@@ -373,7 +385,7 @@ def generate(job: Job, state: Run) -> dict:
 
 def evaluate(job: Job, state: Run, tasks: list[Task], temperatures: tuple,
              name: str) -> tuple[dict, list[dict]]:
-    """One episode for each task in the real environment at each temperature, if there is one, and in the
+    """Plays each task once in the real environment, if there is one, at each temperature, and once in the
     dream at 1; all ranks play a share. Returns reports by "real 0", "real 0.4", "dream 1", and the first 20
     episodes of each as records."""
     state.experience_model.clear_caches()
@@ -395,11 +407,11 @@ def validate(job: Job, state: Run) -> None:
     if job.dist.is_main:
         run.write_jsonl(job.out / "evaluations.jsonl", episodes, append=True)
     entry = {"iteration": state.step, "tasks": len(tasks), **state.transitions()}
-    state.evaluations.append(entry | {key.split(" ")[0]: found[key]
-                                      for key in ("real 1", "dream 1") if key in found})
+    state.evaluations.append(entry | {kind: found[f"{kind} 1"] for kind in ("real", "dream")
+                                      if f"{kind} 1" in found})
     keys = ("success", "low", "high", "length", "invalid", "inconsistent", "stops", "reward_confusion")
     log.step("evaluation", state.step,
-             entry | {f"{world}/{k}": report[k] for world, report in found.items() for k in keys}, show=[])
+             entry | {f"{key}/{k}": report[k] for key, report in found.items() for k in keys}, show=[])
     log.say(f"validation at {state.step} ({len(tasks)} tasks; world and temperature): "
             + "  ".join(f"{key} {with_interval(values)}" for key, values in found.items()))
     if alarm := gap_alarm(state.evaluations, job.probes):
@@ -413,7 +425,8 @@ def test(job: Job, state: Run, name: str) -> dict:
     if job.dist.is_main:
         run.write_jsonl(job.out / f"test-{name}.jsonl", episodes, append=False)
     entry = {"policy": name, "tasks": len(job.splits["test"]), **state.transitions()}
-    job.log.step("test", state.step + (name == "after"),     # killed before its end, it is cut and made again
+    # step + 1: a run that goes on from the last checkpoint drops this record (start_log) and tests again
+    job.log.step("test", state.step + (name == "after"),
                  entry | {f"{key}/success": report["success"] for key, report in found.items()}, show=[])
     return entry | {"reports": found}
 

@@ -47,8 +47,8 @@ def latest(folder: str | Path, name: str, dist: Dist) -> Path | None:
 
 
 def find(folder: str | Path, name: str, meta: dict, dist: Dist) -> Path | None:
-    """The checkpoint folder/name to go on from, or None. Raises ValueError naming what it has otherwise than
-    `meta`, of which `settings` are compared one by one."""
+    """The checkpoint folder/name to go on from, or None. Raises ValueError naming each key of `meta`, and
+    each of its `settings`, that the checkpoint has otherwise."""
     resume = latest(folder, name, dist)
     if resume:
         saved, rest = load_meta(resume), {k: v for k, v in meta.items() if k != "settings"}
@@ -57,7 +57,7 @@ def find(folder: str | Path, name: str, meta: dict, dist: Dist) -> Path | None:
 
 
 def remove(folder: str | Path, name: str, dist: Dist) -> None:
-    """For --fresh: nothing of an earlier run may be taken for this one's, nor what a kill left of it."""
+    """Removes folder/name and whole copies that a kill left beside it (--fresh)."""
     if dist.is_main:
         for path in _paths(folder, name):
             if (path / "meta.json").exists():    # else it is no checkpoint

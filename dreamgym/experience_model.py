@@ -33,7 +33,7 @@ from dreamgym.sampler import Sampler
 
 RESAMPLE_TEMPERATURE = 1.0
 LOOKUP_SIMILARITY = 0.95     # a recorded transition below this cosine says nothing about a step (ours)
-KEPT_ANSWERS = 50_000        # greedy answers remembered until `clear_caches`, some 100 MB
+KEPT_ANSWERS = 50_000        # most greedy answers remembered, some 100 MB; above it all are forgotten
 
 
 @dataclass
@@ -47,15 +47,15 @@ class ExperienceSettings:
     page_format: str = "full"     # full: whole pages; diff: differences to pages of the prompt (page_diff.py)
     context: int = 4096           # tokens of prompt and answer
     max_next_tok: int = 1024      # an answer about the next state that has not ended by then is malformed
-    max_reward_tok: int = 256     # the same for the answer about the reward
-    max_resamples: int = 2  # draws of a malformed answer again, at temperature 1, before it ends the episode
+    max_reward_tok: int = 256     # the same for the answer about the reward, and for a task variation
+    max_resamples: int = 2  # times that a malformed answer is drawn again (at 1) before it ends the episode
     confirmations: int = 0  # times that a paying verdict is drawn again, at temperature 1; one dissent counts
     system_prompts: bool = True   # chat models are told what they are; a from-scratch model learns it
 
 
 @dataclass
 class Prediction:
-    """One imagined step; `output` is the text that could not be read, of a malformed one."""
+    """One imagined step. `output`: the unreadable text of a malformed one."""
     next_state: str = ""
     reward: float = 0.0
     done: bool = False
@@ -92,43 +92,44 @@ def split_history(steps: Sequence[Step], count: int) -> tuple[list[Step], list[S
 
 
 class ExperienceModel:
-    """The imagined environment. It answers greedily; only malformed answers, drawn again, depend on the seed.
+    """The imagined environment. Answers are greedy. The seed decides what is drawn: malformed answers again,
+    paying verdicts again (`confirmations`), and task variations.
 
-    `env` lends its prompts and `ground`, nothing else. `counts`: steps, answers drawn again, steps that
-    stayed malformed.
+    `env` lends its prompts and `ground`, nothing else. `retrieval`: the replay buffer and phi, the encoder of
+    a state and an action. `counts`: steps, answers drawn again, steps that stayed malformed.
     """
 
-    def __init__(self, model, tokenizer, env: Environment, settings: ExperienceSettings, memory: tuple, *,
+    def __init__(self, model, tokenizer, env: Environment, settings: ExperienceSettings, retrieval: tuple, *,
                  slots: int = 128, seed: int = 0):
-        self._set_up(env, settings, memory, slots)
+        self._set_up(env, settings, retrieval, slots)
         self.model, self.tokenizer = model, tokenizer
         self.chat, self.variation_chat = (chat_format(tokenizer, system) for system in self.systems)
         self.sampler = Sampler(model, slots, settings.context, self.chat.end_ids, seed)
 
-    def _set_up(self, env: Environment, settings: ExperienceSettings, memory: tuple, slots: int) -> None:
+    def _set_up(self, env: Environment, settings: ExperienceSettings, retrieval: tuple, slots: int) -> None:
         self.env, self.settings, self.slots = env, settings, slots
-        self.buffer, self.encoder = memory
+        self.buffer, self.encoder = retrieval
         systems = experience_system(env.prompts, settings.page_format), variation_system(env.prompts)
         self.systems = systems if settings.system_prompts else ("", "")
         self.counts = {"steps": 0, "resampled": 0, "malformed": 0}
         self.answers: dict[str, tuple[str, bool]] = {}       # greedy ones, by prompt
 
     def clear_caches(self) -> None:
-        """What follows depends on weights, buffer and random generator only, hence is the same after a
-        resume."""
+        """Forgets answers, vectors, keys and values. What follows then depends on weights, buffer and random
+        generator alone, as after a resume."""
         if self.sampler:
             self.sampler.clear_caches()
         self.encoder.clear_caches()
         self.answers.clear()
 
-    # ---- where weights and texts meet: the class below does these four otherwise --------------------------
+    # ---- text in and out: ServedExperienceModel overrides these three --------------------------------------
 
     def _prompt(self, text: str, varies: bool = False) -> list[int]:
         """A prompt of the experience model, or of task variation."""
         return prompt_ids(self.tokenizer, self.variation_chat if varies else self.chat, text)
 
     def _size(self, prompt: list[int]) -> int:
-        """Its tokens."""
+        """Tokens of a prompt."""
         return len(prompt)
 
     def _write(self, prompts: list[list[int]], start: str, limit: int,
@@ -156,7 +157,7 @@ class ExperienceModel:
         questions = []
         for task, past, state, action, vector, demos in zip(tasks, pasts, states, actions, vectors_BD, found):
             recent, others = split_history(past, h)
-            earlier = self._similar_steps(others, vector) if h else []
+            earlier = self._similar_steps(others, vector)
             demos = [Demo(t.state, t.action, t.next_state, t.reward) for t, _ in reversed(demos)]
             turns = [(s.state, s.shown_action) for s in recent]
             questions.append(Question(task, state, action, turns, earlier, demos))
@@ -164,7 +165,7 @@ class ExperienceModel:
 
     def _similar_steps(self, past: Sequence[Step], vector: np.ndarray) -> list[Demo]:
         """The steps of `past` most similar to the question, the most similar last, of equals the latest."""
-        if not past:
+        if not past or not self.settings.history:
             return []
         similarity = self.encoder([s.state for s in past], [s.shown_action for s in past]) @ vector
         order = sorted(range(len(past)),
@@ -173,14 +174,15 @@ class ExperienceModel:
                 for i in order if similarity[i] >= self.settings.min_similarity]
 
     def lookup(self, states: Sequence[str], actions: Sequence[str]) -> list[Transition | None]:
-        """The null of every prediction: the nearest recorded transition of each (state, grounded action), of
+        """The baseline without a model: the nearest recorded transition of each (state, grounded action), of
         whatever task; None where none is near."""
         found = self.buffer.search(self.encoder(states, actions), 1, [""] * len(states), LOOKUP_SIMILARITY)
         return [near[0][0] if near else None for near in found]
 
     def next_prompt_ids(self, question: Question) -> tuple[list[int], Question]:
-        """The prompt's ids, and the question as it was shown: where it would pass the context, the oldest
-        parts are cut off."""
+        """(the prompt's ids, the question as shown). While the prompt leaves no room for an answer, the
+        longest of three lists loses an entry: `recent` the oldest, the others the least similar. A prompt
+        that is too long without them stays so; its answer is malformed."""
         room = self.settings.context - self.settings.max_next_tok
         while True:
             ids = self._prompt(next_prompt(question, self.settings.page_format))
@@ -217,8 +219,8 @@ class ExperienceModel:
     # ---- prediction ----------------------------------------------------------------------------------------
 
     def _ask(self, prompts: list, start: str, limit: int, parsers: list) -> list[tuple]:
-        """(what its parser made of it or None, its text) of the answer to each prompt; malformed ones are
-        drawn again. `start`: as in `_write` (without reasoning)."""
+        """(what its parser made of the answer, or None; its text) for each prompt. Malformed answers are
+        drawn again, at most `max_resamples` times. `start`: as in `_write` (without reasoning)."""
         answers: list[tuple] = [(None, "")] * len(prompts)
         for attempt in range(1 + self.settings.max_resamples):
             unread = [i for i, (answer, _) in enumerate(answers) if answer is None]
@@ -297,15 +299,13 @@ class ExperienceModel:
         questions = self.questions([s.task.text for s in sessions], [s.inner for s in sessions],
                                    [s.state for s in sessions], grounded)
         results = []
-        for session, action, prediction in zip(sessions, grounded, self.predict(questions)):
+        for session, action, p in zip(sessions, grounded, self.predict(questions)):
             self.counts["steps"] += 1
-            session.steps += 1
-            if prediction.malformed:
+            if p.malformed:
                 self.counts["malformed"] += 1
                 results.append(StepResult(session.state, 0.0, True, StopReason.MALFORMED,
-                                          output=prediction.output[:500]))
+                                          output=p.output[:500]))
                 continue
-            p = prediction
             session.inner.append(Step(state=session.state, action=action, grounded=action,
                                       next_state=p.next_state))
             session.state = p.next_state
@@ -350,7 +350,7 @@ def save_settings(folder: Path, settings: ExperienceSettings, encoder_name: str,
                    {"settings": asdict(settings), "encoder": encoder_name, "idf": idf})
 
 
-def new_memory(encoder_name: str, episodes: Sequence[Episode], seed: int = 0, device="cpu") -> tuple:
+def new_retrieval(encoder_name: str, episodes: Sequence[Episode], seed: int = 0, device="cpu") -> tuple:
     """(replay buffer with all steps of offline episodes, phi)."""
     encoder = load_encoder(encoder_name, device=str(device))
     if isinstance(encoder, WordEncoder):
@@ -360,7 +360,7 @@ def new_memory(encoder_name: str, episodes: Sequence[Episode], seed: int = 0, de
     return buffer, encoder
 
 
-def load_settings(folder: Path | str, replay: Path | None = None, device="cpu") -> tuple:
+def load_settings_and_retrieval(folder: Path | str, replay: Path | None = None, device="cpu") -> tuple:
     """(settings, (replay buffer, phi)) of the experience model that train_expmodel.py wrote into `folder`;
     the buffer may be another one, `replay`. Raises ValueError where the folder holds none."""
     folder = Path(folder) / "model"
@@ -374,10 +374,11 @@ def load_settings(folder: Path | str, replay: Path | None = None, device="cpu") 
 
 def load_experience_model(folder: Path | str, env: Environment, device="cpu", replay: Path | None = None,
                           beside=None, dtype: str = "auto", **options) -> ExperienceModel:
-    """The experience model in `folder`, as load_settings reads it; `options` are those of ExperienceModel.
-    `beside`: a policy that it shares its base with, if it can (model.load_frozen)."""
-    settings, memory = load_settings(folder, replay, device)
+    """The experience model in `folder`; `options` are those of ExperienceModel. Raises ValueError as
+    `load_settings_and_retrieval` does. `beside`: a policy that it shares its base with, if it can
+    (model.load_frozen)."""
+    settings, retrieval = load_settings_and_retrieval(folder, replay, device)
     quantize = run.load_meta(Path(folder) / "model").get("settings", {}).get("quantize", "none")
     model, tokenizer = load_frozen(str(Path(folder) / "model"), "experience", beside, dtype, quantize,
                                    str(device))
-    return ExperienceModel(model, tokenizer, env, settings, memory, **options)
+    return ExperienceModel(model, tokenizer, env, settings, retrieval, **options)

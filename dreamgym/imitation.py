@@ -22,8 +22,9 @@ from dreamgym.sft import sft_step
 
 def starting_policy(args, env: Environment, folders: tuple[Path, Path | None], episodes: list[Episode],
                     resume: Path | None, dist, log) -> tuple[Policy, torch.nn.Module | None]:
-    """The policy with the weights of `resume`, or before RL, and the frozen one before RL for the KL term, if
-    there is one: from --imitation or OUT/imitation, where it is made first if it is missing."""
+    """(policy, reference). The policy has the weights of `resume`, else those of imitation: the folder
+    --imitation or OUT/imitation, made where it is missing. The reference has those of imitation, frozen, for
+    the KL term; None without one."""
     start = imitation_checkpoint(args, env, folders, episodes, dist, log)
     policy, reference = make_policy(args, env, str(resume or start), dist), None
     if args.kl_coef and args.algo in ("grpo", "ppo"):
@@ -33,7 +34,8 @@ def starting_policy(args, env: Environment, folders: tuple[Path, Path | None], e
 
 
 def make_policy(args, env: Environment, name: str, dist, lora_rank: int = 0) -> Policy:
-    """The policy with the weights in the folder `name`, or of the hub's model, then with new adapters."""
+    """The policy with the weights in the folder `name`, or of the hub's model `name`; with `lora_rank`, under
+    new adapters."""
     model, tokenizer = load_model(name, args.dtype, args.quantize, lora_rank, str(dist.device), args.seed)
     if args.gradient_checkpointing:
         checkpoint_layers(model)
@@ -51,11 +53,13 @@ def imitation_checkpoint(args, env: Environment, folders: tuple[Path, Path | Non
     folder = Path(args.imitation or out / "imitation")
     names = ["env", "model", "quantize", "lora_rank", "init", "rename_share", "policy_format",
              "system_prompts", "policy_context", "max_action_tok", "tried_actions"]
-    names += [name for name in vars(args) if name.startswith("imitation_")] + ["seed"] * (not args.imitation)
+    names += [name for name in vars(args) if name.startswith("imitation_")]
+    if not args.imitation:                       # another run's policy may have another seed
+        names.append("seed")
     run_config = {name: getattr(args, name) for name in names}
     found = checkpoint.latest(folder, "model", dist)
-    meta = run.load_meta(found) if found else {"finished": False}
-    finished = meta.get("finished", True)
+    meta = run.load_meta(found) if found else {}
+    finished = meta.get("finished", False)
     if args.imitation and not finished:
         raise ValueError(f"--imitation {folder}: found no finished policy there; expected the folder "
                          "imitation/ of an earlier run")
@@ -68,14 +72,14 @@ def imitation_checkpoint(args, env: Environment, folders: tuple[Path, Path | Non
     else:
         policy = make_policy(args, env, args.model, dist, args.lora_rank)
 
-    def save(state: dict) -> Path:
+    def save(state: dict, finished: bool = False) -> Path:
         def write(path: Path) -> None:
             save_model(policy.model, policy.tokenizer, path)
             checkpoint.save_state(path, state, {}, dist)
-        meta = {"imitation": run_config, "policy": asdict(policy.settings), "finished": not state}
-        return checkpoint.save(folder, "model", write, meta, dist)
+        saved = {"imitation": run_config, "policy": asdict(policy.settings), "finished": finished}
+        return checkpoint.save(folder, "model", write, saved, dist)
     imitate(args, policy, episodes, found, save, dist, log)
-    return save({})
+    return save({}, finished=True)
 
 
 def demonstrations(env: Environment, episodes: list[Episode]) -> list[Episode]:
@@ -92,30 +96,33 @@ def imitate(args, policy: Policy, episodes: list[Episode], resume: Path | None,
     wrote."""
     demos = run.sample(demonstrations(policy.env, episodes), args.imitation_episodes, args.seed, "imitation")
     if not demos:
+        log.say("no demonstrations: the policy starts from the model as it is" if not args.imitation_episodes
+                else "found no demonstrations (of logs, a language model, or players with imitate=True): the "
+                     "policy starts from the model as it is")
         return
     optimizers = tiny.make_optimizers(policy.model, args.imitation_lr, args.imitation_muon_lr)
-    done, resumed, steps = 0, 0, None
+    step, resume_step, total_steps = 0, 0, None
     if resume:
         state, _ = checkpoint.load_state(resume, dist)
         load_optimizer_states(optimizers, state["optimizers"])
-        resumed = state["step"]
-    save_step = lambda: save({"optimizers": optimizer_states(optimizers), "step": done})
+        resume_step = state["step"]
+    save_step = lambda: save({"optimizers": optimizer_states(optimizers), "step": step})
     with run.graceful(log) as stop, run.progress(args.imitation_epochs, "imitation") as bar:
         for epoch in range(args.imitation_epochs):
             rows = demonstration_rows(args, policy, demos, epoch)
-            steps = steps or args.imitation_epochs * -(-len(rows) // args.imitation_rows)
+            total_steps = total_steps or args.imitation_epochs * -(-len(rows) // args.imitation_rows)
             for start in range(0, len(rows), args.imitation_rows):
-                done += 1
-                if done <= resumed:
+                step += 1
+                if step <= resume_step:
                     continue
-                tiny.set_rate(optimizers, done - 1, steps, warmup=20, floor=0.0)
+                tiny.set_rate(optimizers, step - 1, total_steps, warmup=20, floor=0.0)
                 batch = rows[start:start + args.imitation_rows]
                 sft_step(policy.model, batch[dist.rank::dist.world_size], optimizers, args.micro_batch_tok,
                          dist)
                 if stop.agreed(dist):
                     save_step()
                     raise SystemExit(130)
-            if done > resumed:
+            if step > resume_step:
                 save_step()
             bar.update(1)
     log.say(f"imitated {len(demos)} episodes ({successes(demos):.0%} of them successful)")

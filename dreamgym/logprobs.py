@@ -11,8 +11,8 @@ import torch
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from dreamgym.model import (adapter, attends_fully, autocast, compute_dtype, in_forward, training_layers,
-                            without_adapters)
+from dreamgym.model import (adapter, attends_fully, autocast, checkpointing_enabled, compute_dtype,
+                            in_forward, without_adapters)
 
 CHUNK = 1024             # trained tokens per application of the head
 MAX_KEPT_LOGITS = 2**24  # numbers (64 MiB); a larger chunk of logits is computed again in the backward
@@ -96,7 +96,7 @@ def token_logprobs(model: torch.nn.Module, samples: list[TrainSample], with_entr
     if attends_fully(causal_lm.config, max(length for _, length in packs)):
         packs = prefix_packs(samples)
     batch = _make_batch(samples, packs, causal_lm)
-    with autocast(causal_lm), training_layers(causal_lm):
+    with autocast(causal_lm), checkpointing_enabled(causal_lm):
         return in_forward(causal_lm, _flat_logprobs, *batch, with_entropy, with_hidden)
 
 

@@ -15,7 +15,7 @@ import torch
 from transformers import AutoConfig, PreTrainedConfig
 
 from dreamgym.logprobs import CHUNK
-from dreamgym.model import REPLICATED_BELOW, base_of, clear_errors, meta_model, precision
+from dreamgym.model import REPLICATED_BELOW, base_of, explain_load_errors, meta_model, precision
 
 NF4 = 0.5 + (1 + 4 / 256) / 64   # bytes a weight: 4 bits, 8 for each 64 weights, 32 for each 256 of these
 OTHER = 2e9                      # on a GPU: the CUDA context, cuBLAS, the collectives' buffers (a guess)
@@ -43,7 +43,7 @@ class Size:
 
 def measure(model: str | PreTrainedConfig) -> Size:
     """Of a folder, a hub name (of adapters: their base) or a configuration. Raises ValueError without one."""
-    with clear_errors(model) if isinstance(model, str) else nullcontext():
+    with explain_load_errors(model) if isinstance(model, str) else nullcontext():
         config = AutoConfig.from_pretrained(base_of(model)[0]) if isinstance(model, str) else model
         empty = meta_model(config)
     head = empty.get_output_embeddings()

@@ -50,7 +50,8 @@ def load_model(name_or_path: str, dtype: str = "auto", quantize: str = "none", l
     `dtype` is the precision of computing, see `precision`. Weights are float32 where they are trained in
     full, else they are in that precision. `lora_rank` > 0 freezes the model and adds adapters (alpha = 2
     rank), drawn from `seed`, to all linear layers; a folder with adapters continues those. With several ranks
-    each one reads its own shard.
+    each one reads its own shard of a model of at least REPLICATED_BELOW parameters. Raises ValueError for a
+    model that cannot be loaded or is not supported.
     """
     if quantize not in ("none", "nf4"):
         raise ValueError(f"quantize is {quantize!r}: choose 'none' or 'nf4'")
@@ -59,7 +60,7 @@ def load_model(name_or_path: str, dtype: str = "auto", quantize: str = "none", l
         raise ValueError(f"lora_rank is {lora_rank}, but the adapters in {name_or_path!r} have rank "
                          f"{saved_rank}: leave it at 0 to continue them")
     trained = not (frozen or lora_rank or saved_rank or quantize != "none")
-    with clear_errors(name_or_path):
+    with explain_load_errors(name_or_path):
         model = _load_base(base, dtype, quantize, device, trained)
         tokenizer = AutoTokenizer.from_pretrained(name_or_path)
     if saved_rank:
@@ -102,7 +103,7 @@ def adapter(model: torch.nn.Module, name: str) -> Iterator[None]:
 
 
 @contextmanager
-def clear_errors(name_or_path: str) -> Iterator[None]:
+def explain_load_errors(name_or_path: str) -> Iterator[None]:
     """Says in one line (ValueError) what is wrong with a model that transformers refuses inside the block."""
     base, rank = base_of(name_or_path)
     of = f" (the base of the adapters in {name_or_path!r})" if rank else ""
@@ -171,7 +172,7 @@ def _load_base(base: str, dtype: str, quantize: str, device: str, trained: bool)
     meta = meta_model(config)
     compute = precision(dtype, parameter_count(meta), device)
     options = {"dtype": torch.float32 if trained else compute, "attn_implementation": "sdpa"}
-    if quantize == "none" and _is_sharded(meta):
+    if quantize == "none" and _should_shard(meta):
         empty = meta_model(config, options["dtype"]).requires_grad_(trained)
         model = _read_shards(empty, base, compute, device)
         in_forward(model, _check_supported)      # FSDP sets itself up at the root's first forward, too
@@ -293,15 +294,16 @@ def trainable_parameters(model: torch.nn.Module) -> list[torch.nn.Parameter]:
 
 def shard(model: torch.nn.Module) -> torch.nn.Module:
     """A model made in memory (equal on all ranks), sharded as `load_model` shards one that it reads."""
-    if _is_sharded(model):
+    if _should_shard(model):
         _fully_shard(model)
         in_forward(model, _check_supported)      # FSDP sets itself up at the root's first forward
     return model
 
 
-def _is_sharded(model: torch.nn.Module) -> bool:
-    """Models of fewer than REPLICATED_BELOW parameters stay whole on every rank: `average_gradients` is then
-    all that ranks exchange. So do adapters and 4-bit models."""
+def _should_shard(model: torch.nn.Module) -> bool:
+    """Whether FSDP shards this model: with several ranks, from REPLICATED_BELOW parameters on. Smaller ones
+    stay whole on every rank, and `average_gradients` is all that ranks exchange; so do adapters and 4-bit
+    models, for which nobody asks here."""
     alone = not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1
     return not alone and parameter_count(model) >= REPLICATED_BELOW
 
@@ -341,8 +343,9 @@ def checkpoint_layers(model: torch.nn.Module) -> None:
 
 
 @contextmanager
-def training_layers(causal_lm: PreTrainedModel) -> Iterator[None]:
-    """Layers that `checkpoint_layers` marked do it in training mode only, in which they refuse a KV cache."""
+def checkpointing_enabled(causal_lm: PreTrainedModel) -> Iterator[None]:
+    """With gradients on, sets `training` on the layers that `checkpoint_layers` marked: only then does
+    transformers checkpoint a layer, and then a layer refuses the KV cache that a sampler needs."""
     layers = [m for m in causal_lm.modules() if getattr(m, "gradient_checkpointing", False)
               and isinstance(m, GradientCheckpointingLayer)] if torch.is_grad_enabled() else []
     for layer in layers:

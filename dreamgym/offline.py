@@ -11,7 +11,7 @@ from dreamgym.envs.base import Environment, Player, env_of_data, record_step
 from dreamgym.episode import Episode, Step, Task, check_episode, read_episodes
 
 SPLITS = ("train", "valid", "test")
-PROBES = 0.4                           # a prober's chance, in each step, of an action that does not fit
+PROBE_PROBABILITY = 0.4                # of an action that does not fit, in each step of a prober
 TEACHER_CONTEXT_TOK = 16_384           # of a local teacher: an episode with its reasoning
 TEACHER_ANSWER_TOK = 4_096             # ... and the reasoning alone
 
@@ -32,7 +32,7 @@ def explained(env: Environment, episode: Episode) -> Episode:
 
 
 def play(env: Environment, task: Task, player: Player, rng: np.random.Generator, name: str) -> Episode:
-    """One real episode. Raises ValueError where the environment answers what cannot be."""
+    """One real episode. Raises ValueError where the answers of the environment make no valid episode."""
     episode, session = Episode(id=name, task=task), env.reset([task])[0]
     try:
         act = player.make(session, rng)
@@ -45,8 +45,8 @@ def play(env: Environment, task: Task, player: Player, rng: np.random.Generator,
 
 
 def mutated(action: str, other: str, state: str, rng: np.random.Generator) -> str:
-    """An action as a policy in training may write it: `action` itself, at a time when it does not fit, or its
-    beginning and the end of the `other`, or with a word of the state in the place of one of its own."""
+    """An action as a policy in training may write it: half of the time `action` itself, at a time when it
+    does not fit; else its beginning and the end of `other`, or with a word of the state in it."""
     words, others = (re.findall(r"\s*(?:\w+|[^\w\s])", text) for text in (action, other))
     places = [i for i, word in enumerate(words) if word.strip().isalnum()]
     found, kind = re.findall(r"\w+", state), rng.choice(["whole", "whole", "spliced", "replaced"])
@@ -59,8 +59,8 @@ def mutated(action: str, other: str, state: str, rng: np.random.Generator) -> st
 
 
 def probing(player: Player, before: Episode, others: list[Episode]) -> Player:
-    """Plays like `player`, but in PROBES of its steps does what does not fit: what was done at another time
-    in an episode `before`, of the same task, or in one of the `others`, or something made of these."""
+    """A player that acts like `player`, but with PROBE_PROBABILITY does what was done at another time, or a
+    mutation of it: in the episode `before`, of the same task, or in one of the `others`."""
     def make(session, rng):
         act = player.make(session, rng)
 
@@ -69,7 +69,9 @@ def probing(player: Player, before: Episode, others: list[Episode]) -> Player:
             return episode.steps[rng.integers(len(episode.steps))].action
 
         def probe(state: str) -> str:
-            return mutated(earlier(), earlier(), state, rng) if rng.random() < PROBES else act(state)
+            if rng.random() < PROBE_PROBABILITY:
+                return mutated(earlier(), earlier(), state, rng)
+            return act(state)
         return probe
     return Player(make)
 
@@ -81,8 +83,9 @@ def play_many(env: Environment, players: dict[str, Player], tasks: list[Task], t
     episodes: list[Episode] = []
     plain: list[Episode] = []                  # those without probes
     shares = np.array([player.share for player in players.values()])
+    played = 0
     with run.progress(transitions, f"{label} episodes") as bar:
-        while bar.n < transitions:
+        while played < transitions:
             task = tasks[rng.integers(len(tasks))]
             name = str(rng.choice(list(players), p=shares / shares.sum()))
             player = players[name]
@@ -93,6 +96,7 @@ def play_many(env: Environment, players: dict[str, Player], tasks: list[Task], t
             episodes.append(replace(episode, source=name))
             if name != "prober":
                 plain.append(episodes[-1])
+            played += len(episode.steps)
             bar.update(len(episode.steps))
     return episodes
 
@@ -133,8 +137,8 @@ def local_teacher(name: str) -> teacher.Ask:
 # ---- what collect.py wrote -----------------------------------------------------------------------
 
 def environment_of(name: str, data: Path, dist, **more) -> tuple[Environment, dict]:
-    """(the environment that the episodes in a folder come from, the folder's meta.json). Rank 0 makes it
-    first, for it may generate files. Raises ValueError where it is another one by now."""
+    """(environment, meta.json) of a folder of data. Rank 0 makes the environment first, for it may generate
+    files. Raises ValueError where its `describe` is no longer that of the data."""
     meta = run.load_meta(data)
     env = run.main_first(dist, lambda: env_of_data(name, meta["settings"], **more))
     run.check_meta(meta["environment"], env.describe(), data / "meta.json",
@@ -144,8 +148,9 @@ def environment_of(name: str, data: Path, dist, **more) -> tuple[Environment, di
 
 # ---- tasks and recorded episodes -----------------------------------------------------------------
 
-def read_tasks(env: Environment, split: str) -> list[Task]:
-    """The tasks of a split, each with its environment and the first state, which a dream starts from."""
+def tasks_with_start(env: Environment, split: str) -> list[Task]:
+    """The environment's tasks of a split, each with the first state, from which a dream starts. Raises
+    ValueError where there are none."""
     tasks = []
     for task in env.tasks(split):
         if not task.start:
@@ -160,8 +165,6 @@ def read_tasks(env: Environment, split: str) -> list[Task]:
 
 def read_logs(env: Environment, path: str, form: str) -> list[Episode]:
     """The recorded episodes in a file of our own form (""), or of one that the environment reads."""
-    if form and not hasattr(env, "read_traces"):
-        raise ValueError(f"--import-format {form}: {env.name} reads no traces of other formats")
     episodes = env.read_traces(path, form) if form else read_episodes(path)
     if not episodes:
         raise ValueError(f"--import-file {path}: holds no episode; expected JSONL, one episode a line")
@@ -196,8 +199,9 @@ def by_split(env: Environment, episodes: list[Episode],
 
 def counterfactuals(env: Environment, parts: dict[str, list[Episode]], tasks: dict[str, list[Task]],
                     split: str, count: int, rng: np.random.Generator) -> list[Episode]:
-    """The environment's counterfactuals of one split: none under a task of another split, and none held out
-    whose state and action training judges, too."""
+    """The environment's counterfactuals of one split: none under a task of another split, and, of held-out
+    splits, none whose state and action are judged in training. So "train" comes first, and its result goes
+    into `parts`."""
     own = {task.text for task in tasks[split]}
     others = {task.text for name in SPLITS for task in tasks[name]} - own
     trained = {(e.steps[0].state, e.steps[0].action) for e in parts["train"]

@@ -54,6 +54,7 @@ def prepare(args, out: Path, dist) -> tuple[Path, Path | None]:
         if dist.is_main:
             launch("collect.py", [*common, "--out", data, *logs])
         dist.barrier()
+    check_tasks(args, data)
     if not args.expmodel:
         own = ["--model", args.model, "--quantize", args.quantize, "--lora-rank", args.lora_rank,
                "--dtype", args.dtype, "--slots", args.slots, "--micro-batch-tok", args.micro_batch_tok,
@@ -101,6 +102,15 @@ def check_fit(args, expmodel: Path | None, dist) -> None:
     episodes = max(args.tasks * args.rollouts, args.eval_tasks, args.test_tasks)
     check_memory(budget(args, size, args.policy_context, dist.world_size, dist.device.type, dream,
                         -(-episodes // dist.world_size)), dist)
+
+
+def check_tasks(args, data: Path) -> None:
+    """Before the experience model is trained: are there tasks enough for an iteration? Raises ValueError."""
+    needed = args.tasks * (args.rollouts if args.algo == "ppo" else 1)
+    found = len(read_tasks(data / "tasks_train.jsonl"))
+    if args.algo != "imitation" and found < needed:
+        raise ValueError(f"{data}: found {found} training tasks; an iteration plays {needed} different ones: "
+                         "lower --tasks")
 
 
 def read_splits(args, data: Path) -> dict[str, list[Task]]:

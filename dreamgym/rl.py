@@ -39,10 +39,10 @@ class Batch:
     first: list[torch.Tensor]         # 1 at the first token of a turn: where the critic is trained
 
 
-def informative(episodes: list[Episode], drop_malformed: bool) -> list[Episode]:
+def usable(episodes: list[Episode], drop_malformed: bool) -> list[Episode]:
     """Without dreams that broke off in a malformed answer, if asked: nobody knows what their actions were
     worth (ours)."""
-    return [e for e in episodes if e.segments and not (drop_malformed and e.stop == StopReason.MALFORMED)]
+    return [e for e in episodes if not (drop_malformed and e.stop == StopReason.MALFORMED)]
 
 
 def turns(segment: TokenSegment) -> list[tuple[int, int]]:

@@ -1,8 +1,8 @@
 """Many episodes in lock-step: policy and environment batched, real and imagined alike.
 
 A token segment is append-only: what was sampled is what is trained. When a segment would pass the context it
-is closed, and a new one begins with the task, the first turn and the last ones. Each segment is one training
-row.
+is closed. A new one begins with the first turn of the episode and its last ones, as far as they fit, then the
+task and the present state. Each segment is one training row.
 """
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -29,8 +29,8 @@ class PolicySettings:
 
 @dataclass
 class Policy:
-    """A language model that acts: tokenizer, chat form, sampler and limits. `env` lends its prompts and the
-    form of its states."""
+    """A language model that acts: tokenizer, chat form, sampler and limits. `env` lends its prompts, the form
+    of its states, `ground` and its step limit, in dreams too."""
     model: object
     tokenizer: object
     env: Environment
@@ -98,12 +98,12 @@ def rollout(policy: Policy, world, tasks: list[Task], temperature: float, name: 
     `max_transitions`: a budget that is kept exactly; episodes that are unfinished when it is spent are given
     back and left out.
 
-    `world`: an Environment or the ExperienceModel. As many episodes run at once as policy and world have
-    slots; a finished one makes room for the next. Every session is given back (`world.end`), also when
-    something is raised. `on_turn(newly finished)`: progress.
+    `world`: an Environment, the ExperienceModel, or a worlds.World. As many episodes run at once as policy
+    and world have slots; a finished one makes room for the next. Every session is given back (`world.end`),
+    also when something is raised. `on_turn(newly finished)`: progress.
     """
     kind = "real" if isinstance(world, Environment) else "dream"
-    slots = min(policy.slots, getattr(world, "slots", policy.slots))
+    slots = min(policy.slots, world.slots)
     waiting: Iterator[tuple[int, Task]] = iter(enumerate(tasks))
     finished: dict[int, Episode] = {}
     running: dict[int, _Running] = {}
@@ -111,8 +111,8 @@ def rollout(policy: Policy, world, tasks: list[Task], temperature: float, name: 
         spent = 0
         while len(finished) < len(tasks) and spent != max_transitions:
             fresh = [pair for _, pair in zip(range(slots - len(running)), waiting)]
-            for (index, task), session in zip(fresh,
-                                              world.reset([task for _, task in fresh]) if fresh else []):
+            sessions = world.reset([task for _, task in fresh]) if fresh else []
+            for (index, task), session in zip(fresh, sessions):
                 episode = Episode(id=f"{name}-{index}", task=task, world=kind, source="policy",
                                   segments=[TokenSegment()])
                 running[index] = _Running(session, episode, policy.turn_ids(task.text, session.state),
@@ -161,7 +161,7 @@ def _turn(policy: Policy, world, running: dict[int, _Running], order: list[int],
 
 def imitation_segments(policy: Policy, episode: Episode, all_actions: bool = False) -> list[TokenSegment]:
     """The segments of somebody else's episode, with its actions as the trained tokens (log-probabilities 0):
-    behaviour cloning. Actions that changed nothing are shown and not imitated, but for `all_actions`."""
+    behaviour cloning. Actions that changed nothing are shown and not trained, unless `all_actions` (DPO)."""
     copy = replace(episode, steps=[], segments=[TokenSegment()])
     first = episode.steps[0].state
     running = _Running(Session(episode.id, episode.task, first), copy,

@@ -12,7 +12,7 @@ from pathlib import Path
 from dreamgym.envs.base import Environment
 from dreamgym.episode import read_episodes, recorded
 from dreamgym.experience_model import (ExperienceModel, ExperienceSettings, load_experience_model,
-                                       load_settings, new_memory)
+                                       load_settings_and_retrieval, new_retrieval)
 from dreamgym.replay import ReplayBuffer
 from dreamgym.teacher import Endpoint, EndpointError, is_url
 
@@ -47,8 +47,8 @@ class ServedExperienceModel(ExperienceModel):
     during a run; the run's last checkpoint continues."""
     model = sampler = None
 
-    def __init__(self, endpoint: Endpoint, env: Environment, settings: ExperienceSettings, memory: tuple):
-        self._set_up(env, settings, memory, slots=REQUESTS)
+    def __init__(self, endpoint: Endpoint, env: Environment, settings: ExperienceSettings, retrieval: tuple):
+        self._set_up(env, settings, retrieval, slots=REQUESTS)
         self.endpoint = endpoint
 
     def _prompt(self, text: str, varies: bool = False) -> list[dict]:
@@ -91,9 +91,9 @@ def open_experience_model(args, folder: Path | None, env: Environment, offline: 
         return load_experience_model(folder, env, device, replay, **options)
     endpoint = reach_server(args)
     if folder:
-        settings, memory = load_settings(folder, replay, device)
+        settings, retrieval = load_settings_and_retrieval(folder, replay, device)
     else:
         settings = ExperienceSettings()
-        memory = new_memory("words", recorded(read_episodes(offline)))
-        memory = (ReplayBuffer.load(replay), memory[1]) if replay else memory
-    return ServedExperienceModel(endpoint, env, settings, memory)
+        retrieval = new_retrieval("words", recorded(read_episodes(offline)))
+        retrieval = (ReplayBuffer.load(replay), retrieval[1]) if replay else retrieval
+    return ServedExperienceModel(endpoint, env, settings, retrieval)

@@ -9,6 +9,7 @@ These worlds read the truth on purpose. They are experiments and no way to train
 """
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 from msgspec import Struct, ValidationError, convert
@@ -62,6 +63,12 @@ class Lookup:
         return results
 
 
+@dataclass
+class CountedSession(Session):
+    """One that knows how many actions were taken."""
+    steps: int = 0
+
+
 class World:
     """The experience model with the pages and rewards of `options`; all else is the experience model's own.
     Raises ValueError where `env` cannot give what they ask for."""
@@ -83,7 +90,7 @@ class World:
     def reset(self, tasks: list[Task]) -> list[Session]:
         """`inner` is the session of the world that lies beneath. It keeps its own page where another is
         shown."""
-        return [Session(s.id, s.task, s.state, inner=s) for s in self.base.reset(tasks)]
+        return [CountedSession(s.id, s.task, s.state, inner=s) for s in self.base.reset(tasks)]
 
     def end(self, sessions: list[Session]) -> None:
         self.base.end([s.inner for s in sessions])
@@ -121,7 +128,7 @@ class World:
                 result.reward_reasoning, result.reward, done = answer
                 result.done = result.done or done
 
-    def _disturb(self, session: Session, state: str, action: str, result: StepResult) -> None:
+    def _disturb(self, session: CountedSession, state: str, action: str, result: StepResult) -> None:
         """Puts the errors of the options into a result, and says why an episode ended."""
         o = self.options
         if self._strikes(o.swapped_pages, "page", session.task, action):

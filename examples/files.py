@@ -71,7 +71,7 @@ class Files(Environment):
         results = []
         for session, action in zip(sessions, actions):
             session.inner.run(action)
-            session.state, session.steps = session.inner.page(), session.steps + 1
+            session.state = session.inner.page()
             success = session.inner.did == session.task.text
             done = success or session.inner.did.startswith("answer")
             results.append(StepResult(session.state, float(success), done))

@@ -175,7 +175,7 @@ GO = {"go": Player(lambda session, rng: lambda state: "go")}
 def test_a_minimal_environment():
     """An environment of three methods that cannot be collected from: no start, and no reasons."""
     env = Counter()
-    task = offline.read_tasks(env, "train")[0]
+    task = offline.tasks_with_start(env, "train")[0]
     assert (task.start, task.env) == ("0", "counter")
     episodes = offline.play_many(env, GO, [task], 3, 0.0, np.random.default_rng(0), "train")
     assert [e.id for e in episodes] == ["train-0", "train-1"] and episodes[0].source == "go"
@@ -237,7 +237,7 @@ def test_counterfactuals_do_not_leak():
                      steps=[Step(state=state, action="buy", next_state="end")])
              for text, state in (("count in train", "a"), ("count in test", "b"), ("new", "c"), ("new", "d"))]
     env = Counter(counterfactuals=lambda episodes, count, rng: found[:count])
-    tasks, parts = {split: offline.read_tasks(env, split) for split in SPLITS}, {split: [] for split in SPLITS}
+    tasks, parts = {split: offline.tasks_with_start(env, split) for split in SPLITS}, {split: [] for split in SPLITS}
     make = lambda split, count: offline.counterfactuals(env, parts, tasks, split, count, None)
     parts["train"] = make("train", 3)
     assert [(e.id, e.steps[0].state) for e in parts["train"]] == [("counterfactual-train-0", "a"),

@@ -77,7 +77,7 @@ def test_sessions_answer_as_alone(request, name):
         env = request.getfixturevalue("alfworlds").get(name) or pytest.skip("no official games")
     else:
         env = request.getfixturevalue("shop") if name == "webshop" else make_env(name)
-    tasks, players = offline.read_tasks(env, "train")[:2], env.players()
+    tasks, players = offline.tasks_with_start(env, "train")[:2], env.players()
     plays = [(task, kind) for task in tasks for kind in players]
     alone, again = ([offline.play(env, task, players[kind], np.random.default_rng(7), kind)
                      for task, kind in plays] for _ in range(2))
@@ -88,7 +88,6 @@ def test_sessions_answer_as_alone(request, name):
         results = env.step([session for session, _ in running], [step.action for _, step in running])
         assert [(r.state, r.reward, r.done) for r in results] == [
             (step.next_state, step.reward, step.done) for _, step in running]
-    assert [session.steps for session in sessions] == [len(episode.steps) for episode in alone]
     assert name == FILES or len({session.id for session in sessions}) == len(plays)
     env.end(sessions)
 

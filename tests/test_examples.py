@@ -7,7 +7,7 @@ import pytest
 
 from dreamgym.envs.base import Player, make_env
 from dreamgym.episode import Episode, StopReason, check_episode, from_json
-from dreamgym.offline import SPLITS, counterfactuals, play, read_tasks
+from dreamgym.offline import SPLITS, counterfactuals, play, tasks_with_start
 from tests.conftest import ROOT
 
 FILE = ROOT / "examples" / "files.py"
@@ -26,7 +26,7 @@ def test_splits_share_no_task(env):
 @pytest.mark.parametrize("name, least, most", [("solver", 0.8, 1.0), ("random", 0.0, 0.15)])
 def test_players(env, name, least, most):
     """A world in which nothing can be learnt: the solver cannot win, or anything does."""
-    rng, tasks = np.random.default_rng(0), read_tasks(env, "train")[:200]
+    rng, tasks = np.random.default_rng(0), tasks_with_start(env, "train")[:200]
     episodes = [play(env, task, env.players()[name], rng, f"e{i}") for i, task in enumerate(tasks)]
     share = np.mean([episode.success for episode in episodes])
     assert least <= share <= most
@@ -64,7 +64,7 @@ BLOCKS = [block.split("```")[0] for block in TUTORIAL.split("```python\n")[1:]]
 def test_the_tutorials_environment_works(tmp_path):
     (tmp_path / "guess.py").write_text(BLOCKS[0])
     env = make_env(str(tmp_path / "guess.py"))
-    task = read_tasks(env, "test")[1]
+    task = tasks_with_start(env, "test")[1]
     for add, said, stop in ((-1, "too low", "step_limit"), (1, "too high", "step_limit"), (0, "right", "success")):
         guess = Player(lambda session, rng, add=add: lambda state: str(session.task.goal["number"] + add))
         episode = play(env, task, guess, None, "e")
@@ -76,7 +76,7 @@ def test_the_tutorials_counterfactuals_work(tmp_path):
     text = FILE.read_text().replace("import Task", "import Episode, Step, Task")
     (tmp_path / "files.py").write_text(text.replace("\n\ndef make_task", BLOCKS[1] + "\n\ndef make_task"))
     env, rng = make_env(str(tmp_path / "files.py")), np.random.default_rng(0)
-    tasks = {split: read_tasks(env, split) for split in SPLITS}
+    tasks = {split: tasks_with_start(env, split) for split in SPLITS}
     parts = {split: [] for split in SPLITS}
     parts["train"] = [play(env, task, env.players()["solver"], rng, task.id) for task in tasks["train"]]
     made = counterfactuals(env, parts, tasks, "train", 50, rng)

@@ -149,9 +149,8 @@ def test_malformed_dreams_teach_nothing_if_asked():
     episodes = some_episodes()
     slip = episode("slip", "t1", 0, [2, 1])
     slip.stop = StopReason.MALFORMED
-    empty = Episode(id="none", task=Task(id="t1", text="x"))
-    assert rl.informative([slip, empty, *episodes], True) == episodes
-    assert rl.informative([slip, empty, *episodes], False) == [slip, *episodes]
+    assert rl.usable([slip, *episodes], True) == episodes
+    assert rl.usable([slip, *episodes], False) == [slip, *episodes]
 
 
 @pytest.mark.parametrize("with_head", [False, True])

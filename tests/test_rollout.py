@@ -33,7 +33,7 @@ class World(Environment):
         self.sizes, self.open, self.ended, self.breaks_after = [], [], [], breaks_after
 
     def reset(self, tasks):
-        sessions = [Session(f"s{len(self.open) + i}", task, task.start, inner=0) for i, task in enumerate(tasks)]
+        sessions = [Session(f"s{len(self.open) + i}", task, task.start, inner=(0, 0)) for i, task in enumerate(tasks)]
         self.open += [s.id for s in sessions]
         return sessions
 
@@ -43,12 +43,12 @@ class World(Environment):
             raise ConnectionError("the browser is gone")
         results = []
         for session, action in zip(sessions, actions):
-            session.steps += 1
-            session.inner = (session.inner * 7 + len(action)) % 10
-            if session.inner != 3:  # else the action was refused
-                session.state = f"page {session.steps} of {session.task.goal['steps']} saw {session.inner}"
-            done = session.steps == session.task.goal["steps"]
-            reward = float(done and session.inner % 2 == 0)
+            steps, digit = session.inner
+            session.inner = steps, digit = steps + 1, (digit * 7 + len(action)) % 10
+            if digit != 3:  # else the action was refused
+                session.state = f"page {steps} of {session.task.goal['steps']} saw {digit}"
+            done = steps == session.task.goal["steps"]
+            reward = float(done and digit % 2 == 0)
             results.append(StepResult(session.state, reward, done, raw_score=reward / 2, reasoning="so",
                                       reward_reasoning="no"))
         return results

@@ -16,7 +16,7 @@ from dreamgym import tiny
 from dreamgym.envs.base import make_env
 from dreamgym.experience_model import load_experience_model
 from dreamgym.model import save_model
-from dreamgym.offline import read_tasks
+from dreamgym.offline import tasks_with_start
 from serve import Args, make_environment, read_token
 
 pytest.importorskip("openenv", reason="pip install -r requirements-serve.txt")
@@ -35,7 +35,7 @@ def served(env, world=None, max_sessions=16, idle_s=3600.0, token=""):
     """A server in a thread: its url and its service; `calls` are (method, sessions) as the world saw them,
     `ended` is set when it gave a session back."""
     world, calls, ended = world or env, [], threading.Event()
-    service = serving.Service(world, env, read_tasks(env, "train"), "train", 2_000)
+    service = serving.Service(world, env, tasks_with_start(env, "train"), "train", 2_000)
 
     def counted(method):
         def call(*lists):

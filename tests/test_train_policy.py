@@ -25,19 +25,19 @@ def state_of(tasks, step=3, encoder=None):
     return Run(None, None, None, None, Curriculum(tasks), model, step=step)
 
 
-@pytest.mark.parametrize(("flags", "counters", "world"), [
+@pytest.mark.parametrize(("flags", "counters", "phase"), [
     ({}, {}, "dream"), ({"iterations": 3}, {"step": 2}, "dream"), ({"iterations": 3}, {"step": 3}, ""),
     ({"iterations": 0}, {}, ""), ({"iterations": 3, "real_transitions": 500}, {"step": 3}, "real"),
     ({"iterations": 3, "real_transitions": 500}, {"step": 7, "real_transitions": 499}, "real"),
     ({"iterations": 3, "real_transitions": 500}, {"step": 9, "real_transitions": 500}, ""),
     ({"algo": "imitation"}, {}, ""), ({"world": "real", "real_transitions": 500}, {}, "real"),
     ({"world": "real", "real_transitions": 500}, {"step": 1, "real_transitions": 500}, "")])
-def test_the_phases_of_a_run(flags, counters, world):
+def test_the_phases_of_a_run(flags, counters, phase):
     """Real transitions in a dream run, a real phase that never ends, dreams with --world real."""
     run_state = state_of([Task(id="a", text="a")], step=0)
     for name, value in counters.items():
         setattr(run_state, name, value)
-    assert run_state.world(Args(**flags)) == world
+    assert run_state.phase(Args(**flags)) == phase
 
 
 def test_demonstrations_are_successful_where_any_is():

@@ -134,8 +134,7 @@ def test_random_walks(shops, which):
     tasks, scores = shop.tasks("train"), set()
     for _ in range(150):
         [session] = shop.reset([rng.choice(tasks)])
-        result = None
-        while session.steps < shop.max_steps and not (result and result.done):
+        for _ in range(shop.max_steps):
             state, engine = session.state, session.inner
             assert (text.read_item(state) is not None) == (text.page_kind(state) == "item")
             listed = engine.page_products[:shop.results_shown]
@@ -153,6 +152,8 @@ def test_random_walks(shops, which):
             pages[text.page_kind(state)] += 1
             kinds[kind] += 1
             scores.add(result.raw_score)
+            if result.done:
+                break
     assert min(pages[kind] for kind in ("index", "results", "item", "sub")) > 20
     assert len(kinds) == 9 and min(kinds.values()) > 5 and any(0 < score < 1 for score in scores)
 

@@ -6,7 +6,7 @@ import pytest
 from dreamgym.encoder import WordEncoder
 from dreamgym.envs.base import Audit, env_of_data, make_env
 from dreamgym.episode import StopReason, read_episodes
-from dreamgym.experience_model import ExperienceModel, ExperienceSettings, new_memory
+from dreamgym.experience_model import ExperienceModel, ExperienceSettings, new_retrieval
 from dreamgym.run import load_meta
 from dreamgym.worlds import Options, World, parse_options
 from tests.conftest import EXAMPLE
@@ -40,7 +40,7 @@ def world(workspace):
     """world(option=value, ...) over the recorded episodes of the workspace; and these."""
     env = env_of_data(EXAMPLE, load_meta(workspace.data)["settings"])
     env.audit, episodes = FilesAudit(), read_episodes(workspace.data / "train.jsonl")
-    model = Judge(env, new_memory("words", episodes))
+    model = Judge(env, new_retrieval("words", episodes))
     return SimpleNamespace(make=lambda seed=0, **options: World(model, env, Options(**options), seed),
                            env=env, episodes=[e for e in episodes if e.source != "counterfactual"])
 

@@ -37,13 +37,12 @@ class Session:
     id: str
     task: Task
     state: str
-    steps: int = 0
     inner: Any = None
 
 
 @dataclass
 class StepResult:
-    """What followed an action. The texts are filled in by the experience model only."""
+    """What followed an action. Reasoning and `output` are the experience model's alone."""
     state: str
     reward: float = 0.0
     done: bool = False
@@ -68,16 +67,17 @@ def record_step(episode: Episode, state: str, action: str, result: StepResult, m
 
 @dataclass
 class Player:
-    """A scripted policy that makes offline data: `make(session, rng)` returns `act(state) -> action` for one
-    episode. `share` is its part of the offline episodes; with 0 it plays in evaluate.py alone. A policy
-    starts from players with `imitate`."""
+    """A policy that makes offline data, scripted or a language model: `make(session, rng)` returns
+    `act(state) -> action` for one episode. `share`: its weight among the players; one of 0 plays in
+    evaluate.py alone. `imitate`: its episodes are demonstrations for imitation."""
     make: Callable[[Session, np.random.Generator], Callable[[str], str]]
     share: float = 1.0
     imitate: bool = False
 
 
 class Audit:
-    """What the truth says about a step, for reports only: training never asks it."""
+    """What the truth says about a step. Reports use it; training does not, except in the experiments of
+    worlds.py (--dream rewards=rule)."""
 
     def action_type(self, state: str, action: str) -> str:
         """The kind of an action, for tables."""
@@ -99,7 +99,7 @@ def rare_words(tasks: Sequence[str]) -> list[str]:
 
 
 def shuffled_words(words: list[str], rng: np.random.Generator) -> Callable[[str], str]:
-    """A function that writes for each of the words another one, the same in all texts; no two become one."""
+    """A function that writes the words in a random order in each other's places, the same in every text."""
     new = dict(zip(words, rng.permutation(words).tolist()))
     return lambda text: _WORD.sub(lambda match: new.get(match[0], match[0]), text)
 
@@ -122,7 +122,7 @@ class Environment:
     audit: Audit = Audit()
 
     def tasks(self, split: str) -> list[Task]:
-        """Of "train", "valid" (every choice is made on them) or "test" (played once, at the end)."""
+        """Of "train", "valid" (every choice is made on them) or "test" (nothing is chosen on them)."""
         raise NotImplementedError
 
     def reset(self, tasks: list[Task]) -> list[Session]:
@@ -130,8 +130,9 @@ class Environment:
         raise NotImplementedError
 
     def step(self, sessions: list[Session], actions: list[str]) -> list[StepResult]:
-        """One action for each session, whose `state` and `steps` move on. A refused or unreadable action
-        changes nothing: the same state comes back. A result with `done` says why in `stop`."""
+        """One action for each session, whose `state` moves on. A refused or unreadable action changes
+        nothing: the same state comes back. In a result with `done`, `stop` is needed only where the reward
+        does not say it (StopReason.NOT_JUDGED)."""
         raise NotImplementedError
 
     def end(self, sessions: list[Session]) -> None:
@@ -159,9 +160,13 @@ class Environment:
         learnt as a judgement of both. `label`: the constraint that is broken, "none" where all are met."""
         return []
 
+    def read_traces(self, path: str, form: str) -> list[Episode]:
+        """Episodes that others recorded, in a format of theirs (--import-format)."""
+        raise ValueError(f"--import-format {form}: {self.name} reads no traces of other formats")
+
     def renamer(self, rng: np.random.Generator) -> Callable[[str], str] | None:
-        """A consistent renaming of entities in every text of a training row (entity randomization). Here the
-        words of which each stands in few tasks change places; None where there are no such words."""
+        """A function that renames entities in the texts of a training row, each text alike (entity
+        randomization), or None. By default the words that occur in few tasks change places."""
         return shuffled_words(self._names, rng) if self._names else None
 
     @cached_property

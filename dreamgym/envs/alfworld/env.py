@@ -109,7 +109,7 @@ class ALFWorld(Environment):
         """What is no command goes to the engine all the same, and changes nothing."""
         plays, results = [session.inner for session in sessions], []
         for session, (state, won) in zip(sessions, self.plays.step(plays, list(map(clean, actions)))):
-            session.state, session.steps = state, session.steps + 1
+            session.state = state
             stop = StopReason.SUCCESS if won else StopReason.RUNNING
             results.append(StepResult(state, float(won), won, stop, raw_score=float(won)))
         return results

@@ -131,7 +131,6 @@ class WebArena(Environment):
         results = together(session.inner.thread.submit(self._play, session, action)
                            for session, action in zip(sessions, actions))
         for session, result in zip(sessions, results):
-            session.steps += 1
             session.state = result.state
         return results
 

@@ -91,7 +91,6 @@ class WebShop(Environment):
         page, score, done = engine.step(official_action(engine, session.state, action))
         if engine.valid:
             session.state = text.abstract(page, self.results_shown)
-        session.steps += 1
         if not done:
             return StepResult(session.state)
         stop = StopReason.SUCCESS if score == 1.0 else StopReason.FAILURE
