@@ -8,7 +8,6 @@ CPU seconds of one process. Text, `won` and commands are compared on every obser
 first difference. Only ratios are worth quoting from a busy machine.
 """
 import random
-import resource
 import sys
 import tempfile
 import time
@@ -26,8 +25,6 @@ class Args:
     data: str = ""  # folder with game.tw-pddl files below it; empty: the official games of ../shared/data
     games: int = 8  # games of the comparison
     steps: int = 30  # random actions in each of them
-    groups: int = 16  # games of the last line ...
-    sessions: int = 8  # ... with this many sessions each, as a GRPO step has them
 
 
 def timed(spent: list[float], call, *args):
@@ -72,14 +69,6 @@ def main(args: Args) -> None:
         # imports and the parse of the grammar, once a process, are no part of a game
         Engine(paths[0]), StockEngine(paths[0]).reset()
         compare(paths[1:args.games + 1], args.steps)
-        sessions = [Engine(path) for path in paths[-args.groups:] for _ in range(args.sessions)]
-        rng, spent = random.Random(0), []
-        for _ in range(args.steps):
-            for session in sessions:
-                timed(spent, observe, session, rng.choice(session.admissible))
-        resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        print(f"\n{args.groups} games x {args.sessions} sessions in turns: "
-              f"{len(spent) / sum(spent):.0f} steps a second, {resident:.0f} MB resident")
 
 
 if __name__ == "__main__":

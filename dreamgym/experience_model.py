@@ -290,7 +290,7 @@ class ExperienceModel:
             if not task.start:
                 raise ValueError(f"task {task.id}: field `start` is empty; a dream begins with the task's "
                                  "first state")
-        return [Session(task.id, task, task.start, inner=[]) for task in tasks]
+        return [Session(task, task.start, inner=[]) for task in tasks]
 
     def step(self, sessions: list[Session], actions: list[str]) -> list[StepResult]:
         """One imagined step for each session. A malformed answer ends the episode with reward 0 and

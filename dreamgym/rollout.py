@@ -164,7 +164,7 @@ def imitation_segments(policy: Policy, episode: Episode, all_actions: bool = Fal
     behaviour cloning. Actions that changed nothing are shown and not trained, unless `all_actions` (DPO)."""
     copy = replace(episode, steps=[], segments=[TokenSegment()])
     first = episode.steps[0].state
-    running = _Running(Session(episode.id, episode.task, first), copy,
+    running = _Running(Session(episode.task, first), copy,
                        policy.turn_ids(episode.task.text, first), first)
     for step in episode.steps:
         answer = policy_answer(step.action, step.shown_action, policy.settings.policy_format)

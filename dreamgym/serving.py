@@ -14,6 +14,7 @@ import threading
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from uuid import uuid4
 
 import msgspec
 from openenv.core.env_server.http_server import create_fastapi_app
@@ -176,7 +177,7 @@ class Served(OpenEnvEnvironment):
         task = self.service.choose(choice)
         self._end()
         self.session = self.service.batcher.ask("reset", task)
-        self.episode = Episode(id=choice.episode_id or self.session.id, task=task)
+        self.episode = Episode(id=choice.episode_id or uuid4().hex, task=task)
         return self._observation(None)
 
     def step(self, action: TextAction) -> TextObservation:

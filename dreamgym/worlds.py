@@ -90,7 +90,7 @@ class World:
     def reset(self, tasks: list[Task]) -> list[Session]:
         """`inner` is the session of the world that lies beneath. It keeps its own page where another is
         shown."""
-        return [CountedSession(s.id, s.task, s.state, inner=s) for s in self.base.reset(tasks)]
+        return [CountedSession(s.task, s.state, inner=s) for s in self.base.reset(tasks)]
 
     def end(self, sessions: list[Session]) -> None:
         self.base.end([s.inner for s in sessions])

@@ -65,7 +65,7 @@ class Files(Environment):
 
     def reset(self, tasks):
         disk = lambda goal: Disk(goal["here"], dict(goal["place"]), dict(goal["text"]))
-        return [Session(t.id, t, t.start, inner=disk(t.goal)) for t in tasks]
+        return [Session(t, t.start, inner=disk(t.goal)) for t in tasks]
 
     def step(self, sessions, actions):
         results = []

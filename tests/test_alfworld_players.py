@@ -51,7 +51,7 @@ def steps_of(episodes) -> list[tuple[Episode, Step]]:
 
 def start(name: str, sentence: str):
     """The player `name` on a task, without an engine."""
-    return PLAYERS[name].make(Session("s", Task(id="t", text=sentence), ""), np.random.default_rng(0))
+    return PLAYERS[name].make(Session(Task(id="t", text=sentence), ""), np.random.default_rng(0))
 
 
 # ---- players ----

@@ -161,7 +161,7 @@ class Counter(Environment):
         return [Task(id=split, text=f"count in {split}")]
 
     def reset(self, tasks):
-        return [Session(task.id, task, "0") for task in tasks]
+        return [Session(task, "0") for task in tasks]
 
     def step(self, sessions, actions):
         for session in sessions:

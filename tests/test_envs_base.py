@@ -88,7 +88,6 @@ def test_sessions_answer_as_alone(request, name):
         results = env.step([session for session, _ in running], [step.action for _, step in running])
         assert [(r.state, r.reward, r.done) for r in results] == [
             (step.next_state, step.reward, step.done) for _, step in running]
-    assert name == FILES or len({session.id for session in sessions}) == len(plays)
     env.end(sessions)
 
 

@@ -33,8 +33,8 @@ class World(Environment):
         self.sizes, self.open, self.ended, self.breaks_after = [], [], [], breaks_after
 
     def reset(self, tasks):
-        sessions = [Session(f"s{len(self.open) + i}", task, task.start, inner=(0, 0)) for i, task in enumerate(tasks)]
-        self.open += [s.id for s in sessions]
+        sessions = [Session(task, task.start, inner=(0, 0)) for task in tasks]
+        self.open += sessions
         return sessions
 
     def step(self, sessions, actions):
@@ -54,7 +54,7 @@ class World(Environment):
         return results
 
     def end(self, sessions):
-        self.ended += [s.id for s in sessions]
+        self.ended += sessions
 
     def ground(self, state, action):
         return f"{action} {state[:4]}"
@@ -180,7 +180,7 @@ def test_a_budget_is_kept_exactly(tiny_model, limit):
     policy, episodes = play(tiny_model, STEPS, slots=4, max_transitions=limit)
     assert sum(policy.env.sizes) == policy.counts["turns"] == min(limit, sum(STEPS))
     assert all(len(e.steps) == STEPS[int(e.task.id[1:])] for e in episodes)
-    assert sorted(policy.env.ended) == sorted(policy.env.open)
+    assert sorted(map(id, policy.env.ended)) == sorted(map(id, policy.env.open))
 
 
 @pytest.mark.parametrize("breaks_after", [0, 2, 5, 1000])
@@ -191,7 +191,7 @@ def test_every_session_is_given_back_once(tiny_model, breaks_after):
             rollout(policy, policy.env, tasks(*STEPS), 1.0, "play")
     else:
         assert len(rollout(policy, policy.env, tasks(*STEPS), 1.0, "play")) == len(STEPS)
-    assert sorted(policy.env.ended) == sorted(policy.env.open) and policy.env.open
+    assert sorted(map(id, policy.env.ended)) == sorted(map(id, policy.env.open)) and policy.env.open
 
 
 def test_the_step_limit(tiny_model):

@@ -93,7 +93,7 @@ def test_absent_option_sends_the_demonstrator_back():
 
 @pytest.mark.parametrize("instruction", ["find me tea", "a tea: with nothing: to read:", "find me the"])
 def test_odd_pages_and_tasks_do_not_crash_a_player(shop, instruction):
-    session = Session("s", task_of(instruction), "search page")
+    session = Session(task_of(instruction), "search page")
     for player in [player for player in shop.players().values() if player.share]:    # the oracle asks the engine
         act = player.make(session, np.random.default_rng(0))
         for state in ("search page", "item without a price", "results page 1 of 0\nnothing",

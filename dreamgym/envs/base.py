@@ -34,7 +34,6 @@ _WORD = re.compile(r"[^\W\d_]{3,}")    # what may be a name
 @dataclass
 class Session:
     """One running episode. `inner` is its engine, browser, or, in the experience model, its history."""
-    id: str
     task: Task
     state: str
     inner: Any = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from itertools import count
 from pathlib import Path
 
 from dreamgym.envs.alfworld import relabel, scripted, text
@@ -61,7 +60,6 @@ class ALFWorld(Environment):
         self.admissible = admissible
         settings = admissible, f"{cache}/translations"
         self.plays = Workers(workers, *settings) if workers > 1 else Local(*settings)
-        self.numbers = count(1)
         self._tasks: dict[str, list[Task]] = {}
 
     def _folder(self, split: str) -> Path:
@@ -102,7 +100,7 @@ class ALFWorld(Environment):
                 raise ValueError(f"task {task.id}: has no game of real ALFWorld (a generated task?); "
                                  "expected goal `game`")
         plays = self.plays.start([str(self.root / task.goal["game"]) for task in tasks])
-        return [Session(f"real-{next(self.numbers)}", task, state, inner=play)
+        return [Session(task, state, inner=play)
                 for task, (play, state) in zip(tasks, plays)]
 
     def step(self, sessions: list[Session], actions: list[str]) -> list[StepResult]:

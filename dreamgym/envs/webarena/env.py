@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor, Future, wait
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import count, cycle
+from itertools import cycle
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -67,7 +67,7 @@ class WebArena(Environment):
                 raise ValueError(f"{name} {value!r}: expected one of {', '.join(known)}")
         if judge and not 1 <= judge.count(",") <= 2:
             raise ValueError(f"judge {judge!r}: expected URL,MODEL or URL,MODEL,KEY_VARIABLE")
-        self.seed, self.drop, self.numbers = seed, drop, count()
+        self.seed, self.drop = seed, drop
         self.judge = Judge(*judge.split(",")) if judge else None
         self.data_dir = data_dir or os.environ.get("WEBARENA_DATA", "")
         self.own = not self.data_dir
@@ -123,7 +123,7 @@ class WebArena(Environment):
             for stage in stages:
                 self.sites.give_back(stage)
             raise
-        return [Session(f"real-{next(self.numbers)}", task, screen.text, inner=stage)
+        return [Session(task, screen.text, inner=stage)
                 for task, screen, stage in zip(tasks, screens, stages)]
 
     def step(self, sessions: list[Session], actions: list[str]) -> list[StepResult]:

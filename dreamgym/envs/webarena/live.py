@@ -38,11 +38,6 @@ EARLY_S = 300.0                                  # a cookie that has less left c
 NO_ANSWER = (OSError, http.client.HTTPException)
 
 
-class LiveError(ValueError):
-    """The user's sites are not as they have to be: an address does not answer, a login or a reset fails.
-    Never holds a password."""
-
-
 # ---- what the user gives -----------------------------------------------------------------------------------
 
 class Instance(NamedTuple):
@@ -124,7 +119,7 @@ def ask(url: str, timeout_s: float, data: bytes | None = None,
 
 
 def check_answers(bases: Mapping[str, str], timeout_s: float = 10.0) -> None:
-    """Raises LiveError that lists every site without an answer, or with a server's error."""
+    """Raises ValueError that lists every site without an answer, or with a server's error."""
     troubles = []
     for site, base in bases.items():
         try:
@@ -134,12 +129,12 @@ def check_answers(bases: Mapping[str, str], timeout_s: float = 10.0) -> None:
             trouble = str(error) or type(error).__name__
         troubles += [f"{site} at {base}: {trouble}"] if trouble else []
     if troubles:
-        raise LiveError(f"{'; '.join(troubles)}. Start these sites, or correct the WA_ addresses")
+        raise ValueError(f"{'; '.join(troubles)}. Start these sites, or correct the WA_ addresses")
 
 
 def full_reset(reset_url: str, limit_s: float = 900.0, poll_s: float = 5.0) -> None:
-    """All sites back to their first state (minutes), also by a reset that is under way. Raises LiveError when
-    it refuses, is lost, or takes longer than `limit_s`."""
+    """All sites back to their first state (minutes), also by a reset that is under way. Raises ValueError
+    when it refuses, is lost, or takes longer than `limit_s`."""
     began, path, said = time.monotonic(), "reset", ""
     with tqdm(desc=f"resetting {reset_url}", unit="s") as bar:
         while (taken := time.monotonic() - began) <= limit_s:
@@ -147,16 +142,16 @@ def full_reset(reset_url: str, limit_s: float = 900.0, poll_s: float = 5.0) -> N
             try:
                 status, said = ask(f"{reset_url}/{path}", limit_s)
             except NO_ANSWER as error:
-                raise LiveError(f"{reset_url}: the reset service does not answer ({error}); it is what "
+                raise ValueError(f"{reset_url}: the reset service does not answer ({error}); it is what "
                                 "$WA_FULL_RESET names") from None
             if status not in (200, RUNNING):
-                raise LiveError(f"{reset_url}/{path}: HTTP {status} {said[:120]!r}, expected {RUNNING} "
+                raise ValueError(f"{reset_url}/{path}: HTTP {status} {said[:120]!r}, expected {RUNNING} "
                                 f"while it works, then 200 and {READY!r}")
             if path == "status" and status == 200 and READY in said:
                 return
             path = "status"
             time.sleep(poll_s)
-    raise LiveError(f"{reset_url}: not ready {limit_s:.0f} seconds after the reset began, it says "
+    raise ValueError(f"{reset_url}: not ready {limit_s:.0f} seconds after the reset began, it says "
                     f"{said[:120]!r}")
 
 
@@ -210,7 +205,8 @@ class Logins:
 
     def state(self, browser: Any, sites: Iterable[str]) -> dict:
         """The storage state in which the accounts of `sites` are logged in: the kept one if it still holds,
-        else one from new logins. Raises LiveError when a login fails or does not last."""
+        else one from new logins. Raises ValueError, without a password in it, when a login fails or does
+        not last."""
         sites = tuple(sorted(set(sites) & set(RECIPES)))
         key = json.dumps([[site, self.bases[site], self.accounts[site][0]] for site in sites])
         digest = hashlib.sha256(key.encode()).hexdigest()[:12]
@@ -222,7 +218,7 @@ class Logins:
                 if out := self.logged_out(browser, state, sites):
                     places = ", ".join(f"{site} at {self.bases[site]}" for site in out)
                     names = ", ".join(f"$WA_{site.upper()}_USERNAME and _PASSWORD" for site in out)
-                    raise LiveError(f"login failed: after it, {places} still asks for one. Check {names}. "
+                    raise ValueError(f"login failed: after it, {places} still asks for one. Check {names}. "
                                     "Sites of one host name may overwrite each other's cookies")
                 self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
                 part = path.with_suffix(f".{os.getpid()}.part")      # another process may read it at any time
@@ -240,7 +236,7 @@ class Logins:
     def visit(self, browser: Any, state: dict | None, sites: tuple[str, ...],
               do: Callable[[Any, str, Recipe, tuple[str, str]], Any]) -> tuple[list, dict]:
         """Does something for each site in a fresh context -> (results, the context's storage state). Raises
-        LiveError for a page that does not come."""
+        ValueError for a page that does not come."""
         from playwright.sync_api import Error
 
         context, found = browser.new_context(storage_state=state), []
@@ -253,7 +249,7 @@ class Logins:
                     found.append(do(page, base, recipe, account))
                 except Error as error:
                     said = error.message.split("\n")[0].replace(account[1], "***")[:200]
-                    raise LiveError(f"{site} at {base}: {said}; no usable login form at "
+                    raise ValueError(f"{site} at {base}: {said}; no usable login form at "
                                     f"{recipe.path or '/'}, or the site does not answer") from None
             return found, context.storage_state()
         finally:

@@ -21,7 +21,7 @@ from dreamgym.envs.webarena.tasks import (
     TaskConstraints, address, checks, drawn, fact, fields, filled, find, is_missing, read_task, rule_success)
 from dreamgym.envs.webarena.templates import TEMPLATES, Template
 from dreamgym.envs.webarena.text import (
-    action_type, ground, is_stop, message, page_kind, read_action, read_page)
+    action_type, ground, is_stop, message, read_action, read_page)
 from dreamgym.episode import Episode, Step, StopReason, Task
 
 NO_STOP = "no stop"
@@ -257,7 +257,7 @@ def _candidates(state: str, rows: Rows, alike: dict,
     name that shares a word, and with a value of another sentence."""
     for template in TEMPLATES:
         others = rows.get(template)
-        if not others or template.page.split("/")[0] != page_kind(state):
+        if not others or template.page.split("/")[0] != re.split(r"[/?]", address(state))[0]:
             continue
         row = others[rng.integers(len(others))]  # gives values that the page does not show
         other = {name: row[name] for name in fields(template.intents[0])}

@@ -6,7 +6,7 @@ grounded, the words of the line follow (`click [3] link 'Cart'`). Every function
 import re
 
 from dreamgym.envs.webarena.actions import ON_ELEMENT, Action, parse
-from dreamgym.envs.webarena.page import NAME, STOPPED, TYPED, Node, read_page
+from dreamgym.envs.webarena.page import NAME, TYPED, Node, read_page
 from dreamgym.prompts import clean
 
 _GROUNDED = re.compile(rf"(.+) \w+ {NAME}")      # a bare action never ends with a quote after a role
@@ -40,14 +40,6 @@ def ground(state: str, action: str) -> str:
 
 def is_stop(action: str) -> bool:
     return read_action("", action)[0].kind == "stop"
-
-
-def page_kind(state: str) -> str:
-    """The site of a page; stopped | unknown | empty."""
-    page = read_page(state)
-    if page is None:
-        return "stopped" if state == STOPPED else "unknown"
-    return re.split(r"[/?]", page.address)[0] or "empty"
 
 
 def action_type(state: str, action: str) -> str:

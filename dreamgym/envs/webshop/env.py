@@ -2,7 +2,6 @@
 raw score."""
 import os
 from functools import cached_property
-from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -39,7 +38,6 @@ class WebShop(Environment):
         self.catalogue = Catalogue(folder, human_goals, seed, embedded_nouns if self.generated else None)
         self.seed, self.human_goals = seed, human_goals
         self.results_shown = 5 if self.generated else 10            # of a page's ten results
-        self.numbers = count(1)
 
     def describe(self) -> dict:
         nouns = "catalogue's own nouns" if self.generated else self.catalogue.noun_tagger
@@ -80,7 +78,7 @@ class WebShop(Environment):
                 raise ValueError(f"task {task.id}: has no goal_index; only a dream plays a generated task")
             engine = WebShopEngine(self.catalogue, "text_rich")
             engine.reset(self.catalogue.goals[task.goal["goal_index"]])
-            sessions.append(Session(f"real-{next(self.numbers)}", task, text.START, inner=engine))
+            sessions.append(Session(task, text.START, inner=engine))
         return sessions
 
     def step(self, sessions: list[Session], actions: list[str]) -> list[StepResult]:
