@@ -3,7 +3,7 @@
     python generate_tasks.py --expmodel out/webshop/expmodel  # random training tasks
     python generate_tasks.py --expmodel out/webshop/expmodel --episodes out/webshop/episodes.jsonl   # Eq. 7
 
-train_policy.py does the same now and then, with its curriculum's seeds.
+train_policy.py does the same now and then, with its curriculum's seeds; --generated-tasks gives it this file.
 """
 from collections import defaultdict
 from dataclasses import dataclass

@@ -11,11 +11,11 @@ import pytest
 import torch.multiprocessing as mp
 
 import dreamgym.model
-from conftest import EXAMPLE, free_port, one_step, run_main
+from conftest import EXAMPLE, SMALL_RUN, free_port, one_step, run_main
 from dreamgym import prepare, run
 from dreamgym.curriculum import Curriculum
 from dreamgym.envs.base import Player
-from dreamgym.episode import StopReason, Task
+from dreamgym.episode import StopReason, Task, read_tasks, to_json
 from dreamgym.imitation import demonstrations
 from train_policy import Args, Run, feed_curriculum
 
@@ -102,6 +102,26 @@ def test_ctrl_c_reaches_the_script_that_is_running(tmp_path, monkeypatch):
         prepare.launch(child, [])
     assert stopped.value.code == 130 and (tmp_path / "saved").read_text() == "x"
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_generated_tasks_of_a_file_are_played(trained, tmp_path):
+    """A file of generate_tasks.py that nothing reads, or that puts tasks without a generated mark into the dream."""
+    run_main("generate_tasks", "--expmodel", trained.expmodel, "--data", trained.data, "--count", 3, "--out",
+             tmp_path / "made.jsonl")
+    made = read_tasks(tmp_path / "made.jsonl")
+    seed = read_tasks(trained.data / "tasks_train.jsonl")[0]
+    made.append(Task(id="generated-x", text="new", start=seed.start, env=seed.env, generated=True, parent=seed.id))
+    run.write_jsonl(tmp_path / "file.jsonl", map(to_json, made), append=False)
+    flags = ["--env", EXAMPLE, "--data", trained.data, "--expmodel", trained.expmodel, "--out", tmp_path / "out",
+             *SMALL_RUN, "--iterations", 1, "--max-malformed", 1, "--generated-tasks"]
+    run_main("train_policy", *flags, tmp_path / "file.jsonl", "--max-generated-fraction", 0.5)
+    curriculum = run.read_json(tmp_path / "out/policy/run.json")["curriculum"]["tasks"]
+    assert {task.id for task in made} <= {stats["task"]["id"] for stats in curriculum}
+    for more, said in (([trained.data / "tasks_train.jsonl"], "`generated` false"),
+                       ([tmp_path / "file.jsonl", "--max-generated-fraction", 0], "above 0"),
+                       ([tmp_path / "file.jsonl", "--tasks", 10_000], "lower --tasks")):
+        with pytest.raises(ValueError, match=said):
+            run_main("train_policy", *flags, *more)
 
 
 def sharded_rank(rank, port, flags):
