@@ -68,7 +68,8 @@ def test_the_tutorials_environment_works(tmp_path):
     for add, said, stop in ((-1, "too low", "step_limit"), (1, "too high", "step_limit"), (0, "right", "success")):
         guess = Player(lambda session, rng, add=add: lambda state: str(session.task.goal["number"] + add))
         episode = play(env, task, guess, None, "e")
-        assert (episode.steps[0].next_state, episode.stop) == (said, stop)
+        number = task.goal["number"] + add
+        assert (episode.steps[0].next_state, episode.stop) == (f"{number} is {said}", stop)
     assert env.step(env.reset([task]), ["open it"])[0].state == task.start
 
 
