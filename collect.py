@@ -16,7 +16,7 @@ from pathlib import Path
 
 from dreamgym import offline, run, teacher
 from dreamgym.envs.base import Environment, Player, make_env, out_folder
-from dreamgym.episode import Episode, successes, to_json
+from dreamgym.episode import Episode, Source, successes, to_json
 from dreamgym.flags import BelowOne, Count, Natural
 from dreamgym.offline import SPLITS
 from dreamgym.teacher import Endpoint, is_url
@@ -70,7 +70,7 @@ def make_players(env: Environment, args: Args) -> dict[str, Player]:
                       max_tokens=PLAYER_ANSWER_TOK, temperature=args.player_temperature)
         rest = (1 - args.player_share) / (sum(player.share for player in players.values()) or 1)
         players = {name: replace(player, share=player.share * rest) for name, player in players.items()}
-        players["player"] = offline.language_model_player(env, ask, args.player_share)
+        players[Source.LANGUAGE_MODEL] = offline.language_model_player(env, ask, args.player_share)
     return players
 
 

@@ -22,7 +22,7 @@ import numpy as np
 
 from dreamgym import checkpoint, run, summary, tiny
 from dreamgym.envs.base import draw_renamer, out_folder
-from dreamgym.episode import Episode, read_episodes, read_tasks, recorded, rename_step
+from dreamgym.episode import Episode, Source, read_episodes, read_tasks, recorded, rename_step
 from dreamgym.evaluation import experience_report, failed_probes, replayed_inconsistencies
 from dreamgym.experience_model import ExperienceModel, ExperienceSettings, new_retrieval, save_settings
 from dreamgym.flags import Count, Natural, Share, Weight
@@ -114,7 +114,7 @@ class Rows:
         self.args, self.model = args, model
         self.steps = [(e, i) for e in recorded(episodes) for i in range(len(e.steps))]
         self.counterfactual = [(e, 0) for e in episodes
-                               if e.source == "counterfactual"] if args.counterfactual_share else []
+                               if e.source == Source.COUNTERFACTUAL] if args.counterfactual_share else []
         weight = np.array([1.0 if e.steps[i].valid else args.invalid_weight for e, i in self.steps])
         self.p = weight / weight.sum()
         self.variations = variation_samples(tasks, 2_000,
@@ -259,7 +259,7 @@ def make_training(args: Args, env, data: Path, meta: dict, resume: Path | None, 
 def train(args: Args, training: Training, valid: list[Episode], out: Path, log, dist) -> None:
     """The loop: until the probes pass on validation data, or --max-steps. Ctrl-C saves and ends."""
     refused = [e for e in recorded(valid) if any(not s.valid for s in e.steps)]
-    judged = [e for e in valid if e.source == "counterfactual"]
+    judged = [e for e in valid if e.source == Source.COUNTERFACTUAL]
     probe = judged[:args.probe_rows] + refused[:args.probe_rows // 6]
     clock = run.Clock(args.save_minutes)
     with run.graceful(log) as stop, run.progress(args.max_steps, "experience model") as bar:
@@ -305,7 +305,7 @@ def steps_of_epochs(args: Args, sources: list[dict]) -> int:
     """Optimizer steps after which --epochs times as many next states were drawn as `sources` (of the data's
     meta.json) hold."""
     count = {source["source"]: source["transitions"] for source in sources}
-    counterfactual = args.counterfactual_share * bool(count.pop("counterfactual", 0))
+    counterfactual = args.counterfactual_share * bool(count.pop(Source.COUNTERFACTUAL, 0))
     drawn = args.rows * (1 - args.reward_share - counterfactual - args.variation_share)
     return args.reward_first_steps + max(1, math.ceil(args.epochs * sum(count.values()) / max(1.0, drawn)))
 

@@ -15,6 +15,15 @@ from msgspec.structs import replace
 SCHEMA = 2
 
 
+class Source:
+    """Who acted in an episode, if it was no scripted player."""
+    POLICY = "policy"                  # one that is trained here
+    LANGUAGE_MODEL = "player"          # collect.py --player
+    PROBER = "prober"                  # plays like a player, and often does what does not fit
+    IMPORTED = "imported"              # somebody else's logs
+    COUNTERFACTUAL = "counterfactual"  # nobody: a recorded page judged under another task
+
+
 class StopReason(StrEnum):
     """Why an episode ended."""
     RUNNING = ""
@@ -73,7 +82,7 @@ class Episode(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
     task: Task
     steps: list[Step] = []
     world: Literal["real", "dream"] = "real"
-    source: str = ""               # who acted: "policy", the name of a player, "counterfactual", "imported"
+    source: str = ""               # who acted: a Source, or the name of a scripted player
     stop: StopReason = StopReason.RUNNING
     raw_score: float = 0.0         # the benchmark's own score
     label: str = ""  # of a counterfactual: the constraint that it breaks, "none" where it fulfils all
@@ -92,7 +101,7 @@ class Episode(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
 
 def recorded(episodes: Iterable[Episode]) -> list[Episode]:
     """Those that somebody played: no counterfactuals, which are a page judged under another task."""
-    return [episode for episode in episodes if episode.source != "counterfactual"]
+    return [episode for episode in episodes if episode.source != Source.COUNTERFACTUAL]
 
 
 def successes(episodes: Iterable[Episode]) -> float:

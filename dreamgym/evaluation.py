@@ -11,7 +11,7 @@ from scipy import stats
 
 from dreamgym import run
 from dreamgym.envs.base import Audit
-from dreamgym.episode import Episode, Step, StopReason, Task
+from dreamgym.episode import Episode, Source, Step, StopReason, Task
 from dreamgym.experience_model import ExperienceModel, Prediction
 from dreamgym.prompts import Question
 
@@ -88,7 +88,7 @@ def experience_report(model: ExperienceModel, episodes: list[Episode], dist, bat
     refused, after_refusal, verdicts = [], [], []
     for episode, i, _, prediction in asked:
         step, paid, read = episode.steps[i], bool(prediction.reward), not prediction.malformed
-        if episode.source == "counterfactual":
+        if episode.source == Source.COUNTERFACTUAL:
             paid_by_label[episode.label].append(paid)
             continue
         kind = model.env.audit.action_type(step.state, step.action) if step.valid else "refused"
@@ -101,7 +101,7 @@ def experience_report(model: ExperienceModel, episodes: list[Episode], dist, bat
         if step.done or paid:
             verdicts.append((paid, bool(step.reward)))
     flat, scores = sum(exact.values(), []), sum(f1.values(), [])
-    steps = [e.steps[i] for e, i, *_ in asked if e.source != "counterfactual"]
+    steps = [e.steps[i] for e, i, *_ in asked if e.source != Source.COUNTERFACTUAL]
     mine = steps[dist.rank::dist.world_size]
     near = model.lookup([s.state for s in mine], [s.shown_action for s in mine])
     null = dist.gather([(t.next_state if t else s.state) == s.next_state for t, s in zip(near, mine)])

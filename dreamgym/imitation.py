@@ -13,7 +13,7 @@ import torch
 
 from dreamgym import checkpoint, run, tiny
 from dreamgym.envs.base import Environment, draw_renamer
-from dreamgym.episode import Episode, TokenSegment, rename_episode, successes
+from dreamgym.episode import Episode, Source, TokenSegment, rename_episode, successes
 from dreamgym.model import (checkpoint_layers, load_frozen, load_model, load_optimizer_states,
                             optimizer_states, save_model)
 from dreamgym.rollout import Policy, PolicySettings, imitation_segments
@@ -85,7 +85,8 @@ def imitation_checkpoint(args, env: Environment, folders: tuple[Path, Path | Non
 def demonstrations(env: Environment, episodes: list[Episode]) -> list[Episode]:
     """The successful episodes of logs, of a language model, and of scripted players that are imitated; all of
     these, where none is successful."""
-    sources = {name for name, player in env.players().items() if player.imitate} | {"imported", "player"}
+    sources = {name for name, player in env.players().items() if player.imitate}
+    sources |= {Source.IMPORTED, Source.LANGUAGE_MODEL}
     found = [episode for episode in episodes if episode.source in sources]
     return [episode for episode in found if episode.success] or found
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from dreamgym import prompts, run, teacher
 from dreamgym.envs.base import Environment, Player, env_of_data, record_step
-from dreamgym.episode import Episode, Step, Task, check_episode, read_episodes
+from dreamgym.episode import Episode, Source, Step, Task, check_episode, read_episodes
 
 SPLITS = ("train", "valid", "test")
 PROBE_PROBABILITY = 0.4                # of an action that does not fit, in each step of a prober
@@ -91,10 +91,10 @@ def play_many(env: Environment, players: dict[str, Player], tasks: list[Task], t
             player = players[name]
             if plain and rng.random() < probe_share:
                 before = plain[rng.integers(len(plain))]
-                task, player, name = before.task, probing(player, before, plain), "prober"
+                task, player, name = before.task, probing(player, before, plain), Source.PROBER
             episode = play(env, task, player, rng, f"{label}-{len(episodes)}")
             episodes.append(replace(episode, source=name))
-            if name != "prober":
+            if name != Source.PROBER:
                 plain.append(episodes[-1])
             played += len(episode.steps)
             bar.update(len(episode.steps))
@@ -181,13 +181,13 @@ def by_split(env: Environment, episodes: list[Episode],
     """Recorded episodes by the split of their task; unknown tasks are for training. Ids get a prefix, so that
     they meet none of ours."""
     home = {task.text: split for split in reversed(SPLITS) for task in tasks[split]}
-    ours = (*env.players(), "player", "prober", "counterfactual")
+    ours = (*env.players(), Source.LANGUAGE_MODEL, Source.PROBER, Source.COUNTERFACTUAL)
     parts: dict[str, list[Episode]] = {split: [] for split in SPLITS}
     for episode in episodes:
         task = replace(episode.task, text=prompts.clean(episode.task.text), env=episode.task.env or env.name,
                        start=episode.task.start or episode.steps[0].state)
         episode = replace(episode, id=f"imported-{episode.id}", task=task,
-                          source=episode.source if episode.source in ours else "imported")
+                          source=episode.source if episode.source in ours else Source.IMPORTED)
         parts[home.get(task.text, "train")].append(explained(env, episode))
     if not parts["train"]:
         raise ValueError(f"all {len(episodes)} recorded episodes are of validation and test tasks; expected "
@@ -205,13 +205,13 @@ def counterfactuals(env: Environment, parts: dict[str, list[Episode]], tasks: di
     own = {task.text for task in tasks[split]}
     others = {task.text for name in SPLITS for task in tasks[name]} - own
     trained = {(e.steps[0].state, e.steps[0].action) for e in parts["train"]
-               if e.source == "counterfactual" and split != "train"}
+               if e.source == Source.COUNTERFACTUAL and split != "train"}
     made: list[Episode] = []
     for episode in env.counterfactuals(parts[split], count, rng) if count else []:
         step = episode.steps[0]
         if episode.task.text not in others and (step.state, step.action) not in trained:
             task = replace(episode.task, env=env.name, start=episode.task.start or step.state)
-            episode = replace(episode, id=f"counterfactual-{split}-{len(made)}", source="counterfactual",
+            episode = replace(episode, id=f"counterfactual-{split}-{len(made)}", source=Source.COUNTERFACTUAL,
                               task=task, raw_score=float(episode.raw_score))
             made.append(explained(env, check_episode(episode, f"{env.name}, counterfactuals")))
     return made

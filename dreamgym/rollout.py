@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from dreamgym.chat import answer_ids, answer_text, chat_format, prompt_ids
 from dreamgym.envs.base import Environment, Session, record_step
-from dreamgym.episode import Episode, StopReason, Task, TokenSegment
+from dreamgym.episode import Episode, Source, StopReason, Task, TokenSegment
 from dreamgym.prompts import parse_action, policy_answer, policy_system, policy_turn, tried_actions
 from dreamgym.sampler import Sampler
 
@@ -113,7 +113,7 @@ def rollout(policy: Policy, world, tasks: list[Task], temperature: float, name: 
             fresh = [pair for _, pair in zip(range(slots - len(running)), waiting)]
             sessions = world.reset([task for _, task in fresh]) if fresh else []
             for (index, task), session in zip(fresh, sessions):
-                episode = Episode(id=f"{name}-{index}", task=task, world=kind, source="policy",
+                episode = Episode(id=f"{name}-{index}", task=task, world=kind, source=Source.POLICY,
                                   segments=[TokenSegment()])
                 running[index] = _Running(session, episode, policy.turn_ids(task.text, session.state),
                                           session.state)

@@ -13,7 +13,7 @@ import numpy as np
 from dreamgym.envs.alfworld.text import (
     LAMPS, MADE, MAKEABLE, NOTHING, TOOL, TREATED, Command, View, Wanted, kind_of, name_of, read_action,
     read_task, read_view, tags_of)
-from dreamgym.episode import Episode, Step, StopReason, Task, replace
+from dreamgym.episode import Episode, Source, Step, StopReason, Task, replace
 
 SAME = "so the same page"
 REACH = "within reach"                           # of a place beside this one, which the page does not show
@@ -273,7 +273,7 @@ def _counterfactual(recorded: Step, name: str, sentence: str, broken: str) -> Ep
     step = replace(recorded, reward=float(success), done=success)
     task = Task(id=name, text=sentence, env="alfworld", start=step.state)
     step.reasoning, step.reward_reasoning = explain(task, [], step)
-    return Episode(id=name, task=task, steps=[step], source="counterfactual", label=broken,
+    return Episode(id=name, task=task, steps=[step], source=Source.COUNTERFACTUAL, label=broken,
                    raw_score=float(success), stop=StopReason.SUCCESS if success else StopReason.STEP_LIMIT)
 
 

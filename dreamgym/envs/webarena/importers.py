@@ -29,7 +29,7 @@ from dreamgym.envs.webarena.actions import ON_ELEMENT, Action, parse
 from dreamgym.envs.webarena.ax_tree_sources import from_text, text_rows, webarena_tabs
 from dreamgym.envs.webarena.page import STOPPED, Addresses, Page, abstract, clean
 from dreamgym.envs.webarena.text import ground
-from dreamgym.episode import Episode, Step, StopReason, Task
+from dreamgym.episode import Episode, Source, Step, StopReason, Task
 
 # WebArena's ports, its public names, and the names that it shows to agents instead
 HOSTS = {7770: "shopping", 7780: "shopping_admin", 9999: "reddit", 8023: "gitlab", 8888: "wikipedia",
@@ -216,7 +216,7 @@ def _named(run: Run, parts: list[list[Step]], whole: bool) -> list[Episode]:
         task = Task(id=f"webarena-{run.task_id}", text=run.intent, env="webarena", start=steps[0].state,
                     goal={"task_id": run.task_id})
         made.append(Episode(id=f"{run.id}-part{i}" if len(parts) > 1 else run.id, task=task, steps=steps,
-                            source="imported", stop=stop, raw_score=steps[-1].reward))
+                            source=Source.IMPORTED, stop=stop, raw_score=steps[-1].reward))
     return made
 
 

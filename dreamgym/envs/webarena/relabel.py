@@ -22,7 +22,7 @@ from dreamgym.envs.webarena.tasks import (
 from dreamgym.envs.webarena.templates import TEMPLATES, Template
 from dreamgym.envs.webarena.text import (
     action_type, ground, is_stop, message, read_action, read_page)
-from dreamgym.episode import Episode, Step, StopReason, Task
+from dreamgym.episode import Episode, Source, Step, StopReason, Task
 
 NO_STOP = "no stop"
 MOST_FIELDS = 4                                  # of a form, in a trace
@@ -226,7 +226,7 @@ def _on_recorded_pages(episodes: list[Episode], count: int, rng: np.random.Gener
             if (pages[i], sentence) not in used:
                 used.add((pages[i], sentence))
                 taken[broken] += 1
-                results.append(_example(pages[i], sentence, action, broken, "counterfactual"))
+                results.append(_example(pages[i], sentence, action, broken, Source.COUNTERFACTUAL))
     return results
 
 
@@ -237,7 +237,7 @@ def _example(state: str, sentence: str, action: str, label: str, name: str) -> E
                 grounded=ground(state, action))
     step.reasoning, step.reward_reasoning = explain(sentence, [], step)
     return Episode(id=name, task=Task(id=name, text=sentence, env="webarena", start=state), steps=[step],
-                   source="counterfactual", stop=StopReason.SUCCESS if success else StopReason.FAILURE,
+                   source=Source.COUNTERFACTUAL, stop=StopReason.SUCCESS if success else StopReason.FAILURE,
                    raw_score=float(success), label=label)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from dreamgym.envs.webshop import text
 from dreamgym.envs.webshop.catalogue import Catalogue, Goal, Product
 from dreamgym.envs.webshop.reward import judge
-from dreamgym.episode import Episode, Step, StopReason, Task
+from dreamgym.episode import Episode, Source, Step, StopReason, Task
 
 PLACED = "the order is placed"
 NO_PURCHASE = "no purchase"
@@ -166,5 +166,5 @@ def purchase(state: str, goal: Goal, product: Product, chosen: dict[str, str], n
     rows += [("price", f"{round(product.price, 2):g} under {goal.price_upper:g}", judged.price)]
     step.reward_reasoning = _explain_reward(goal.instruction, step) or _verdict(rows, text.read_item(state))
     return Episode(id="", task=Task(id="", text=goal.instruction, env="webshop", start=state), steps=[step],
-                   source="counterfactual", raw_score=judged.score,
+                   source=Source.COUNTERFACTUAL, raw_score=judged.score,
                    stop=StopReason.SUCCESS if success else StopReason.FAILURE)
