@@ -31,8 +31,8 @@ def played(shop):
     chosen = [tasks[i] for i in np.random.default_rng(0).permutation(len(tasks))[:200]]
     found = {kind: [play(shop, task, player, i) for i, task in enumerate(chosen)]
              for kind, player in shop.players().items()}
-    before, rng = found["imperfect"], np.random.default_rng(0)
-    return found | {"prober": [probed(shop, episode, before, rng) for episode in before]}
+    before = found["imperfect"]
+    return found | {"prober": [probed(shop, e, before, np.random.default_rng(i)) for i, e in enumerate(before)]}
 
 
 @pytest.fixture(scope="module")
