@@ -154,14 +154,16 @@ def status(name):
 
 
 def peaks(folder, args, tokens):
-    """The largest memory of this process in a rollout and in an update of two micro-batches."""
+    """The largest memory of this process in a rollout and in an update of two micro-batches. In bfloat16 no
+    rollout: decoding then holds more than the tensors (1.23 and 1.45 of the budget, cause not found)."""
     model, _ = load_model(folder, args.dtype, args.quantize, args.lora_rank)
     if args.gradient_checkpointing:
         checkpoint_layers(model)
     optimizer, found = torch.optim.AdamW(trainable_parameters(model)), {}
     samples = [TrainSample(list(range(i, i + tokens // 4)), [0] + [1] * (tokens // 4 - 1)) for i in range(4)]
     sampler = Sampler(model, args.slots, 128, [], 0)
-    for phase in ("rollout", "update") * 2:      # the second time with the optimizer's state
+    phases = ("rollout", "update") if args.dtype == "float32" else ("update",)
+    for phase in phases * 2:                     # the second time with the optimizer's state
         Path("/proc/self/clear_refs").write_text("5")          # VmHWM begins anew
         if phase == "rollout":
             sampler.sample([[3] * 100 + [i] for i in range(args.slots)], None, 27, 1.0)
@@ -174,15 +176,17 @@ def peaks(folder, args, tokens):
     return found
 
 
-PEAKS = [("float32", 0, False), ("float32", 0, True), ("float32", 16, False), ("bfloat16", 0, True),
-         ("bfloat16", 16, False)]                # precision, LoRA rank, gradient checkpointing
+# Precision, LoRA rank, gradient checkpointing, tokens of a micro-batch. A CPU that lacks the instructions of bfloat16
+# is 50 times slower with it.
+PEAKS = [("float32", 0, False, 1024), ("float32", 0, True, 1024), ("float32", 16, False, 1024),
+         ("bfloat16", 0, True, 64), ("bfloat16", 16, False, 64)]
 
 
 def measure_peaks(rank, small, folder, args, out):
     torch.set_num_threads(1)
     peaks(small, args, 64)                       # what is imported and allocated once is no part of it
     found = []
-    for args.dtype, args.lora_rank, args.gradient_checkpointing in PEAKS:
+    for args.dtype, args.lora_rank, args.gradient_checkpointing, args.micro_batch_tok in PEAKS:
         gc.collect()
         before = status("VmRSS")
         found.append({phase: peak - before for phase, peak in peaks(folder, args, args.micro_batch_tok).items()})
@@ -200,12 +204,12 @@ def test_the_budget_is_the_measured_peak(tmp_path, monkeypatch):
                            gradient_checkpointing=False)
     mp.spawn(measure_peaks, args=(small, folder, args, tmp_path / "peaks.pt"))
     for form, found in zip(PEAKS, torch.load(tmp_path / "peaks.pt", weights_only=True), strict=True):
-        args.dtype, args.lora_rank, args.gradient_checkpointing = form
-        for phase, parts in budget(args, measure(config), 128, 1, device="cpu").items():
+        args.dtype, args.lora_rank, args.gradient_checkpointing, args.micro_batch_tok = form
+        said = budget(args, measure(config), 128, 1, device="cpu")
+        for phase, parts in ((phase, said[phase]) for phase in found):
             ratio = found[phase] / sum(parts.values())
             print(f"{form} {phase}: {found[phase] / 1e6:.0f} MB measured, {ratio:.2f} of the budget")
-            # decoding in bfloat16 a CPU holds more than the tensors (1.23 and 1.45, cause not found)
-            assert 0.8 < ratio < 1.2 or (args.dtype, phase) == ("bfloat16", "rollout"), parts
+            assert 0.8 < ratio < 1.2, parts
 
 
 def read_a_shard(rank, port, folder):
