@@ -14,7 +14,7 @@ from dreamgym.curriculum import task_value
 from dreamgym.envs.base import env_of_data
 from dreamgym.episode import Task, read_episodes, read_tasks, to_json
 from dreamgym.experience_model import load_experience_model
-from dreamgym.task_generation import known_words, write_tasks
+from dreamgym.task_generation import CANDIDATES, SAMPLING_TEMPERATURE, known_words, write_tasks
 
 
 @dataclass
@@ -24,8 +24,8 @@ class Args:
     episodes: str = ""                 # take the tasks of highest reward variance in these episodes as seeds
     out: str = ""  # JSONL to write ("": tasks_generated.jsonl beside the experience model)
     count: int = 50                    # seed tasks
-    candidates: int = 4  # texts sampled for each seed; the longest acceptable one is kept (ours)
-    temperature: float = 0.8           # sampling temperature (ours; the paper does not say)
+    candidates: int = CANDIDATES  # texts sampled for each seed; the longest acceptable one is kept (ours)
+    temperature: float = SAMPLING_TEMPERATURE  # sampling temperature (ours; the paper does not say)
     seed: int = 0                      # of seeds and sampling
 
 

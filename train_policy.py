@@ -35,7 +35,7 @@ from dreamgym.offline import environment_of
 from dreamgym.prepare import check_model, prepare, read_splits, start_log
 from dreamgym.rollout import Policy, rollout
 from dreamgym.served_model import check_server, open_experience_model
-from dreamgym.task_generation import known_words, write_tasks
+from dreamgym.task_generation import CANDIDATES, SAMPLING_TEMPERATURE, known_words, write_tasks
 from dreamgym.teacher import is_url
 from dreamgym.worlds import World, parse_options
 
@@ -115,7 +115,6 @@ FREE = ("out", "expmodel", "expmodel_folder", "expmodel_key_env", "data", "imita
         "eval_every", "eval_tasks", "test_tasks", "save_every", "save_minutes",
         "max_malformed")               # may differ at resume
 TEMPERATURES = (0.0, 0.4, 1.0)         # greedy; verl-agent's validation; training's
-CANDIDATES, GENERATION_TEMPERATURE = 4, 0.8    # of task variation, as in generate_tasks.py
 
 
 def check(args: Args) -> None:
@@ -376,7 +375,7 @@ def generate(job: Job, state: Run) -> dict:
         texts = {task.text for part in job.splits.values() for task in part}
         texts |= {known.task.text for known in state.curriculum.stats.values()}
         made, counts = write_tasks(state.experience_model, state.curriculum.seeds(job.args.tasks), CANDIDATES,
-                                   texts, job.known_words, f"generated-{state.step}", GENERATION_TEMPERATURE)
+                                   texts, job.known_words, f"generated-{state.step}", SAMPLING_TEMPERATURE)
     state.curriculum.add(job.dist.broadcast(made))
     return counts
 

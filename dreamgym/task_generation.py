@@ -16,6 +16,9 @@ from msgspec.structs import replace
 from dreamgym.episode import Task
 from dreamgym.prompts import parse_task
 
+CANDIDATES = 4               # texts sampled for each seed task (ours)
+SAMPLING_TEMPERATURE = 0.8   # of sampling them (ours)
+
 
 def words(text: str) -> list[str]:
     """The words and numbers of a text, in lower case."""

@@ -130,7 +130,7 @@ def test_the_budget_is_what_tensors_take(tmp_path, dtype, quantize, lora_rank):
     assert said["update"]["optimizer"] == pytest.approx(nbytes(moments), rel=0.2)
 
 
-@pytest.mark.parametrize("preset", ["gpu24_qlora", "gpu8x80"])    # the others differ in numbers that are replaced here
+@pytest.mark.parametrize("preset", ["gpu24_qlora", "gpu80", "gpu8x80", "nodes2x8"])
 def test_presets_start(trained, tmp_path, capsys, preset):
     """Stops a preset that no script can start with: one step of both, the model swapped for a tiny one."""
     texts = [step.state for e in read_episodes(trained.data / "train.jsonl") for step in e.steps]

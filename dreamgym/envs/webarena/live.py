@@ -143,16 +143,16 @@ def full_reset(reset_url: str, limit_s: float = 900.0, poll_s: float = 5.0) -> N
                 status, said = ask(f"{reset_url}/{path}", limit_s)
             except NO_ANSWER as error:
                 raise ValueError(f"{reset_url}: the reset service does not answer ({error}); it is what "
-                                "$WA_FULL_RESET names") from None
+                                 "$WA_FULL_RESET names") from None
             if status not in (200, RUNNING):
                 raise ValueError(f"{reset_url}/{path}: HTTP {status} {said[:120]!r}, expected {RUNNING} "
-                                f"while it works, then 200 and {READY!r}")
+                                 f"while it works, then 200 and {READY!r}")
             if path == "status" and status == 200 and READY in said:
                 return
             path = "status"
             time.sleep(poll_s)
     raise ValueError(f"{reset_url}: not ready {limit_s:.0f} seconds after the reset began, it says "
-                    f"{said[:120]!r}")
+                     f"{said[:120]!r}")
 
 
 # ---- logins ------------------------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ class Logins:
                     places = ", ".join(f"{site} at {self.bases[site]}" for site in out)
                     names = ", ".join(f"$WA_{site.upper()}_USERNAME and _PASSWORD" for site in out)
                     raise ValueError(f"login failed: after it, {places} still asks for one. Check {names}. "
-                                    "Sites of one host name may overwrite each other's cookies")
+                                     "Sites of one host name may overwrite each other's cookies")
                 self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
                 part = path.with_suffix(f".{os.getpid()}.part")      # another process may read it at any time
                 part.touch(0o600)
@@ -250,7 +250,7 @@ class Logins:
                 except Error as error:
                     said = error.message.split("\n")[0].replace(account[1], "***")[:200]
                     raise ValueError(f"{site} at {base}: {said}; no usable login form at "
-                                    f"{recipe.path or '/'}, or the site does not answer") from None
+                                     f"{recipe.path or '/'}, or the site does not answer") from None
             return found, context.storage_state()
         finally:
             context.close()

@@ -255,9 +255,10 @@ def _candidates(state: str, rows: Rows, alike: dict,
                 rng: np.random.Generator) -> Iterator[tuple[TaskConstraints, str]]:
     """Sentences about a page with a `stop`: what the page says in every template of its site, also with a
     name that shares a word, and with a value of another sentence."""
+    site = re.split(r"[/?]", address(state))[0]
     for template in TEMPLATES:
         others = rows.get(template)
-        if not others or template.page.split("/")[0] != re.split(r"[/?]", address(state))[0]:
+        if not others or template.page.split("/")[0] != site:
             continue
         row = others[rng.integers(len(others))]  # gives values that the page does not show
         other = {name: row[name] for name in fields(template.intents[0])}
