@@ -21,7 +21,7 @@ from typing import Literal
 import numpy as np
 
 from dreamgym import checkpoint, run, summary, tiny
-from dreamgym.envs.base import draw_renamer, out_folder
+from dreamgym.envs.base import out_folder
 from dreamgym.episode import Episode, Source, read_episodes, read_tasks, recorded, rename_step
 from dreamgym.evaluation import experience_report, failed_probes, replayed_inconsistencies
 from dreamgym.experience_model import ExperienceModel, ExperienceSettings, new_retrieval, save_settings
@@ -32,6 +32,7 @@ from dreamgym.model import (checkpoint_layers, export_model, load_model, load_op
                             optimizer_states, parameter_count, precision, save_model, shard, unsharded)
 from dreamgym.offline import environment_of
 from dreamgym.prepare import check_model
+from dreamgym.names import Names
 from dreamgym.prompts import rename_question
 from dreamgym.sft import sft_step
 from dreamgym.task_generation import variation_samples
@@ -112,6 +113,7 @@ class Rows:
 
     def __init__(self, args: Args, model: ExperienceModel, episodes: list[Episode], tasks: list):
         self.args, self.model = args, model
+        self.names = Names(recorded(episodes))
         self.steps = [(e, i) for e in recorded(episodes) for i in range(len(e.steps))]
         self.counterfactual = [(e, 0) for e in episodes
                                if e.source == Source.COUNTERFACTUAL] if args.counterfactual_share else []
@@ -144,7 +146,7 @@ class Rows:
         # with other names from the start, the judge may not learn to compare at all
         rename_share = 0.0 if rewards_alone else a.rename_share
         samples = self.next_rows(mine["next"])
-        samples += [self.reward_row(*row, draw_renamer(self.model.env, rename_share, rng))
+        samples += [self.reward_row(*row, self.names.draw(rename_share, rng))
                     for row, rng in mine["reward"]]
         samples += [self.model.variation_sample(*pair) for pair, _ in mine["variation"]]
         reward_loss = 0.0 if rewards_alone else a.reward_prompt_loss
@@ -164,7 +166,7 @@ class Rows:
         samples = []
         for question, step, (_, rng) in zip(questions, steps, rows):
             question = replace(question, demos=[]) if rng.random() < self.args.demo_dropout else question
-            change = draw_renamer(self.model.env, self.args.rename_share, rng)
+            change = self.names.draw(self.args.rename_share, rng)
             question, step = rename_question(question, change), rename_step(step, change)
             samples.append(self.model.next_sample(question, step))
         return samples
@@ -182,12 +184,12 @@ class Rows:
 
 # ---- the run -----------------------------------------------------------------------------------------------
 
-def make_model(args: Args, env, episodes: list[Episode], tasks: list, resume: Path | None, device):
+def make_model(args: Args, episodes: list[Episode], tasks: list, resume: Path | None, device):
     """(model, tokenizer): of the checkpoint to resume, made from scratch, or loaded."""
     if resume:
         return load_model(str(resume), args.dtype, args.quantize, device=str(device))
     if tiny.is_scratch(args.model):
-        tokenizer = tiny.build_tokenizer(tiny.corpus(env, episodes, tasks), args.numbered_names)
+        tokenizer = tiny.build_tokenizer(tiny.corpus(episodes, tasks), args.numbered_names)
         model = tiny.create(args.model, tokenizer, args.seed).to(device)
         model.compute_dtype = precision(args.dtype, parameter_count(model), device)
         return shard(model), tokenizer
@@ -243,7 +245,7 @@ class Training:
 def make_training(args: Args, env, data: Path, meta: dict, resume: Path | None, dist) -> Training:
     """Model, replay buffer, optimizers and rows, at the start or where `resume` left them."""
     episodes, tasks = read_episodes(data / "train.jsonl"), read_tasks(data / "tasks_train.jsonl")
-    model, tokenizer = make_model(args, env, episodes, tasks, resume, dist.device)
+    model, tokenizer = make_model(args, episodes, tasks, resume, dist.device)
     settings = ExperienceSettings(**{f.name: getattr(args, f.name) for f in fields(ExperienceSettings)})
     retrieval = new_retrieval(args.encoder, recorded(episodes), args.seed, dist.device)
     if args.gradient_checkpointing:

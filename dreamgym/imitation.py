@@ -12,10 +12,11 @@ from pathlib import Path
 import torch
 
 from dreamgym import checkpoint, run, tiny
-from dreamgym.envs.base import Environment, draw_renamer
-from dreamgym.episode import Episode, Source, TokenSegment, rename_episode, successes
+from dreamgym.envs.base import Environment
+from dreamgym.episode import Episode, Source, TokenSegment, recorded, rename_episode, successes
 from dreamgym.model import (checkpoint_layers, load_frozen, load_model, load_optimizer_states,
                             optimizer_states, save_model)
+from dreamgym.names import Names
 from dreamgym.rollout import Policy, PolicySettings, imitation_segments
 from dreamgym.sft import sft_step
 
@@ -101,6 +102,7 @@ def imitate(args, policy: Policy, episodes: list[Episode], resume: Path | None,
                 else "found no demonstrations (of logs, a language model, or players with imitate=True): the "
                      "policy starts from the model as it is")
         return
+    names = Names(recorded(episodes))
     optimizers = tiny.make_optimizers(policy.model, args.imitation_lr, args.imitation_muon_lr)
     step, resume_step, total_steps = 0, 0, None
     if resume:
@@ -110,7 +112,7 @@ def imitate(args, policy: Policy, episodes: list[Episode], resume: Path | None,
     save_step = lambda: save({"optimizers": optimizer_states(optimizers), "step": step})
     with run.graceful(log) as stop, run.progress(args.imitation_epochs, "imitation") as bar:
         for epoch in range(args.imitation_epochs):
-            rows = demonstration_rows(args, policy, demos, epoch)
+            rows = demonstration_rows(args, policy, demos, names, epoch)
             total_steps = total_steps or args.imitation_epochs * -(-len(rows) // args.imitation_rows)
             for start in range(0, len(rows), args.imitation_rows):
                 step += 1
@@ -129,11 +131,12 @@ def imitate(args, policy: Policy, episodes: list[Episode], resume: Path | None,
     log.say(f"imitated {len(demos)} episodes ({successes(demos):.0%} of them successful)")
 
 
-def demonstration_rows(args, policy: Policy, demos: list[Episode], epoch: int) -> list[TokenSegment]:
+def demonstration_rows(args, policy: Policy, demos: list[Episode], names: Names,
+                       epoch: int) -> list[TokenSegment]:
     """The demonstrations as shuffled rows. Randomizes entity names in --rename-share of them each epoch, so
     that the policy learns to search instead of memorizing where objects are."""
     rng, rows = run.rng(args.seed, "imitation rows", epoch), []
     for demo in demos:
-        change = draw_renamer(policy.env, args.rename_share, rng)
+        change = names.draw(args.rename_share, rng)
         rows += imitation_segments(policy, rename_episode(demo, change))
     return [rows[i] for i in rng.permutation(len(rows))]

@@ -1,6 +1,6 @@
 """All that exists only for models made from scratch: their size, their word tokenizer, their optimizers.
 
-    tokenizer = build_tokenizer(corpus(env, episodes, tasks))
+    tokenizer = build_tokenizer(corpus(episodes, tasks))
     model = create("scratch:64x3", tokenizer)          # hidden size 64, 3 layers
     optimizers = make_optimizers(model, lr=1e-2, muon_lr=0.02, weight_decay=0.01)
 
@@ -11,17 +11,19 @@ import re
 from collections import Counter
 from collections.abc import Iterable
 
+import numpy as np
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from dreamgym.envs.base import Environment
-from dreamgym.episode import Episode, Task
+from dreamgym.episode import Episode, Task, recorded, rename_episode
 from dreamgym.model import trainable_parameters
+from dreamgym.names import Names
 from dreamgym.prompts import (Demo, Question, next_answer, next_prompt, reward_answer, reward_prompt,
                               variation_prompt)
 
 CONTEXT = 2048
+RENAMED_EVERY = 10                   # one episode in so many gives the tokenizer words in other places
 SPECIALS = ["<pad>", "<unk>", "<ask>", "<end>"]
 CHAT_TEMPLATE = (
     "{% for message in messages %}{% if message.role == 'system' %}{{ message.content + '\n' }}"
@@ -112,10 +114,13 @@ def build_tokenizer(texts: Iterable[str], numbered_names: bool = False, max_word
         model_max_length=CONTEXT)
 
 
-def corpus(env: Environment, episodes: list[Episode], tasks: list[Task]) -> set[str]:
-    """Every text that the word tokenizer must know, in the form in which the model will see it."""
-    texts = {*env.vocabulary(), *(variation_prompt(task.text) for task in tasks)}
-    for episode in episodes:
+def corpus(episodes: list[Episode], tasks: list[Task]) -> set[str]:
+    """Every text that the word tokenizer must know, in the form in which the model will see it. Some episodes
+    have other names, as in training."""
+    texts = {variation_prompt(task.text) for task in tasks}
+    names, rng = Names(recorded(episodes)), np.random.default_rng(0)
+    renamed = [rename_episode(episode, names.draw(1.0, rng)) for episode in episodes[::RENAMED_EVERY]]
+    for episode in episodes + renamed:
         for step in episode.steps:
             action = step.shown_action
             demo = Demo("", action, "", 1.0)

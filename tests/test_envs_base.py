@@ -32,24 +32,6 @@ def test_an_environment_by_class_and_by_file():
     assert env.tasks("train")[0] != make_env(FILES, seed=4).tasks("train")[0]
 
 
-def test_names_change_places():
-    """Renamed rows in which the words of every task change, two things become one, or nothing is renamed."""
-    class Shop(Environment):
-        texts = ["buy a red mug"] * 2 + ["buy a bowl"] * 2 + ["buy a blue hat"] * 96 + ["buy some lamp"]
-
-        def tasks(self, split):
-            return [Task(id=str(i), text=text) for i, text in enumerate(self.texts)]
-
-    change = Shop().renamer(np.random.default_rng(0))
-    new = [change(word) for word in ("red", "mug", "bowl")]
-    assert sorted(new) == ["bowl", "mug", "red"] and new != ["red", "mug", "bowl"]
-    assert change("buy a blue hat, a lamp, a reddish one") == "buy a blue hat, a lamp, a reddish one"
-    assert change("red, click[red]") == f"{new[0]}, click[{new[0]}]"
-    assert make_env(FILES).renamer(np.random.default_rng(0))
-    Shop.texts = ["go"]
-    assert Shop().renamer(np.random.default_rng(0)) is None
-
-
 @pytest.mark.parametrize("name, flags, message", [
     ("webshopp", {}, "--env webshopp: expected one of webshop, "),
     ("nowhere.py", {}, "nowhere.py: no such file"),

@@ -7,12 +7,9 @@ of an episode, else 0. Tutorial: docs/your-environment.md, examples/files.py.
 import importlib
 import importlib.util
 import inspect
-import re
 import sys
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +24,6 @@ BUILT_IN = {
     "webarena": "dreamgym.envs.webarena.env:WebArena",
     "logs": "dreamgym.envs.logs:Logs",
 }
-RARE = 0.1                             # share of the tasks in which the name of a thing may stand
-_WORD = re.compile(r"[^\W\d_]{3,}")    # what may be a name
 
 
 @dataclass
@@ -91,23 +86,6 @@ class Audit:
         return 0, 0
 
 
-def rare_words(tasks: Sequence[str]) -> list[str]:
-    """The words that stand in more than one task and in few: names of things, more or less."""
-    counts = Counter(word for text in tasks for word in set(_WORD.findall(text)))
-    return sorted(word for word, count in counts.items() if 1 < count <= RARE * len(tasks))
-
-
-def shuffled_words(words: list[str], rng: np.random.Generator) -> Callable[[str], str]:
-    """A function that writes the words in a random order in each other's places, the same in every text."""
-    new = dict(zip(words, rng.permutation(words).tolist()))
-    return lambda text: _WORD.sub(lambda match: new.get(match[0], match[0]), text)
-
-
-def draw_renamer(env: "Environment", share: float, rng: np.random.Generator) -> Callable[[str], str]:
-    """In a `share` of the calls a renamer of the environment, if it has one; else `str`: texts stay."""
-    return (env.renamer(rng) if rng.random() < share else None) or str
-
-
 class Environment:
     """A text environment. The keyword arguments of `__init__` are its `--env-options name=value`, whose
     defaults give their types; `data_dir` and `seed` among them get --data-dir and --env-seed."""
@@ -162,19 +140,6 @@ class Environment:
     def read_traces(self, path: str, form: str) -> list[Episode]:
         """Episodes that others recorded, in a format of theirs (--import-format)."""
         raise ValueError(f"--import-format {form}: {self.name} reads no traces of other formats")
-
-    def renamer(self, rng: np.random.Generator) -> Callable[[str], str] | None:
-        """A function that renames entities in the texts of a training row, each text alike (entity
-        randomization), or None. By default the words that occur in few tasks change places."""
-        return shuffled_words(self._names, rng) if self._names else None
-
-    @cached_property
-    def _names(self) -> list[str]:
-        return rare_words([task.text for task in self.tasks("train")])
-
-    def vocabulary(self) -> list[str]:
-        """Texts with words that training data may lack, for the word tokenizer of a from-scratch model."""
-        return []
 
     def describe(self) -> dict:
         """What identifies the data that is played: runs on different data are refused. JSON values."""

@@ -128,9 +128,3 @@ class ALFWorld(Environment):
 
     explain = staticmethod(relabel.explain)
     counterfactuals = staticmethod(relabel.counterfactuals)
-    renamer = staticmethod(text.renamer)
-
-    def vocabulary(self) -> list[str]:
-        """Names that only `renamer` may bring in."""
-        kinds = sorted(kind for kinds in text.CLASSES for kind in kinds)
-        return [*kinds, *(f"{kind} {number}" for kind in text.BLOCKS for number in range(1, 5))]

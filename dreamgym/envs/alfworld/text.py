@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from dreamgym.prompts import clean
 
@@ -27,6 +25,11 @@ LAMPS = ("desklamp", "floorlamp")                     # all that can be switched
 TREATED = {"clean": ("sinkbasin", "clean"), "heat": ("microwave", "hot"), "cool": ("fridge", "cool")}
 TOOL = {result: (verb, tool) for verb, (tool, result) in TREATED.items()}
 MADE = tuple(TOOL)
+MAKEABLE = {made: frozenset(kinds.split()) for made, kinds in (   # alfworld's constants
+    ("clean", "apple bowl butterknife cloth cup dishsponge egg fork kettle knife ladle lettuce mug pan plate "
+              "pot potato soapbar spatula spoon tomato"),
+    ("hot", "apple bread cup egg mug plate potato tomato"),
+    ("cool", "apple bowl bread cup egg lettuce mug pan plate pot potato tomato winebottle"))}
 MAX_TASK_CHARS = 200
 
 _NAME = r"[a-z]+ [0-9]{1,4}"
@@ -221,53 +224,3 @@ def read_task(text: str) -> Wanted | None:
     sentence = clean(text).lower().rstrip(". ") if len(text) <= MAX_TASK_CHARS else ""
     matches = ((kind, pattern.fullmatch(sentence)) for kind, pattern in _TASKS)
     return next((Wanted(kind, match["thing"], match["place"]) for kind, match in matches if match), None)
-
-
-# ---- entity randomization ----------------------------------------------------------------------------------
-
-# Kinds of one class -> what they can be made (alfworld's constants). The engine treats kinds of a class
-# alike, also in slicing and lighting.
-CLASSES = {tuple(kinds.split()): tuple(made.split()) for kinds, made in (
-    ("alarmclock baseballbat basketball book box candle cd cellphone creditcard glassbottle handtowel "
-     "keychain laptop newspaper papertowelroll pen pencil peppershaker pillow plunger remotecontrol "
-     "saltshaker soapbottle spraybottle statue teddybear tennisracket tissuebox toiletpaper towel vase watch "
-     "wateringcan", ""),
-    ("cloth dishsponge fork kettle ladle soapbar spatula spoon", "clean"),
-    ("apple egg potato tomato", "clean hot cool"),
-    ("bowl pan pot", "clean cool"),
-    ("cup mug plate", "clean hot cool"),
-    ("bread", "hot cool"),
-    ("lettuce", "clean cool"),
-    ("winebottle", "cool"),
-    ("butterknife knife", "clean"),
-    ("desklamp floorlamp", ""))}
-MAKEABLE = {made: {kind for kinds, able in CLASSES.items() if made in able for kind in kinds}
-            for made in MADE}
-# Numbers change in blocks of so many: a home has about as many of a kind, so its numbers stay without gaps.
-# Places of other kinds keep theirs.
-BLOCKS = dict.fromkeys(sorted(kind for kinds in CLASSES for kind in kinds), 3) | {
-    "cabinet": 4, "drawer": 3, "shelf": 3, "stoveburner": 4}
-_KIND_WORD = re.compile(rf"\b({'|'.join(BLOCKS)})\b(?: (\d{{1,4}})\b)?")
-_ROOM = re.compile(rf"^room:\n((?:{_NAME}\n)+)", re.MULTILINE)
-_COMMANDS = re.compile(r"^commands:\n(.+)\Z", re.MULTILINE | re.DOTALL)
-
-
-def renamer(rng: np.random.Generator) -> Callable[[str], str]:
-    """A consistent change of names in every text of a training row: a kind of object becomes another of its
-    class, and numbers change within a kind. A small model would learn the few homes by heart."""
-    kinds = {old: str(new) for same in CLASSES for old, new in zip(same, rng.permutation(same))}
-    orders = {kind: rng.permutation(size).tolist() for kind, size in BLOCKS.items()}
-
-    def renamed(match: re.Match) -> str:
-        kind, number = match.groups()
-        new, order = kinds.get(kind, kind), orders[kind]
-        if number in (None, "0"):
-            return new + (" 0" if number else "")
-        block, i = divmod(int(number) - 1, len(order))
-        return f"{new} {block * len(order) + order[i] + 1}"
-
-    def change(text: str) -> str:
-        text = _KIND_WORD.sub(renamed, text)
-        text = _ROOM.sub(lambda match: "\n".join(["room:", *by_name(match[1].splitlines()), ""]), text)
-        return _COMMANDS.sub(lambda match: "\n".join(["commands:", *sorted(match[1].split("\n"))]), text)
-    return change

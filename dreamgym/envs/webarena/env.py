@@ -24,7 +24,6 @@ from dreamgym.envs.webarena.audit import WebArenaAudit
 from dreamgym.envs.webarena.direct import InProcessBrowser
 from dreamgym.envs.webarena.evaluators import (
     PAGE_HELPERS, Judge, WebTask, as_task, evaluate, located, read_records, read_tasks, shop_helpers)
-from dreamgym.envs.webarena.names import VOCABULARY, other_names
 from dreamgym.envs.webarena.page import STOPPED, Addresses, Page
 from dreamgym.envs.webarena.prompts import PROMPTS
 from dreamgym.envs.webarena.scripted import PLAYERS
@@ -176,12 +175,6 @@ class WebArena(Environment):
         ids = {task.task_id if task.old_task_id is None else task.old_task_id for task in dropped}
         bases = [instance.bases for instance in live.read_instances(os.environ, ())]
         return importers.read_traces(path, form, ids, bases)
-
-    def renamer(self, rng: np.random.Generator) -> Callable[[str], str] | None:
-        return other_names(rng) if self.own else None
-
-    def vocabulary(self) -> list[str]:
-        return VOCABULARY if self.own else []
 
 
 # ---- where episodes play -----------------------------------------------------------------------------------

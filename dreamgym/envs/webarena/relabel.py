@@ -13,7 +13,6 @@ import numpy as np
 
 from dreamgym.envs.webarena.actions import ON_ELEMENT, Action
 from dreamgym.envs.webarena.evaluators import NOT_ACHIEVABLE
-from dreamgym.envs.webarena.names import other_names
 from dreamgym.envs.webarena.page import FIELDS, STOPPED, Node, Page, quotable
 from dreamgym.envs.webarena.scripted import other_fact
 from dreamgym.envs.webarena.sites import DATABASES, SiteDatabase
@@ -315,8 +314,8 @@ LABELS = sorted({t.answer for t in TEMPLATES
 
 
 def synthetic(count: int, rng: np.random.Generator, rows: Rows) -> list[Episode]:
-    """Pages of a few lines with random names, a third of the tokens of a real page, teach a small model to
-    copy and compare names."""
+    """Pages of a few lines, a third of the tokens of a real page, teach a small model to copy and compare
+    names."""
     templates = [template for template, part in rows.items() if part and fields(template.intents[0])]
     results: list[Episode] = []
     while len(results) < count:
@@ -324,15 +323,14 @@ def synthetic(count: int, rng: np.random.Generator, rows: Rows) -> list[Episode]
         values, *others = [rows[template][rng.integers(len(rows[template]))] for _ in range(4)]
         sentence = filled(str(rng.choice(template.intents)), values)
         state, answers = _small_page(template, values, others, rng)
-        rename = other_names(rng)
-        wanted, renamed = read_task(sentence), read_task(rename(sentence))
-        if wanted is None or renamed is None or read_page(state) is None:
+        wanted = read_task(sentence)
+        if wanted is None or read_page(state) is None:
             continue
         said = fact(wanted, state)
         if template.answer and (not said or rng.random() < OFF["answer"]):
             said = str(rng.choice(answers))
-        state, sentence, action = rename(state), rename(sentence), rename(f"stop [{said}]")
-        results.append(_example(state, sentence, action, _broken(renamed, state, action), "synthetic"))
+        action = f"stop [{said}]"
+        results.append(_example(state, sentence, action, _broken(wanted, state, action), "synthetic"))
     return results
 
 
