@@ -13,7 +13,7 @@ import torch
 
 from dreamgym import checkpoint, run, tiny
 from dreamgym.envs.base import Environment
-from dreamgym.episode import Episode, Source, TokenSegment, recorded, rename_episode, successes
+from dreamgym.episode import Episode, Source, TokenSegment, rename_episode, successes
 from dreamgym.model import (checkpoint_layers, load_frozen, load_model, load_optimizer_states,
                             optimizer_states, save_model)
 from dreamgym.names import Names
@@ -102,7 +102,7 @@ def imitate(args, policy: Policy, episodes: list[Episode], resume: Path | None,
                 else "found no demonstrations (of logs, a language model, or players with imitate=True): the "
                      "policy starts from the model as it is")
         return
-    names = Names(recorded(episodes))
+    names = Names(episode.task.text for episode in episodes)
     optimizers = tiny.make_optimizers(policy.model, args.imitation_lr, args.imitation_muon_lr)
     step, resume_step, total_steps = 0, 0, None
     if resume:

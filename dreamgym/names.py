@@ -1,7 +1,7 @@
 """Entity randomization: in training rows things get each other's names, so that a model learns to compare and
 copy names, and not which names there are.
 
-    names = Names(episodes)
+    names = Names(task.text for task in tasks)
     change = names.draw(0.5, rng)              # in half of the draws other names, else the same
     change(task.text), change(state)           # the same in every text
 """
@@ -11,17 +11,15 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from dreamgym.episode import Episode
-
 RARE = 0.1                             # share of the tasks in which the name of a thing may stand
 _WORD = re.compile(r"%[0-9A-F]{2}|[^\W\d_]{2,}")    # what may be a name; "%2F" of an address is none
 
 
 class Names:
-    """The names of things in the tasks of some episodes, found without rules of an environment."""
+    """The names of things in the texts of tasks, found without rules of an environment."""
 
-    def __init__(self, episodes: Iterable[Episode]):
-        self.groups = substitutes(episode.task.text for episode in episodes)
+    def __init__(self, tasks: Iterable[str]):
+        self.groups = substitutes(tasks)
 
     def draw(self, share: float, rng: np.random.Generator) -> Callable[[str], str]:
         """With probability `share` a function that exchanges the words of each group in texts, else `str`."""

@@ -16,7 +16,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from dreamgym.episode import Episode, Task, recorded, rename_episode
+from dreamgym.episode import Episode, Task, rename_episode
 from dreamgym.model import trainable_parameters
 from dreamgym.names import Names
 from dreamgym.prompts import (Demo, Question, next_answer, next_prompt, reward_answer, reward_prompt,
@@ -118,7 +118,7 @@ def corpus(episodes: list[Episode], tasks: list[Task]) -> set[str]:
     """Every text that the word tokenizer must know, in the form in which the model will see it. Some episodes
     have other names, as in training."""
     texts = {variation_prompt(task.text) for task in tasks}
-    names, rng = Names(recorded(episodes)), np.random.default_rng(0)
+    names, rng = Names(task.text for task in tasks), np.random.default_rng(0)
     renamed = [rename_episode(episode, names.draw(1.0, rng)) for episode in episodes[::RENAMED_EVERY]]
     for episode in episodes + renamed:
         for step in episode.steps:

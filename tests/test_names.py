@@ -2,16 +2,11 @@
 import numpy as np
 import pytest
 
-from dreamgym.episode import Episode, Task
 from dreamgym.names import Names, substitutes
 
 TASKS = [f"buy a {colour} {thing} in size {number}" for number in range(5)
          for colour, thing in (("red", "mug"), ("red", "hat"), ("blue", "hat"))]
 OTHERS = [f"read page {number}" for number in range(200)]
-
-
-def names_of(tasks):
-    return Names([Episode(id=text, task=Task(id=text, text=text)) for text in tasks])
 
 
 def test_words_that_can_replace_each_other_are_found():
@@ -30,7 +25,7 @@ def test_a_chain_of_places_is_one_group():
 def test_names_change_places(seed):
     """A word within a word, a letter of "%2F", or a number that changes; a capital letter that is lost; two things
     that become one."""
-    change = names_of(TASKS + OTHERS).draw(1.0, np.random.default_rng(seed))
+    change = Names(TASKS + OTHERS).draw(1.0, np.random.default_rng(seed))
     new = {word: change(word) for word in ("red", "blue", "mug", "hat")}
     assert {new["red"], new["blue"]} == {"red", "blue"} and {new["mug"], new["hat"]} == {"mug", "hat"}
     assert change("click[red] a reddish 1 red_mug /red-mug %2Fred 12") == (
@@ -39,7 +34,7 @@ def test_names_change_places(seed):
 
 
 def test_a_share_of_the_draws_changes_nothing():
-    names, rng = names_of(TASKS + OTHERS), np.random.default_rng(0)
+    names, rng = Names(TASKS + OTHERS), np.random.default_rng(0)
     assert names.draw(0.0, rng) is str
     assert 0.4 < np.mean([names.draw(0.5, rng) is str for _ in range(400)]) < 0.6
-    assert names_of(OTHERS[:1]).draw(1.0, rng)("read page 0") == "read page 0"
+    assert Names(OTHERS[:1]).draw(1.0, rng)("read page 0") == "read page 0"
