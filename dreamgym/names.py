@@ -20,6 +20,12 @@ class Names:
 
     def __init__(self, tasks: Iterable[str]):
         self.groups = substitutes(tasks)
+        self.kind = {word: i for i, words in enumerate(self.groups) for word in words}
+
+    def alike(self, word: str, other: str) -> bool:
+        """Whether two different words name things of one kind, or are numbers."""
+        kinds = ["number" if text.isdigit() else self.kind.get(text.lower()) for text in (word, other)]
+        return word.lower() != other.lower() and None not in kinds and kinds[0] == kinds[1]
 
     def draw(self, share: float, rng: np.random.Generator) -> Callable[[str], str]:
         """With probability `share` a function that exchanges the words of each group in texts, else `str`."""

@@ -9,9 +9,12 @@ from msgspec.structs import replace
 from dreamgym import prompts, run, teacher
 from dreamgym.envs.base import Environment, Player, env_of_data, record_step
 from dreamgym.episode import Episode, Source, Step, Task, check_episode, read_episodes
+from dreamgym.names import Names
 
 SPLITS = ("train", "valid", "test")
 PROBE_PROBABILITY = 0.4                # of an action that does not fit, in each step of a prober
+WHOLE = 0.3                            # share of these that were done at another time and are not mutated
+SPLICED = 0.3                          # share of the mutations that join two actions
 TEACHER_CONTEXT_TOK = 16_384           # of a local teacher: an episode with its reasoning
 TEACHER_ANSWER_TOK = 4_096             # ... and the reasoning alone
 
@@ -44,23 +47,27 @@ def play(env: Environment, task: Task, player: Player, rng: np.random.Generator,
     return explained(env, check_episode(episode, f"{env.name}, {name}"))
 
 
-def mutated(action: str, other: str, state: str, rng: np.random.Generator) -> str:
-    """An action as a policy in training may write it: half of the time `action` itself, at a time when it
-    does not fit; else its beginning and the end of `other`, or with a word of the state in it."""
-    words, others = (re.findall(r"\s*(?:\w+|[^\w\s])", text) for text in (action, other))
-    places = [i for i, word in enumerate(words) if word.strip().isalnum()]
-    found, kind = re.findall(r"\w+", state), rng.choice(["whole", "whole", "spliced", "replaced"])
-    if kind == "spliced":
+def mutated(action: str, other: str, text: str, names: Names, rng: np.random.Generator) -> str:
+    """An action as a policy in training may write it: about another thing, or its beginning and the end of
+    `other`. The other thing is a name or number of the same kind that stands in `text`, or any word of it."""
+    words, others = (re.findall(r"\s*(?:\w+|[^\w\s])", part) for part in (action, other))
+    if rng.random() < SPLICED:
         words[int(rng.integers(len(words) + 1)):] = others[int(rng.integers(len(others) + 1)):]
-    elif kind == "replaced" and places and found:
-        place = int(rng.choice(places))
-        words[place] = words[place].replace(words[place].strip(), str(rng.choice(found)))
+    else:
+        found = sorted(set(re.findall(r"\w+", text)))
+        plain = {i: word.strip() for i, word in enumerate(words) if word.strip().isalnum()}
+        alike = {i: [new for new in found if names.alike(word, new)] for i, word in plain.items()}
+        places = [i for i in plain if alike[i]] or list(plain)
+        if places and found:
+            place = int(rng.choice(places))
+            words[place] = words[place].replace(plain[place], str(rng.choice(alike[place] or found)))
     return "".join(words).strip() or action
 
 
-def probing(player: Player, before: Episode, others: list[Episode]) -> Player:
-    """A player that acts like `player`, but with PROBE_PROBABILITY does what was done at another time, or a
-    mutation of it: in the episode `before`, of the same task, or in one of the `others`."""
+def probing(player: Player, before: Episode, others: list[Episode], names: Names) -> Player:
+    """A player that acts like `player`, but with PROBE_PROBABILITY does what does not fit: what was done at
+    another time, in the episode `before`, of the same task, or in one of the `others`; or a mutation of that
+    or of what `player` would do now."""
     def make(session, rng):
         act = player.make(session, rng)
 
@@ -69,9 +76,12 @@ def probing(player: Player, before: Episode, others: list[Episode]) -> Player:
             return episode.steps[rng.integers(len(episode.steps))].action
 
         def probe(state: str) -> str:
-            if rng.random() < PROBE_PROBABILITY:
-                return mutated(earlier(), earlier(), state, rng)
-            return act(state)
+            if rng.random() >= PROBE_PROBABILITY:
+                return act(state)
+            if rng.random() < WHOLE:
+                return earlier()
+            action = act(state) if rng.random() < 0.5 else earlier()
+            return mutated(action, earlier(), f"{before.task.text}\n{state}", names, rng)
         return probe
     return Player(make)
 
@@ -83,6 +93,7 @@ def play_many(env: Environment, players: dict[str, Player], tasks: list[Task], t
     episodes: list[Episode] = []
     plain: list[Episode] = []                  # those without probes
     shares = np.array([player.share for player in players.values()])
+    names = Names(task.text for task in tasks)
     played = 0
     with run.progress(transitions, f"{label} episodes") as bar:
         while played < transitions:
@@ -91,7 +102,7 @@ def play_many(env: Environment, players: dict[str, Player], tasks: list[Task], t
             player = players[name]
             if plain and rng.random() < probe_share:
                 before = plain[rng.integers(len(plain))]
-                task, player, name = before.task, probing(player, before, plain), Source.PROBER
+                task, player, name = before.task, probing(player, before, plain, names), Source.PROBER
             episode = play(env, task, player, rng, f"{label}-{len(episodes)}")
             episodes.append(replace(episode, source=name))
             if name != Source.PROBER:

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 import collect
 from dreamgym import offline, run, teacher
 from dreamgym.envs.base import Environment, Player, Session, StepResult
+from dreamgym.names import Names
 from dreamgym.episode import Episode, Step, StopReason, Task, read_episodes, read_tasks, to_json
 from tests.conftest import COLLECT, EXAMPLE, run_main
 
@@ -205,21 +206,25 @@ def test_an_environment_without_players_or_tasks(tmp_path, changes, message):
 
 
 def test_a_prober_does_what_does_not_fit():
-    """Probes that break the episode of the player behind them, or that are always of one kind."""
-    rng, seen = np.random.default_rng(0), []
-    said = ["search[red mug]", "click[3]", "click[buy now]"]
-    player = Player(lambda session, rng: lambda state: seen.append(state) or said[(len(seen) - 1) % 3])
-    before, other = (Episode(id=name, task=Task(id=name, text=name),
+    """Probes that are never about another thing, never at another time, or always of one kind."""
+    rng, said = np.random.default_rng(0), ["search[red mug]", "click[3]", "click[buy now]"]
+    counter = iter(range(10_000))
+    player = Player(lambda session, rng: lambda state: said[next(counter) % 3])
+    before, other = (Episode(id=name, task=Task(id=name, text="find blue mug"),
                              steps=[Step(state="s", action=action, next_state="n") for action in actions])
                      for name, actions in (("a", ["click[blue]", "click[size 9]"]), ("b", ["click[green]"])))
-    act = offline.probing(player, before, [other]).make(None, rng)
-    actions = [act(f"page of 7 lamps {i}") for i in range(600)]
-    assert len(seen) == pytest.approx(360, abs=50)
-    assert [action for action in actions if action in said] == [said[i % 3] for i in range(len(seen))]
+    names = Names([f"find {name} {number}" for name in ("red", "green", "blue") for number in range(90)]
+                  + [f"open page {number}" for number in range(900)])
+    act = offline.probing(player, before, [other], names).make(None, rng)
+    actions = [act(f"page of 7 lamps, {'green' if i % 2 else 'red'}") for i in range(900)]
+    assert sum(action in said for action in actions) == pytest.approx(540, abs=60)
     probes = {action for action in actions if action not in said}
-    assert {"click[blue]", "click[size 9]", "click[green]", "click[lamps]"} <= probes and len(probes) > 60
-    assert any("blue" in probe and "green" in probe for probe in probes), probes
-    assert offline.mutated("", "", "", rng) == ""
+    at_another_time = {"click[blue]", "click[size 9]", "click[green]"}
+    about_another_thing = {"search[green mug]", "search[blue mug]", "click[7]", "click[lamps now]", "click[red]"}
+    assert at_another_time | about_another_thing <= probes and len(probes) > 30
+    assert "search[lamps mug]" not in probes                     # not of one kind
+    assert any(probe.startswith("search") and "size" in probe for probe in probes), probes    # spliced
+    assert offline.mutated("", "", "", names, rng) == ""
 
 
 def test_an_imported_prober_stays_one():
