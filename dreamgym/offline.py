@@ -48,9 +48,8 @@ def play(env: Environment, task: Task, player: Player, rng: np.random.Generator,
 
 
 def mutated(action: str, other: str, text: str, names: Names, rng: np.random.Generator) -> str:
-    """An action as a policy in training may write it: about other things, or its beginning and the end of
-    `other`. Names that `text` lacks become names of their kind in it ("take mug 1 from desk 1" at a shelf is
-    "take mug 1 from shelf 1"), else one name or number becomes another of its kind, or any word of it."""
+    """An action as a policy in training may write it: about another thing, or its beginning and the end of
+    `other`. The other thing is a name or number of the same kind that stands in `text`, or any word of it."""
     words, others = (re.findall(r"\s*(?:\w+|[^\w\s])", part) for part in (action, other))
     if rng.random() < SPLICED:
         words[int(rng.integers(len(words) + 1)):] = others[int(rng.integers(len(others) + 1)):]
@@ -58,9 +57,9 @@ def mutated(action: str, other: str, text: str, names: Names, rng: np.random.Gen
         found = sorted(set(re.findall(r"\w+", text)))
         plain = {i: word.strip() for i, word in enumerate(words) if word.strip().isalnum()}
         alike = {i: [new for new in found if names.alike(word, new)] for i, word in plain.items()}
-        foreign = [i for i in plain if alike[i] and plain[i] not in found]
         places = [i for i in plain if alike[i]] or list(plain)
-        for i in foreign or (rng.choice(places, 1) if places and found else []):
+        if places and found:
+            i = int(rng.choice(places))
             words[i] = words[i].replace(plain[i], str(rng.choice(alike[i] or found)))
     return "".join(words).strip() or action
 
