@@ -78,7 +78,7 @@ class Args:
                                        # in them: a comparison is learnt sooner so
     prompt_loss: Share = 0.0  # share of prompt tokens that are predicted, too (teaches copying)
     reward_prompt_loss: Share = 0.0  # the same in reward rows: it drowns the words that decide
-    rename_share: Share = 0.0  # share of rows in which entities get other names
+    rename_share: Share = 0.0  # share of rows in which entities get other names (names.py)
     demo_dropout: Share = 0.0          # share of rows without demonstrations
     invalid_weight: float = 1.0        # how much more often steps that changed nothing are drawn
     micro_batch_tok: Count = 8192      # tokens per micro-batch: memory only, never changes the gradient
@@ -375,7 +375,8 @@ def introduce(args: Args, training: Training, log, dist) -> None:
     parameters = sum(p.numel() for p in model.model.parameters())
     log.say(f"experience model {args.model}: {parameters:,} parameters, vocabulary {len(model.tokenizer)}; "
             f"{len(rows.steps)} transitions, {len(rows.counterfactual)} counterfactual steps; "
-            f"{args.rows} rows of {length:.0f} tokens a step over {dist.world_size} rank(s)")
+            f"{args.rows} rows of {length:.0f} tokens a step over {dist.world_size} rank(s); "
+            f"{sum(map(len, rows.names.groups))} names in {len(rows.names.groups)} groups")
 
 
 def train_step(args: Args, training: Training, dist) -> dict:

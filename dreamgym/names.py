@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 RARE = 0.1                             # share of the tasks in which the name of a thing may stand
-_WORD = re.compile(r"%[0-9A-F]{2}|[^\W\d_]{2,}")    # what may be a name; "%2F" of an address is none
+_WORD = re.compile(r"%[0-9A-Fa-f]{2}|[^\W\d_]{2,}")    # what may be a name; "%2F" of an address is none
 
 
 class Names:
@@ -20,43 +20,45 @@ class Names:
 
     def __init__(self, tasks: Iterable[str]):
         self.groups = substitutes(tasks)
-        self.kind = {word: i for i, words in enumerate(self.groups) for word in words}
+        self._group_of = {word: i for i, words in enumerate(self.groups) for word in words}
 
-    def alike(self, word: str, other: str) -> bool:
-        """Whether two different words name things of one kind, or are numbers."""
-        kinds = ["number" if text.isdigit() else self.kind.get(text.lower()) for text in (word, other)]
-        return word.lower() != other.lower() and None not in kinds and kinds[0] == kinds[1]
+    def kind(self, word: str) -> int | str | None:
+        """What a word names: the number of its group, "number", or None for a word that is no name."""
+        return "number" if word.isdigit() else self._group_of.get(word.lower())
 
     def draw(self, share: float, rng: np.random.Generator) -> Callable[[str], str]:
-        """With probability `share` a function that exchanges the words of each group in texts, else `str`."""
+        """A function text -> text. With probability `share` it exchanges the names of each group, alike in
+        every text; else it changes nothing."""
         if rng.random() >= share:
             return str
         new = {old: name for words in self.groups
                for old, name in zip(words, rng.permutation(words).tolist())}
 
-        def other(match: re.Match) -> str:
+        def exchanged(match: re.Match) -> str:
             word = match[0]
             name = new.get(word.lower(), word)
-            return name.capitalize() if word[0].isupper() and name != word else name
-        return lambda text: _WORD.sub(other, text)
+            if name == word.lower():
+                return word
+            return name.upper() if word.isupper() else name.capitalize() if word[0].isupper() else name
+        return lambda text: _WORD.sub(exchanged, text)
 
 
 def substitutes(tasks: Iterable[str]) -> list[list[str]]:
     """Groups of words, in lower case, that can replace each other: in some tasks they stand between the same
-    two words before and the same two behind ("find me _ boots with"). A word that stands in more than a tenth
-    of the tasks is no name."""
+    two tokens before and the same two behind ("find me _ boots with"), or a third word does so with both. A
+    word of more than a tenth of the different texts is no name."""
     texts = [re.findall(r"[^\W_]+|\S", text) for text in sorted({task.lower() for task in tasks})]
     counts = Counter(word for text in texts for word in set(text))
     places: dict[tuple, list[str]] = {}
     for text in texts:
-        padded = ["", "", *text, "", ""]
-        for i, word in enumerate(text):
+        around = ["", "", *text, "", ""]
+        for *before, word, after, last in zip(*(around[i:] for i in range(5))):
             if _WORD.fullmatch(word) and counts[word] <= RARE * len(texts):
-                places.setdefault((*padded[i:i + 2], *padded[i + 3:i + 5]), []).append(word)
-    group = {word: {word} for words in places.values() for word in words}
+                places.setdefault((*before, after, last), []).append(word)
+    group = {word: {word} for words in places.values() for word in words}    # a group's words share one set
     for first, *others in places.values():
         for word in others:
             if group[word] is not group[first]:
                 group[first] |= group[word]
                 group.update(dict.fromkeys(group[word], group[first]))
-    return sorted({min(words): sorted(words) for words in group.values() if len(words) > 1}.values())
+    return [sorted(words) for word, words in sorted(group.items()) if len(words) > 1 and word == min(words)]

@@ -12,9 +12,9 @@ from dreamgym.episode import Episode, Source, Step, Task, check_episode, read_ep
 from dreamgym.names import Names
 
 SPLITS = ("train", "valid", "test")
-PROBE_PROBABILITY = 0.4                # of an action that does not fit, in each step of a prober
-WHOLE = 0.3                            # share of these that were done at another time and are not mutated
-SPLICED = 0.3                          # share of the mutations that join two actions
+PROBE_PROBABILITY = 0.4                # of a probe, which mostly does not fit, in each step of a prober
+UNCHANGED_SHARE = 0.3                  # of the probes: done at another time, and not mutated
+SPLICE_SHARE = 0.3                     # of the mutations: two actions joined
 TEACHER_CONTEXT_TOK = 16_384           # of a local teacher: an episode with its reasoning
 TEACHER_ANSWER_TOK = 4_096             # ... and the reasoning alone
 
@@ -48,15 +48,17 @@ def play(env: Environment, task: Task, player: Player, rng: np.random.Generator,
 
 
 def mutated(action: str, other: str, text: str, names: Names, rng: np.random.Generator) -> str:
-    """An action as a policy in training may write it: about another thing, or its beginning and the end of
-    `other`. The other thing is a name or number of the same kind that stands in `text`, or any word of it."""
-    words, others = (re.findall(r"\s*(?:\w+|[^\w\s])", part) for part in (action, other))
-    if rng.random() < SPLICED:
-        words[int(rng.integers(len(words) + 1)):] = others[int(rng.integers(len(others) + 1)):]
+    """Either the beginning of `action` and the end of `other`, or `action` with one word exchanged: a name or
+    number for another of its kind that stands in `text`; where there is none, any word for any of `text`."""
+    words, others = (re.findall(r"\s*(?:[^\W_]+|\S)", part) for part in (action, other))
+    if rng.random() < SPLICE_SHARE:
+        head, tail = rng.integers(len(words) + 1), rng.integers(len(others) + 1)
+        words[head:] = others[tail:]
     else:
-        found = sorted(set(re.findall(r"\w+", text)))
+        found = sorted(set(re.findall(r"[^\W_]+", text)))
         plain = {i: word.strip() for i, word in enumerate(words) if word.strip().isalnum()}
-        alike = {i: [new for new in found if names.alike(word, new)] for i, word in plain.items()}
+        alike = {i: [new for new in found if names.kind(new) == names.kind(word) is not None and new != word]
+                 for i, word in plain.items()}
         places = [i for i in plain if alike[i]] or list(plain)
         if places and found:
             i = int(rng.choice(places))
@@ -65,9 +67,9 @@ def mutated(action: str, other: str, text: str, names: Names, rng: np.random.Gen
 
 
 def probing(player: Player, before: Episode, others: list[Episode], names: Names) -> Player:
-    """A player that acts like `player`, but with PROBE_PROBABILITY does what does not fit: what was done at
-    another time, in the episode `before`, of the same task, or in one of the `others`; or a mutation of that
-    or of what `player` would do now."""
+    """A player that acts like `player`, but in some steps does something else. An earlier action: of the
+    episode `before`, which had the same task, or of one of the `others`. Or a mutation, of an earlier action
+    or of what `player` would do now. (A player with a memory then believes that it did so.)"""
     def make(session, rng):
         act = player.make(session, rng)
 
@@ -78,7 +80,7 @@ def probing(player: Player, before: Episode, others: list[Episode], names: Names
         def probe(state: str) -> str:
             if rng.random() >= PROBE_PROBABILITY:
                 return act(state)
-            if rng.random() < WHOLE:
+            if rng.random() < UNCHANGED_SHARE:
                 return earlier()
             action = act(state) if rng.random() < 0.5 else earlier()
             return mutated(action, earlier(), f"{before.task.text}\n{state}", names, rng)

@@ -14,6 +14,7 @@ import torch
 
 from dreamgym import offline
 from dreamgym.episode import Episode, Step, Task
+from dreamgym.names import Names
 
 torch.set_num_threads(1)
 ROOT = Path(__file__).parent.parent
@@ -38,7 +39,8 @@ def run_main(name: str, *flags) -> None:
 
 def probed(env, before: Episode, others: list[Episode], rng) -> Episode:
     """The task of an earlier episode again, with probes."""
-    prober = offline.probing(env.players()["imperfect"], before, others)
+    names = Names(episode.task.text for episode in others)
+    prober = offline.probing(env.players()["imperfect"], before, others, names)
     return offline.play(env, before.task, prober, rng, f"probe-{before.id}")
 
 

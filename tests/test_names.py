@@ -30,7 +30,18 @@ def test_names_change_places(seed):
     assert {new["red"], new["blue"]} == {"red", "blue"} and {new["mug"], new["hat"]} == {"mug", "hat"}
     assert change("click[red] a reddish 1 red_mug /red-mug %2Fred 12") == (
         f"click[{new['red']}] a reddish 1 {new['red']}_{new['mug']} /{new['red']}-{new['mug']} %2F{new['red']} 12")
-    assert change("Red Mug") == f"{new['red'].capitalize()} {new['mug'].capitalize()}"
+    assert change("Red Mug RED") == f"{new['red'].capitalize()} {new['mug'].capitalize()} {new['red'].upper()}"
+
+
+def test_a_name_that_keeps_its_place_keeps_its_letters():
+    changes = [Names(TASKS + OTHERS).draw(1.0, np.random.default_rng(seed)) for seed in range(9)]
+    assert any(change("rEd") == "rEd" for change in changes) and any(change("rEd") == "blue" for change in changes)
+
+
+def test_kinds_of_words():
+    names = Names(TASKS + OTHERS)
+    assert names.kind("red") == names.kind("Blue") == 0 and names.kind("mug") == 1
+    assert (names.kind("12"), names.kind("size"), names.kind("")) == ("number", None, None)
 
 
 def test_a_share_of_the_draws_changes_nothing():

@@ -1,5 +1,5 @@
 """Training data of the own sites: the oracle and the searcher win everything by WebArena's evaluators, traces fit
-what happened, counterfactuals are as labelled, renaming changes nothing else, and nothing held out is used."""
+what happened, counterfactuals are as labelled, and nothing held out is used."""
 import re
 from collections import Counter
 
