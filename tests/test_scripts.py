@@ -23,7 +23,7 @@ NUMBERS = {
     "collect.transitions": 200, "collect.heldout": 30,
     "train_expmodel.page_format": "diff", "train_expmodel.reasoning": False, "train_expmodel.context": 1024,
     "train_expmodel.max_next_tok": 60, "train_expmodel.max_reward_tok": 20, "train_expmodel.max_resamples": 0,
-    "train_expmodel.steps": 60, "train_expmodel.max_steps": 60, "train_expmodel.rows": 12,
+    "train_expmodel.steps": 100, "train_expmodel.max_steps": 100, "train_expmodel.rows": 12,
     "train_expmodel.lr": 0.01, "train_expmodel.muon_lr": 0.02, "train_expmodel.warmup": 5,
     "train_expmodel.probe_rows": 4, "train_policy.init": "expmodel", "train_policy.policy_format": "action",
     "train_policy.policy_context": 512, "train_policy.max_action_tok": 10,
