@@ -30,9 +30,9 @@ from dreamgym.logprobs import TrainSample
 from dreamgym.memory import budget, check_memory, measure
 from dreamgym.model import (checkpoint_layers, export_model, load_model, load_optimizer_states,
                             optimizer_states, parameter_count, precision, save_model, shard, unsharded)
+from dreamgym.names import Names
 from dreamgym.offline import environment_of
 from dreamgym.prepare import check_model
-from dreamgym.names import Names
 from dreamgym.prompts import rename_question
 from dreamgym.sft import sft_step
 from dreamgym.task_generation import variation_samples

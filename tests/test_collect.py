@@ -11,8 +11,8 @@ from msgspec.structs import replace
 import collect
 from dreamgym import offline, run, teacher
 from dreamgym.envs.base import Environment, Player, Session, StepResult
-from dreamgym.names import Names
 from dreamgym.episode import Episode, Step, StopReason, Task, read_episodes, read_tasks, to_json
+from dreamgym.names import Names
 from tests.conftest import COLLECT, EXAMPLE, run_main
 
 SPLITS = offline.SPLITS
