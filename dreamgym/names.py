@@ -21,7 +21,7 @@ class Names:
     def __init__(self, tasks: Iterable[str]):
         self.groups = substitutes(tasks)
         self._group_of = {word: i for i, words in enumerate(self.groups) for word in words}
-        self._words = sorted(self._group_of)
+        self.words = sorted(self._group_of)
 
     def kind(self, word: str) -> int | str | None:
         """What a word names: the number of its group, "number", or None for a word that is no name."""
@@ -31,9 +31,9 @@ class Names:
         """A function text -> text. With probability `share` it exchanges all names, alike in every text; else
         it changes nothing. Names of all kinds mix: a model that knows which names are of a kind does not
         compare (docs/lab-notes.md)."""
-        if rng.random() >= share or not self._words:
+        if rng.random() >= share or not self.words:
             return str
-        new = dict(zip(self._words, rng.permutation(self._words).tolist()))
+        new = dict(zip(self.words, rng.permutation(self.words).tolist()))
 
         def exchanged(match: re.Match) -> str:
             word = match[0]

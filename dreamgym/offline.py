@@ -12,9 +12,10 @@ from dreamgym.episode import Episode, Source, Step, Task, check_episode, read_ep
 from dreamgym.names import Names
 
 SPLITS = ("train", "valid", "test")
-PROBE_PROBABILITY = 0.4                # of a probe, which mostly does not fit, in each step of a prober
-UNCHANGED_SHARE = 0.3                  # of the probes: done at another time, and not mutated
-SPLICE_SHARE = 0.3                     # of the mutations: two actions joined
+PROBE_PROBABILITY = 0.6                # of a probe, which mostly does not fit, where the player acts rarely
+EARLIER_SHARE = 0.4                    # of the probes: an action of another time; the others are mutations
+SPLICE_SHARE = 0.2                     # of the mutations: two actions joined
+ANY_NAME_SHARE = 0.5                   # of the other mutations: with a name that may stand nowhere in sight
 TEACHER_CONTEXT_TOK = 16_384           # of a local teacher: an episode with its reasoning
 TEACHER_ANSWER_TOK = 4_096             # ... and the reasoning alone
 
@@ -49,15 +50,17 @@ def play(env: Environment, task: Task, player: Player, rng: np.random.Generator,
 
 def mutated(action: str, other: str, text: str, names: Names, rng: np.random.Generator) -> str:
     """Either the beginning of `action` and the end of `other`, or `action` with one word exchanged: a name or
-    number for another of its kind that stands in `text`; where there is none, any word for any of `text`."""
+    number for another of its kind, that stands in `text` or, in some draws, in any task; where there is none,
+    any word for any of `text`."""
     words, others = (re.findall(r"\s*(?:[^\W_]+|\S)", part) for part in (action, other))
     if rng.random() < SPLICE_SHARE:
         head, tail = rng.integers(len(words) + 1), rng.integers(len(others) + 1)
         words[head:] = others[tail:]
     else:
         found = sorted(set(re.findall(r"[^\W_]+", text)))
+        known = found + names.words if rng.random() < ANY_NAME_SHARE else found
         plain = {i: word.strip() for i, word in enumerate(words) if word.strip().isalnum()}
-        alike = {i: [new for new in found if names.kind(new) == names.kind(word) is not None and new != word]
+        alike = {i: [new for new in known if names.kind(new) == names.kind(word) is not None and new != word]
                  for i, word in plain.items()}
         places = [i for i in plain if alike[i]] or list(plain)
         if places and found:
@@ -67,25 +70,34 @@ def mutated(action: str, other: str, text: str, names: Names, rng: np.random.Gen
 
 
 def probing(player: Player, before: Episode, others: list[Episode], names: Names) -> Player:
-    """A player that acts like `player`, but in some steps does something else. An earlier action: of the
-    episode `before`, which had the same task, or of one of the `others`. Or a mutation, of an earlier action
-    or of what `player` would do now. (A player with a memory then believes that it did so.)"""
+    """A player that acts like `player`, but often tries something else first: a mutation of what `player`
+    wants to do, or an earlier action, of the episode `before`, which had the same task, or of one of the
+    `others`. While the state stays the same, it still does what `player` wants: so data show what fits beside
+    what does not. It tries the less, the more of the recorded actions begin with the same two words."""
     def make(session, rng):
-        act = player.make(session, rng)
+        act, wanted, asked_in = player.make(session, rng), "", None
 
         def earlier() -> str:
             episode = before if rng.random() < 0.5 else others[rng.integers(len(others))]
             return episode.steps[rng.integers(len(episode.steps))].action
 
         def probe(state: str) -> str:
-            if rng.random() >= PROBE_PROBABILITY:
-                return act(state)
-            if rng.random() < UNCHANGED_SHARE:
-                return earlier()
-            action = act(state) if rng.random() < 0.5 else earlier()
-            return mutated(action, earlier(), f"{before.task.text}\n{state}", names, rng)
+            nonlocal wanted, asked_in
+            if state != asked_in:
+                wanted, asked_in = act(state), state
+            if rng.random() < PROBE_PROBABILITY and beginning(earlier()) != beginning(wanted):
+                if rng.random() < EARLIER_SHARE:
+                    return earlier()
+                return mutated(wanted, earlier(), f"{before.task.text}\n{state}", names, rng)
+            asked_in = None
+            return wanted
         return probe
     return Player(make)
+
+
+def beginning(action: str) -> list[str]:
+    """The first two words of an action: "go to", or a verb and a name."""
+    return re.findall(r"[^\W_]+", action)[:2]
 
 
 def play_many(env: Environment, players: dict[str, Player], tasks: list[Task], transitions: int,
