@@ -158,11 +158,44 @@ def make_optimizers(model: torch.nn.Module, lr: float, muon_lr: float = 0.0, wei
         decay = 0.0 if muon_lr else weight_decay
         optimizers.append(torch.optim.AdamW(others, lr=lr, betas=(0.9, 0.95), weight_decay=decay))
     if matrices:
-        optimizers.append(torch.optim.Muon(matrices, lr=muon_lr, momentum=0.95, weight_decay=weight_decay))
+        optimizers.append(Muon(matrices, lr=muon_lr, weight_decay=weight_decay))
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["peak_lr"] = group["lr"]
     return optimizers
+
+
+class Muon(torch.optim.Optimizer):
+    """Nesterov momentum, made orthogonal before the step (arXiv 2502.16982), with decoupled weight decay. It
+    is torch.optim.Muon in the precision of the matrices: bfloat16, in which that one computes, took 38 % of a
+    training step on a CPU without bfloat16 instructions."""
+
+    def __init__(self, matrices: list[torch.nn.Parameter], lr: float, weight_decay: float):
+        super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay, "momentum": 0.95})
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                state, momentum = self.state[p], group["momentum"]
+                mean = state.setdefault("momentum_buffer", torch.zeros_like(p.grad))
+                mean.lerp_(p.grad, 1 - momentum)
+                p.mul_(1 - group["lr"] * group["weight_decay"])
+                rate = group["lr"] * max(1.0, p.shape[0] / p.shape[1]) ** 0.5
+                p.add_(orthogonal(p.grad.lerp(mean, momentum)), alpha=-rate)
+
+
+def orthogonal(matrix_MN: torch.Tensor) -> torch.Tensor:
+    """Nearly the closest orthogonal matrix: the singular values come near 1 (0.7 to 1.2) in five steps of
+    Newton and Schulz, with Muon's coefficients."""
+    x = matrix_MN.T if matrix_MN.shape[0] > matrix_MN.shape[1] else matrix_MN
+    x = x / x.norm().clamp(min=1e-7)
+    for _ in range(5):
+        square = x @ x.T
+        x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
+    return x.T if matrix_MN.shape[0] > matrix_MN.shape[1] else x
 
 
 def set_rate(optimizers: list[torch.optim.Optimizer], step: int, steps: int, warmup: int,

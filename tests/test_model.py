@@ -16,7 +16,7 @@ from dreamgym.model import (adapter, checkpoint_layers, clip_grad_norm, load_fro
 from dreamgym.run import Dist
 from dreamgym.sampler import Sampler
 from dreamgym.sft import sft_step
-from dreamgym.tiny import build_tokenizer, make_optimizers, set_rate
+from dreamgym.tiny import Muon, build_tokenizer, make_optimizers, set_rate
 from tests.conftest import free_port, random_model
 
 CLOSE = {"atol": 2e-5, "rtol": 1e-5}
@@ -184,6 +184,23 @@ def test_sft_step_divides_by_the_trained_tokens():
     for ours, theirs in zip(model.parameters(), slow.parameters()):
         torch.testing.assert_close(ours, theirs - 0.1 * theirs.grad / max(1.0, norm), atol=1e-5, rtol=1e-4)
         assert ours.grad is None
+
+
+def test_muon_is_that_of_torch():
+    """A Muon of our own that learns otherwise: another scale of wide and tall matrices, momentum, decay."""
+    torch.manual_seed(0)
+    start = [torch.randn(8, 8), torch.randn(24, 8), torch.randn(8, 24)]
+    ours, theirs = ([torch.nn.Parameter(p.clone()) for p in start] for _ in range(2))
+    optimizers = (Muon(ours, 0.02, 0.1),
+                  torch.optim.Muon(theirs, lr=0.02, momentum=0.95, weight_decay=0.1))
+    for _ in range(3):
+        for mine, other in zip(ours, theirs):
+            mine.grad = torch.randn_like(mine)
+            other.grad = mine.grad.clone()
+        for optimizer in optimizers:
+            optimizer.step()
+    for mine, other, before in zip(ours, theirs, start):
+        assert (mine - other).abs().max() < 0.05 * (mine - before).abs().max()    # bfloat16
 
 
 def test_optimizers_and_rate():
