@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 RARE = 0.1                             # share of the tasks in which the name of a thing may stand
-_WORD = re.compile(r"%[0-9A-Fa-f]{2}|[^\W\d_]{2,}")    # what may be a name; "%2F" of an address is none
+_WORD = re.compile(r"%[0-9A-Fa-f]{2}|[^\W\d_]{2,}")    # may be a name; "%2F" is matched whole and is none
 
 
 class Names:
@@ -29,16 +29,16 @@ class Names:
 
     def draw(self, share: float, rng: np.random.Generator) -> Callable[[str], str]:
         """A function text -> text. With probability `share` it exchanges all names, alike in every text; else
-        it changes nothing. Names of all kinds mix: a model that knows which names are of a kind does not
-        compare (docs/lab-notes.md)."""
+        it changes nothing. Names of all kinds mix, so that a model compares names and does not memorize kinds
+        (docs/lab-notes.md)."""
         if rng.random() >= share or not self.words:
             return str
         new = dict(zip(self.words, rng.permutation(self.words).tolist()))
 
         def exchanged(match: re.Match) -> str:
             word = match[0]
-            name = new.get(word.lower(), word)
-            if name == word.lower():
+            name = new.get(word.lower())
+            if name in (None, word.lower()):
                 return word
             return name.upper() if word.isupper() else name.capitalize() if word[0].isupper() else name
         return lambda text: _WORD.sub(exchanged, text)

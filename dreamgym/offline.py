@@ -12,7 +12,7 @@ from dreamgym.episode import Episode, Source, Step, Task, check_episode, read_ep
 from dreamgym.names import Names
 
 SPLITS = ("train", "valid", "test")
-PROBE_PROBABILITY = 0.6                # of a probe, which mostly does not fit, where the player acts rarely
+PROBE_PROBABILITY = 0.6                # of a probe, where the player's action begins like no recorded one
 EARLIER_SHARE = 0.4                    # of the probes: an action of another time; the others are mutations
 SPLICE_SHARE = 0.2                     # of the mutations: two actions joined
 ANY_NAME_SHARE = 0.5                   # of the other mutations: with a name that may stand nowhere in sight
@@ -49,9 +49,9 @@ def play(env: Environment, task: Task, player: Player, rng: np.random.Generator,
 
 
 def mutated(action: str, other: str, text: str, names: Names, rng: np.random.Generator) -> str:
-    """Either the beginning of `action` and the end of `other`, or `action` with one word exchanged: a name or
-    number for another of its kind, that stands in `text` or, in some draws, in any task; where there is none,
-    any word for any of `text`."""
+    """A damaged copy of `action`. Either its start is joined to the end of `other`, or one word is replaced:
+    a name by another of its kind, from `text` or, in some draws, from any task; or a number by another of
+    `text`. Where there is neither, any word is replaced by any of `text`."""
     words, others = (re.findall(r"\s*(?:[^\W_]+|\S)", part) for part in (action, other))
     if rng.random() < SPLICE_SHARE:
         head, tail = rng.integers(len(words) + 1), rng.integers(len(others) + 1)
@@ -60,7 +60,8 @@ def mutated(action: str, other: str, text: str, names: Names, rng: np.random.Gen
         found = sorted(set(re.findall(r"[^\W_]+", text)))
         known = found + names.words if rng.random() < ANY_NAME_SHARE else found
         plain = {i: word.strip() for i, word in enumerate(words) if word.strip().isalnum()}
-        alike = {i: [new for new in known if names.kind(new) == names.kind(word) is not None and new != word]
+        alike = {i: [new for new in known if names.kind(new) == names.kind(word) is not None
+                     and new.lower() != word.lower()]
                  for i, word in plain.items()}
         places = [i for i in plain if alike[i]] or list(plain)
         if places and found:
@@ -70,10 +71,11 @@ def mutated(action: str, other: str, text: str, names: Names, rng: np.random.Gen
 
 
 def probing(player: Player, before: Episode, others: list[Episode], names: Names) -> Player:
-    """A player that acts like `player`, but often tries something else first: a mutation of what `player`
-    wants to do, or an earlier action, of the episode `before`, which had the same task, or of one of the
-    `others`. While the state stays the same, it still does what `player` wants: so data show what fits beside
-    what does not. It tries the less, the more of the recorded actions begin with the same two words."""
+    """A player that acts like `player`, but often tries something else first: a damaged copy of the wanted
+    action, or an earlier action, of the episode `before`, which had the same task, or of one of the `others`.
+    If the state stays the same, the wanted action follows, so that data show what fits beside what does not;
+    if it changes, `player` is asked again. Fewer probes come before an action, where many recorded ones begin
+    with the same two words."""
     def make(session, rng):
         act, wanted, asked_in = player.make(session, rng), "", None
 
@@ -85,12 +87,13 @@ def probing(player: Player, before: Episode, others: list[Episode], names: Names
             nonlocal wanted, asked_in
             if state != asked_in:
                 wanted, asked_in = act(state), state
+            action = wanted
             if rng.random() < PROBE_PROBABILITY and beginning(earlier()) != beginning(wanted):
-                if rng.random() < EARLIER_SHARE:
-                    return earlier()
-                return mutated(wanted, earlier(), f"{before.task.text}\n{state}", names, rng)
-            asked_in = None
-            return wanted
+                action = earlier() if rng.random() < EARLIER_SHARE else mutated(
+                    wanted, earlier(), f"{before.task.text}\n{state}", names, rng)
+            if action == wanted:
+                asked_in = None
+            return action
         return probe
     return Player(make)
 

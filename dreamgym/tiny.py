@@ -166,9 +166,9 @@ def make_optimizers(model: torch.nn.Module, lr: float, muon_lr: float = 0.0, wei
 
 
 class Muon(torch.optim.Optimizer):
-    """Nesterov momentum, made orthogonal before the step (arXiv 2502.16982), with decoupled weight decay. It
-    is torch.optim.Muon in the precision of the matrices: bfloat16, in which that one computes, took 38 % of a
-    training step on a CPU without bfloat16 instructions."""
+    """Nesterov momentum, made orthogonal before the step (Jordan et al., 2024; the weight decay of arXiv
+    2502.16982). It is torch.optim.Muon in the precision of the matrices. That one computes in bfloat16, which
+    took 38 % of a training step on a CPU without bfloat16 instructions."""
 
     def __init__(self, matrices: list[torch.nn.Parameter], lr: float, weight_decay: float):
         super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay, "momentum": 0.95})
@@ -180,22 +180,24 @@ class Muon(torch.optim.Optimizer):
                 if p.grad is None:
                     continue
                 state, momentum = self.state[p], group["momentum"]
-                mean = state.setdefault("momentum_buffer", torch.zeros_like(p.grad))
-                mean.lerp_(p.grad, 1 - momentum)
+                if not state:
+                    state["momentum_buffer"] = torch.zeros_like(p.grad)
+                mean = state["momentum_buffer"].lerp_(p.grad, 1 - momentum)
                 p.mul_(1 - group["lr"] * group["weight_decay"])
                 rate = group["lr"] * max(1.0, p.shape[0] / p.shape[1]) ** 0.5
                 p.add_(orthogonal(p.grad.lerp(mean, momentum)), alpha=-rate)
 
 
 def orthogonal(matrix_MN: torch.Tensor) -> torch.Tensor:
-    """Nearly the closest orthogonal matrix: the singular values come near 1 (0.7 to 1.2) in five steps of
-    Newton and Schulz, with Muon's coefficients."""
-    x = matrix_MN.T if matrix_MN.shape[0] > matrix_MN.shape[1] else matrix_MN
-    x = x / x.norm().clamp(min=1e-7)
+    """Roughly the closest orthogonal matrix: five steps of Newton and Schulz with Muon's coefficients bring
+    the singular values near 1, but for the smallest."""
+    if matrix_MN.shape[0] > matrix_MN.shape[1]:
+        return orthogonal(matrix_MN.T).T
+    x_MN = matrix_MN / matrix_MN.norm().clamp(min=1e-7)
     for _ in range(5):
-        square = x @ x.T
-        x = 3.4445 * x + (-4.7750 * square + 2.0315 * square @ square) @ x
-    return x.T if matrix_MN.shape[0] > matrix_MN.shape[1] else x
+        gram_MM = x_MN @ x_MN.T
+        x_MN = 3.4445 * x_MN + (-4.7750 * gram_MM + 2.0315 * gram_MM @ gram_MM) @ x_MN
+    return x_MN
 
 
 def set_rate(optimizers: list[torch.optim.Optimizer], step: int, steps: int, warmup: int,

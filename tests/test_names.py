@@ -37,6 +37,7 @@ def test_names_change_places(seed):
 def test_a_name_that_keeps_its_place_keeps_its_letters():
     changes = [Names(TASKS + OTHERS).draw(1.0, np.random.default_rng(seed)) for seed in range(30)]
     assert {change("rEd") for change in changes} == {"rEd", "blue", "hat", "mug"}        # kinds mix
+    assert {change("YouTube, IDs") for change in changes} == {"YouTube, IDs"}            # no names
 
 
 def test_kinds_of_words():
