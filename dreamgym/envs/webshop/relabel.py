@@ -54,9 +54,12 @@ def _explain_page(step: Step) -> str:
     if item and argument and kind in ("option", "refused"):
         facts = _compared(item.values, argument)
         return f"look for {argument} : {facts}so {'it is chosen' if kind == 'option' else 'the same page'}"
-    return {"search": f"the shop lists matches for {argument}", "prev": "back to the page before",
-            "next": "the next page of the same results", "sub": "details of this item",
-            "back": "back to the search page"}.get(kind, "that is not possible here so the same page")
+    heading = step.state.split("\n")[0]      # what a button does depends on it: "results page 1 of 5"
+    here = heading if heading.startswith("results") else heading.split(" ")[0]
+    follows = {"search": f"the shop lists matches for {argument}", "prev": "back to the page before",
+               "next": "the next page of the same results", "sub": "details of this item",
+               "back": "back to the search page"}.get(kind, "not possible here so the same page")
+    return f"{here} : {follows}"
 
 
 def _verdict(rows: list[Check], item: text.Item) -> str:
