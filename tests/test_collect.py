@@ -223,7 +223,7 @@ def test_a_prober_does_what_does_not_fit():
     assert sum(action in said for action in actions) == pytest.approx(400, abs=60)
     probes = {action for action in actions if action not in said}
     at_another_time = {"click[blue]", "click[size 9]", "click[green]"}
-    about_another_thing = {"search[green mug]", "search[black mug]", "click[7]", "click[lamps now]"}
+    about_another_thing = {"search[green mug]", "search[blue mug]", "search[black mug]", "click[7]", "click[lamps now]"}
     assert at_another_time | about_another_thing <= probes and len(probes) > 30
     assert "search[lamps mug]" not in probes                     # not of one kind
     assert {"aa bb", "aa dd", "aacc dd"} <= {offline.mutated("aa bb", "cc dd", "", names, rng) for _ in range(99)}

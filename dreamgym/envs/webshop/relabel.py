@@ -55,7 +55,7 @@ def _explain_page(step: Step) -> str:
         facts = _compared(item.values, argument)
         return f"look for {argument} : {facts}so {'it is chosen' if kind == 'option' else 'the same page'}"
     heading = step.state.split("\n")[0]      # what a button does depends on it: "results page 1 of 5"
-    here = heading if heading.startswith("results") else heading.split(" ")[0]
+    here = heading if text.page_kind(step.state) == "results" else heading.split(" ")[0]
     follows = {"search": f"the shop lists matches for {argument}", "prev": "back to the page before",
                "next": "the next page of the same results", "sub": "details of this item",
                "back": "back to the search page"}.get(kind, "not possible here so the same page")
