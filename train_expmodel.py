@@ -22,7 +22,7 @@ import numpy as np
 
 from dreamgym import checkpoint, run, summary, tiny
 from dreamgym.envs.base import out_folder
-from dreamgym.episode import Episode, Source, read_episodes, read_tasks, recorded, rename_step
+from dreamgym.episode import Episode, Source, Step, read_episodes, read_tasks, recorded, rename_step
 from dreamgym.evaluation import experience_report, failed_probes, replayed_inconsistencies
 from dreamgym.experience_model import ExperienceModel, ExperienceSettings, new_retrieval, save_settings
 from dreamgym.flags import Count, Natural, Share, Weight
@@ -32,8 +32,9 @@ from dreamgym.model import (checkpoint_layers, export_model, load_model, load_op
                             optimizer_states, parameter_count, precision, save_model, shard, unsharded)
 from dreamgym.names import Names
 from dreamgym.offline import environment_of
+from dreamgym.page_diff import MARK, encode
 from dreamgym.prepare import check_model
-from dreamgym.prompts import rename_question
+from dreamgym.prompts import Question, rename_question
 from dreamgym.sft import sft_step
 from dreamgym.task_generation import variation_samples
 
@@ -74,8 +75,8 @@ class Args:
     reward_share: Share = 0.15         # share of rows: rewards of recorded steps
     counterfactual_share: Share = 0.25  # share of rows: rewards of counterfactual steps (0: the naive reward)
     variation_share: Share = 0.05      # share of rows: task variations
-    reward_first_steps: Natural = 0    # first steps that see counterfactual rewards alone, and no prompt loss
-                                       # in them: a comparison is learnt sooner so
+    short_first_steps: Natural = 0     # first steps that see short questions alone (Rows): a model from
+                                       # scratch learns to compare words sooner so
     prompt_loss: Share = 0.0  # share of prompt tokens that are predicted, too (teaches copying)
     reward_prompt_loss: Share = 0.0  # the same in reward rows: it drowns the words that decide
     rename_share: Share = 0.0  # share of rows in which entities get other names (names.py)
@@ -109,7 +110,11 @@ def check(args: Args) -> None:
 
 class Rows:
     """Training rows, made when they are drawn. Draws depend on seed and step only, so a resumed run sees the
-    same rows."""
+    same rows.
+
+    The --short-first-steps see short questions alone. Two thirds are counterfactual rewards, with their own
+    names and without prompt loss. The others are next states without history and demonstrations, of steps
+    that changed little or nothing: their answer needs neither."""
 
     def __init__(self, args: Args, model: ExperienceModel, episodes: list[Episode], tasks: list):
         self.args, self.model = args, model
@@ -117,6 +122,7 @@ class Rows:
         self.steps = [(e, i) for e in recorded(episodes) for i in range(len(e.steps))]
         self.counterfactual = [(e, 0) for e in episodes
                                if e.source == Source.COUNTERFACTUAL] if args.counterfactual_share else []
+        self.short = [(e, i) for e, i in self.steps if changes_little(e.steps[i])]
         weight = np.array([1.0 if e.steps[i].valid else args.invalid_weight for e, i in self.steps])
         self.p = weight / weight.sum()
         self.variations = variation_samples(tasks, 2_000,
@@ -129,14 +135,15 @@ class Rows:
         n_reward, n_counterfactual, n_variation = (round(a.rows * s)
                                                    for s in (a.reward_share, a.counterfactual_share,
                                                              a.variation_share))
+        short = bool(self.short) and step < a.short_first_steps
+        if short:
+            n_reward, n_counterfactual, n_variation = 0, a.rows - a.rows // 3, 0
         n_counterfactual *= bool(self.counterfactual)
         n_variation *= bool(self.variations)
-        rewards_alone = bool(self.counterfactual) and step < a.reward_first_steps
-        if rewards_alone:
-            n_reward, n_counterfactual, n_variation = 0, a.rows, 0
         n_next = a.rows - n_reward - n_counterfactual - n_variation
         pick = lambda rows, n, p=None: [rows[i] for i in rng.choice(len(rows), n, p=p)] if n else []
-        picked = [("next", row) for row in pick(self.steps, n_next, self.p)]
+        picked = [("next", row) for row in (pick(self.short, n_next) if short
+                                            else pick(self.steps, n_next, self.p))]
         picked += [("reward", row) for row in pick(self.steps, n_reward, self.p)
                    + pick(self.counterfactual, n_counterfactual)]
         picked += [("variation", row) for row in pick(self.variations, n_variation)]
@@ -144,25 +151,29 @@ class Rows:
         for i, (kind, row) in list(enumerate(picked))[share]:
             mine[kind].append((row, run.rng(a.seed, "row", step, i)))
         # with other names from the start, the judge may not learn to compare at all
-        rename_share = 0.0 if rewards_alone else a.rename_share
-        samples = self.next_rows(mine["next"])
+        rename_share = 0.0 if short else a.rename_share
+        samples = self.next_rows(mine["next"], short)
         samples += [self.reward_row(*row, self.names.draw(rename_share, rng))
                     for row, rng in mine["reward"]]
         samples += [self.model.variation_sample(*pair) for pair, _ in mine["variation"]]
-        reward_loss = 0.0 if rewards_alone else a.reward_prompt_loss
+        reward_loss = 0.0 if short else a.reward_prompt_loss
         losses = [(reward_loss if kind == "reward" else a.prompt_loss, rng)
                   for kind, part in mine.items() for _, rng in part]
         self.drawn += len(samples)
         self.too_long += sum(s is None for s in samples)
         return [self.with_prompt_loss(s, *loss) for s, loss in zip(samples, losses) if s is not None]
 
-    def next_rows(self, rows: list[tuple[tuple[Episode, int], np.random.Generator]]) -> list:
+    def next_rows(self, rows: list[tuple[tuple[Episode, int], np.random.Generator]], short: bool) -> list:
         if not rows:
             return []
         steps = [e.steps[i] for (e, i), _ in rows]
-        questions = self.model.questions([e.task.text for (e, _), _ in rows],
-                                         [e.steps[:i] for (e, i), _ in rows],
-                                         [s.state for s in steps], [s.shown_action for s in steps])
+        if short:
+            questions = [Question(e.task.text, s.state, s.shown_action, [], [], [])
+                         for s, ((e, _), _) in zip(steps, rows)]
+        else:
+            questions = self.model.questions([e.task.text for (e, _), _ in rows],
+                                             [e.steps[:i] for (e, i), _ in rows],
+                                             [s.state for s in steps], [s.shown_action for s in steps])
         samples = []
         for question, step, (_, rng) in zip(questions, steps, rows):
             question = replace(question, demos=[]) if rng.random() < self.args.demo_dropout else question
@@ -180,6 +191,11 @@ class Rows:
         all of them, at less cost."""
         chosen = rng.random(len(sample.ids) - 1) < share
         return TrainSample(sample.ids, [0, *(np.array(sample.mask[1:], bool) | chosen).astype(int).tolist()])
+
+
+def changes_little(step: Step) -> bool:
+    """Whether the next state is shorter as a difference to the state than as a whole."""
+    return encode(step.next_state, {"state": step.state}).startswith(MARK)
 
 
 # ---- the run -----------------------------------------------------------------------------------------------
@@ -309,7 +325,7 @@ def steps_of_epochs(args: Args, sources: list[dict]) -> int:
     count = {source["source"]: source["transitions"] for source in sources}
     counterfactual = args.counterfactual_share * bool(count.pop(Source.COUNTERFACTUAL, 0))
     drawn = args.rows * (1 - args.reward_share - counterfactual - args.variation_share)
-    return args.reward_first_steps + max(1, math.ceil(args.epochs * sum(count.values()) / max(1.0, drawn)))
+    return args.short_first_steps + max(1, math.ceil(args.epochs * sum(count.values()) / max(1.0, drawn)))
 
 
 def main() -> None:
@@ -366,7 +382,7 @@ def export(args: Args, out: Path) -> None:
 def introduce(args: Args, training: Training, log, dist) -> None:
     """What is trained on what. Raises ValueError where most rows are longer than may be generated."""
     rows, model = training.rows, training.experience
-    first = rows.draw(args.reward_first_steps)
+    first = rows.draw(args.short_first_steps)
     if rows.too_long > rows.drawn / 2:
         raise ValueError(f"{rows.too_long} of {rows.drawn} rows are longer than --context {args.context}, "
                          f"--max-next-tok {args.max_next_tok} or --max-reward-tok {args.max_reward_tok} "
@@ -382,7 +398,7 @@ def introduce(args: Args, training: Training, log, dist) -> None:
 def train_step(args: Args, training: Training, dist) -> dict:
     """One optimizer step on the rows of this step; every rank makes and takes its share of them."""
     rows, step, optimizers = training.rows, training.step, training.optimizers
-    first = args.reward_first_steps if rows.counterfactual else 0
+    first = args.short_first_steps if rows.short else 0
     start, end = (0, first) if step < first else (first, args.steps)     # each phase has its own cosine
     tiny.set_rate(optimizers, step - start, end - start, args.warmup, args.lr_floor)
     mine = rows.draw(step, slice(dist.rank, None, dist.world_size))
