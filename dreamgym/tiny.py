@@ -39,7 +39,7 @@ def is_scratch(name: str) -> bool:
 
 
 def create(spec: str, tokenizer: PreTrainedTokenizerBase, seed: int = 0) -> Qwen3ForCausalLM:
-    """A Qwen3 with tied embeddings in fp32. "scratch:64x3" has 178k parameters + 64 per token of the
+    """A Qwen3 with tied embeddings in fp32. "scratch:64x3" has 179k parameters + 64 per token of the
     vocabulary."""
     match = re.fullmatch(r"scratch:(\d+)x(\d+)", spec)
     hidden, layers = map(int, match.groups()) if match else (0, 0)

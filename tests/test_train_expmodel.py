@@ -81,13 +81,17 @@ def test_each_question_has_its_own_prompt_loss():
     assert {(row[0], row[-1]) for row in drawn} == {("next", 0.3), ("reward", 0.1)}
 
 
-def test_first_steps_may_see_rewards_alone():
-    """--reward-first-steps that does nothing, never ends, or drowns the judgement in the prompt."""
-    rows = rows_of(reward_first_steps=2, reward_prompt_loss=0.1)
-    assert {(row[1], row[-1]) for row in rows.draw(1)} == {("buy red", 0.0)}
+def test_first_steps_may_see_short_questions_alone():
+    """--short-first-steps that does nothing, never ends, drowns the judgement in the prompt, or asks for a
+    page that the state does not show."""
+    rows = rows_of(short_first_steps=2, reward_prompt_loss=0.1, rename_share=0.5)
+    first = rows.draw(1)
+    assert [row[0] for row in first] == ["next"] * 6 + ["reward"] * 14
+    assert {(row[1], row[-1]) for row in first[6:]} == {("buy red", 0.0)}
+    assert all(row[1] == Question("find red", "red 1", "go 1", [], [], []) for row in first[:6])
     assert {(row[0], row[-1]) for row in rows.draw(2)} == {("next", 0.0), ("reward", 0.1)}
-    naive = rows_of(reward_first_steps=2, reward_prompt_loss=0.1, counterfactual_share=0.0).draw(1)
-    assert {(row[0], row[-1]) for row in naive} == {("next", 0.0), ("reward", 0.1)}
+    naive = rows_of(short_first_steps=2, counterfactual_share=0.0).draw(1)
+    assert {row[0] for row in naive} == {"next"}
 
 
 def test_epochs_are_passes_over_the_recorded_transitions():
@@ -96,7 +100,7 @@ def test_epochs_are_passes_over_the_recorded_transitions():
     sources = [{"source": "oracle", "transitions": 300}, {"source": "imported", "transitions": 100}]
     assert steps_of_epochs(args, sources) == 50
     assert steps_of_epochs(args, [*sources, {"source": "counterfactual", "transitions": 999}]) == 80
-    args.reward_first_steps = 7
+    args.short_first_steps = 7
     assert steps_of_epochs(args, sources) == 57
 
 
