@@ -123,7 +123,8 @@ REWARD_FORM = ("When asked for the reward, compare the task with what was done, 
                "fulfils the whole task.")
 DIFF_FORM = ("A state that is close to one in the prompt may be written short: its name, then '- LINE' for "
              "each line to take out and '+ LINE' for each line to put in there. The name is '= state', '= "
-             "similar 1', or '= FIRST LINE' of an earlier state of this episode.")
+             "similar 1', or '= FIRST LINE' of an earlier state of this episode ('= before 1' where the "
+             "present state has the same first line).")
 
 
 def experience_system(prompts: Prompts, page_format: str) -> str:
@@ -153,17 +154,24 @@ def rename_question(question: Question, change: Callable[[str], str]) -> Questio
 
 
 def known_pages(question: Question) -> dict[str, str]:
-    """The pages of a prompt that a compact answer may name. Those of this episode, the last ones above all,
-    are named by their first line: a model finds a name that it reads, and hardly the tag above it. Of a
-    demonstration ("similar 1") it is the next state, named by its tag: a page of another task."""
-    pages = _by_first_line([*(step.next_state for step in question.earlier),
-                            *(state for state, _ in question.recent)])
-    pages |= {f"similar {i}": demo.next_state for i, demo in enumerate(reversed(question.demos), 1)}
-    return pages | {"state": question.state}
+    """The pages of a prompt that a compact answer may name: name -> page. Of a transition it is the next
+    state. That of a demonstration belongs to another task and is named by its tag ("similar 1")."""
+    earlier, demos = ([demo.next_state for demo in part] for part in (question.earlier, question.demos))
+    return ({"state": question.state} | _named(earlier, "earlier", question.state) | _recent_pages(question)
+            | {f"similar {len(demos) - i}": page for i, page in enumerate(demos)})
 
 
-def _by_first_line(pages: list[str]) -> dict[str, str]:
-    return {page.split("\n")[0]: page for page in pages}
+def _recent_pages(question: Question) -> dict[str, str]:
+    return _named([state for state, _ in question.recent], "before", question.state)
+
+
+def _named(pages: list[str], tag: str, state: str) -> dict[str, str]:
+    """Pages of this episode by their first lines, of equal ones the last. A model finds a name that it reads,
+    and hardly the tag above it. A page that begins like the state keeps its tag ("before 1")."""
+    taken = {"state", state.split("\n")[0]}
+    firsts = [page.split("\n")[0] for page in pages]
+    return {f"{tag} {len(pages) - i}" if first in taken else first: page
+            for i, (first, page) in enumerate(zip(firsts, pages))}
 
 
 def _shown(demos: list[Demo], tag: str, pages: dict[str, str], page_format: str) -> str:
@@ -183,7 +191,7 @@ def _shown(demos: list[Demo], tag: str, pages: dict[str, str], page_format: str)
 def next_prompt(question: Question, page_format: str) -> str:
     """The first question: what is the next state?"""
     q, count = question, len(question.recent)
-    pages = _by_first_line([state for state, _ in q.recent]) | {"state": q.state}
+    pages = {"state": q.state} | _recent_pages(q)
     recent = "".join(f"before {count - i}:\n{s}\naction: {a}\n" for i, (s, a) in enumerate(q.recent))
     shown = _shown(q.earlier, "earlier", pages, page_format) + _shown(q.demos, "similar", pages, page_format)
     return f"{recent}{shown}task: {q.task}\nstate:\n{q.state}\naction: {q.action}\n"

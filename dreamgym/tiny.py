@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import numpy as np
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from dreamgym.episode import Episode, Task, rename_episode
 from dreamgym.model import trainable_parameters
@@ -38,25 +38,23 @@ def is_scratch(name: str) -> bool:
     return name.startswith("scratch:")
 
 
-def create(spec: str, tokenizer: PreTrainedTokenizerBase, seed: int = 0) -> Qwen3ForCausalLM:
-    """A Qwen3 with tied embeddings in fp32. "scratch:64x3" has 179k parameters + 64 per token of the
+def create(spec: str, tokenizer: PreTrainedTokenizerBase, seed: int = 0) -> LlamaForCausalLM:
+    """A Llama with tied embeddings in fp32. "scratch:64x3" has 179k parameters + 64 per token of the
     vocabulary."""
     match = re.fullmatch(r"scratch:(\d+)x(\d+)", spec)
     hidden, layers = map(int, match.groups()) if match else (0, 0)
     if hidden < 4 or hidden % 4 or not layers:
         raise ValueError(f"--model {spec}: expected scratch:HIDDENxLAYERS (of 4 x n), such as scratch:64x3")
     # A head matches words only by rotary pairs that turn slowly over a prompt: two wide heads and a large
-    # theta learn to copy sooner; Qwen3's norms of queries and keys learn to compare sooner
-    # (docs/lab-notes.md).
-    config = Qwen3Config(
+    # theta learn to copy sooner (docs/lab-notes.md).
+    config = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=hidden, intermediate_size=hidden * 7 // 2,
-        num_hidden_layers=layers, num_attention_heads=2, num_key_value_heads=2, head_dim=hidden // 2,
-        max_position_embeddings=CONTEXT,
+        num_hidden_layers=layers, num_attention_heads=2, max_position_embeddings=CONTEXT,
         tie_word_embeddings=True, rope_theta=1e6, initializer_range=0.06, attn_implementation="sdpa",
         bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return Qwen3ForCausalLM(config).float().eval()
+        return LlamaForCausalLM(config).float().eval()
 
 
 # ---- tokenizer ---------------------------------------------------------------------------------------------

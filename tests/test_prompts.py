@@ -88,6 +88,17 @@ def test_every_known_page_stands_in_the_prompt():
         assert parse_next(f"next:\n= {name}", asked, "diff") == ("", page)
 
 
+def test_names_of_known_pages():
+    """One name for two pages; the state under a name that an earlier page has, too."""
+    demos = [Demo("x", "go", "shelf\n1"), Demo("x", "go", "table")]
+    asked = Question("", "shelf\n2", "go", [("shelf\n2", "a"), ("desk\n1", "b"), ("desk\n2", "c")], demos, demos)
+    assert known_pages(asked) == {"state": "shelf\n2", "earlier 2": "shelf\n1", "table": "table",
+                                  "before 3": "shelf\n2", "desk": "desk\n2", "similar 2": "shelf\n1",
+                                  "similar 1": "table"}
+    assert next_answer("", "shelf\n2", asked, "diff") == "next:\n= state"
+    assert known_pages(Question("", "a", "go", [("state", "b")], [], [])) == {"state": "a", "before 1": "state"}
+
+
 @pytest.mark.parametrize("page_format", ["full", "diff"])
 def test_fuzz_next(page_format):
     """Any text a model may write: never an exception."""
