@@ -104,6 +104,9 @@ def check(args: Args) -> None:
     check_model(args)
     if args.reward_share + args.counterfactual_share + args.variation_share > 1:
         raise ValueError("--reward-share, --counterfactual-share and --variation-share add up to more than 1")
+    if not args.epochs and args.short_first_steps >= args.steps:
+        raise ValueError(f"--short-first-steps {args.short_first_steps}: expected fewer than --steps "
+                         f"{args.steps}: the others see whole questions")
 
 
 # ---- rows --------------------------------------------------------------------------------------------------
@@ -112,9 +115,9 @@ class Rows:
     """Training rows, made when they are drawn. Draws depend on seed and step only, so a resumed run sees the
     same rows.
 
-    The --short-first-steps see short questions alone. Two thirds are counterfactual rewards, with their own
-    names and without prompt loss. The others are next states without history and demonstrations, of steps
-    that changed little or nothing: their answer needs neither."""
+    The --short-first-steps see short questions alone. Two thirds are counterfactual rewards, not renamed and
+    without prompt loss. The others (all, without counterfactual rewards) are next states without history and
+    demonstrations, of steps that changed little or nothing: their answer seldom needs either."""
 
     def __init__(self, args: Args, model: ExperienceModel, episodes: list[Episode], tasks: list):
         self.args, self.model = args, model
@@ -122,7 +125,8 @@ class Rows:
         self.steps = [(e, i) for e in recorded(episodes) for i in range(len(e.steps))]
         self.counterfactual = [(e, 0) for e in episodes
                                if e.source == Source.COUNTERFACTUAL] if args.counterfactual_share else []
-        self.short = [(e, i) for e, i in self.steps if changes_little(e.steps[i])]
+        self.short = [(e, i) for e, i in self.steps
+                      if changes_little(e.steps[i])] if args.short_first_steps else []
         weight = np.array([1.0 if e.steps[i].valid else args.invalid_weight for e, i in self.steps])
         self.p = weight / weight.sum()
         self.variations = variation_samples(tasks, 2_000,

@@ -20,7 +20,7 @@ torch.set_num_threads(1)
 ROOT = Path(__file__).parent.parent
 EXAMPLE = str(ROOT / "examples" / "files.py")
 COLLECT = ["--env", EXAMPLE, "--transitions", 300, "--heldout", 50]
-TRAIN = ["--env", EXAMPLE, "--model", "scratch:16x1", "--steps", 600, "--max-steps", 600, "--reward-first-steps", 0]
+TRAIN = ["--env", EXAMPLE, "--model", "scratch:16x1", "--steps", 600, "--max-steps", 600, "--short-first-steps", 0]
 
 SMALL_RUN = ["--model", "scratch:16x1", "--iterations", 2, "--tasks", 2, "--rollouts", 2, "--eval-tasks", 2,
              "--test-tasks", 2, "--imitation-episodes", 4, "--imitation-epochs", 1]

@@ -89,14 +89,16 @@ def test_every_known_page_stands_in_the_prompt():
 
 
 def test_names_of_known_pages():
-    """One name for two pages; the state under a name that an earlier page has, too."""
-    demos = [Demo("x", "go", "shelf\n1"), Demo("x", "go", "table")]
-    asked = Question("", "shelf\n2", "go", [("shelf\n2", "a"), ("desk\n1", "b"), ("desk\n2", "c")], demos, demos)
-    assert known_pages(asked) == {"state": "shelf\n2", "earlier 2": "shelf\n1", "table": "table",
-                                  "before 3": "shelf\n2", "desk": "desk\n2", "similar 2": "shelf\n1",
-                                  "similar 1": "table"}
+    """One name for two pages; a page without a name; a name that the parser strips or that is a tag."""
+    demos = [Demo("x", "go", "shelf\n1"), Demo("x", "go", "table ")]
+    recent = [("shelf\n2", "a"), ("desk\n1", "b"), ("desk\n2", "c")]
+    asked = Question("", "shelf\n2", "go", recent, demos, demos)
+    assert known_pages(asked) == {"state": "shelf\n2", "earlier 2": "shelf\n1", "table": "table ",
+                                  "before 3": "shelf\n2", "before 2": "desk\n1", "desk": "desk\n2",
+                                  "similar 2": "shelf\n1", "similar 1": "table "}
     assert next_answer("", "shelf\n2", asked, "diff") == "next:\n= state"
-    assert known_pages(Question("", "a", "go", [("state", "b")], [], [])) == {"state": "a", "before 1": "state"}
+    for page in ("state\n1", "there\n1", " \n1"):
+        assert known_pages(Question("", "a", "go", [(page, "b")], [], [])) == {"state": "a", "before 1": page}
 
 
 @pytest.mark.parametrize("page_format", ["full", "diff"])
