@@ -121,10 +121,10 @@ REWARD_FORM = ("When asked for the reward, compare the task with what was done, 
                "no other:\n"
                "think: REASONING\nreward: 0 or 1 done: yes or no\nThe reward is 1 only where the action "
                "fulfils the whole task.")
-DIFF_FORM = ("A state that is close to one in the prompt may be written short: its name, then '- LINE' for "
-             "each line to take out and '+ LINE' for each line to put in there. The name is '= state', '= "
-             "similar 1' (the next state of that transition), or '= FIRST LINE' of another state of this "
-             "episode ('= before 1' or '= earlier 1' where a later state has the same first line).")
+DIFF_FORM = ("A state that is close to one in the prompt may be written short: its name ('= state', '= "
+             "before 1', '= similar 1', "
+             "'= earlier 1'), then '- LINE' for each line to take out and '+ LINE' for each line to put in "
+             "there.")
 
 
 def experience_system(prompts: Prompts, page_format: str) -> str:
@@ -154,29 +154,13 @@ def rename_question(question: Question, change: Callable[[str], str]) -> Questio
 
 
 def known_pages(question: Question) -> dict[str, str]:
-    """The pages of a prompt that a compact answer may name: name -> page. Of a transition it is the next
-    state. That of a demonstration belongs to another task and is named by its tag ("similar 1")."""
-    q = question
-    own = _own_pages(q.state, [state for state, _ in q.recent], [demo.next_state for demo in q.earlier])
-    return {"state": q.state} | own | {f"similar {i}": demo.next_state
-                                       for i, demo in enumerate(reversed(q.demos), 1)}
-
-
-def _own_pages(state: str, recent: list[str], earlier: list[str]) -> dict[str, str]:
-    """Other pages of this episode by their first lines: a model finds a name that it reads, and hardly the
-    tag above it. Where the state or a later page begins with the same line, a page keeps its tag."""
-    tagged = [(f"{tag} {i}", page) for tag, pages in (("before", recent), ("earlier", earlier))
-              for i, page in enumerate(reversed(pages), 1)]
-    names, taken = {}, {"", "state", "there", _first_line(state)}
-    for tag, page in tagged:
-        first = _first_line(page)
-        names[tag if first in taken else first] = page
-        taken.add(first)
-    return names
-
-
-def _first_line(page: str) -> str:
-    return page.split("\n")[0].strip()
+    """The pages of a prompt that a compact answer may name: the tag that stands above a page in the prompt ->
+    page. Of a transition ("similar 1", "earlier 1") it is the next state."""
+    pages = {"state": question.state}
+    pages |= {f"before {i}": state for i, (state, _) in enumerate(reversed(question.recent), 1)}
+    for tag, demos in (("similar", question.demos), ("earlier", question.earlier)):
+        pages |= {f"{tag} {i}": demo.next_state for i, demo in enumerate(reversed(demos), 1)}
+    return pages
 
 
 def _shown(demos: list[Demo], tag: str, pages: dict[str, str], page_format: str) -> str:
@@ -196,7 +180,7 @@ def _shown(demos: list[Demo], tag: str, pages: dict[str, str], page_format: str)
 def next_prompt(question: Question, page_format: str) -> str:
     """The first question: what is the next state?"""
     q, count = question, len(question.recent)
-    pages = {"state": q.state} | _own_pages(q.state, [state for state, _ in q.recent], [])
+    pages = {"state": q.state} | {f"before {count - i}": state for i, (state, _) in enumerate(q.recent)}
     recent = "".join(f"before {count - i}:\n{s}\naction: {a}\n" for i, (s, a) in enumerate(q.recent))
     shown = _shown(q.earlier, "earlier", pages, page_format) + _shown(q.demos, "similar", pages, page_format)
     return f"{recent}{shown}task: {q.task}\nstate:\n{q.state}\naction: {q.action}\n"

@@ -81,24 +81,9 @@ def test_every_known_page_stands_in_the_prompt():
     prompt = next_prompt(asked, "full")
     pages = known_pages(asked)
     assert len(pages) == 4
-    assert {"state", "similar 1"} < pages.keys()
     for name, page in pages.items():
-        assert f"\n{name}:\n" in f"\n{prompt}" or name == page.split("\n")[0]
-        assert page in prompt
+        assert f"\n{name}:\n" in f"\n{prompt}" and page in prompt
         assert parse_next(f"next:\n= {name}", asked, "diff") == ("", page)
-
-
-def test_names_of_known_pages():
-    """One name for two pages; a page without a name; a name that the parser strips or that is a tag."""
-    demos = [Demo("x", "go", "shelf\n1"), Demo("x", "go", "table ")]
-    recent = [("shelf\n2", "a"), ("desk\n1", "b"), ("desk\n2", "c")]
-    asked = Question("", "shelf\n2", "go", recent, demos, demos)
-    assert known_pages(asked) == {"state": "shelf\n2", "earlier 2": "shelf\n1", "table": "table ",
-                                  "before 3": "shelf\n2", "before 2": "desk\n1", "desk": "desk\n2",
-                                  "similar 2": "shelf\n1", "similar 1": "table "}
-    assert next_answer("", "shelf\n2", asked, "diff") == "next:\n= state"
-    for page in ("state\n1", "there\n1", " \n1"):
-        assert known_pages(Question("", "a", "go", [(page, "b")], [], [])) == {"state": "a", "before 1": page}
 
 
 @pytest.mark.parametrize("page_format", ["full", "diff"])
@@ -113,7 +98,7 @@ def test_fuzz_next(page_format):
             parsed += 1
             assert found[1] and found[1].replace("\n", "").isprintable() and len(found[1]) <= MAX_STATE_CHARS
             assert not TAGS.search(found[1])
-    assert 300 < parsed < 3600                   # the fuzz meets both sides
+    assert 400 < parsed < 3600                   # the fuzz meets both sides
 
 
 # ---- the reward ----
