@@ -141,7 +141,8 @@ def test_the_tokenizer_knows_what_is_asked():
 
 @pytest.mark.parametrize(("flags", "text"), [
     ({"quantize": "nf4", "model": "x"}, "--lora-rank"), ({"lora_rank": 4}, "trained in full"),
-    ({"reward_share": 0.8, "counterfactual_share": 0.3}, "more than 1")])
+    ({"reward_share": 0.8, "counterfactual_share": 0.3}, "more than 1"),
+    ({"short_first_steps": 9, "steps": 9}, "expected fewer")])
 def test_flags_that_contradict_each_other(flags, text):
     with pytest.raises(ValueError, match=text):
         check(Args(**flags))
