@@ -32,7 +32,7 @@ from dreamgym.model import (checkpoint_layers, export_model, load_model, load_op
                             optimizer_states, parameter_count, precision, save_model, shard, unsharded)
 from dreamgym.names import Names
 from dreamgym.offline import environment_of
-from dreamgym.page_diff import MARK, encode
+from dreamgym.page_diff import encode
 from dreamgym.prepare import check_model
 from dreamgym.prompts import Question, rename_question
 from dreamgym.sft import sft_step
@@ -127,6 +127,7 @@ class Rows:
                                if e.source == Source.COUNTERFACTUAL] if args.counterfactual_share else []
         self.short = [(e, i) for e, i in self.steps
                       if changes_little(e.steps[i])] if args.short_first_steps else []
+        self.short_steps = args.short_first_steps if self.short else 0
         weight = np.array([1.0 if e.steps[i].valid else args.invalid_weight for e, i in self.steps])
         self.p = weight / weight.sum()
         self.variations = variation_samples(tasks, 2_000,
@@ -139,15 +140,15 @@ class Rows:
         n_reward, n_counterfactual, n_variation = (round(a.rows * s)
                                                    for s in (a.reward_share, a.counterfactual_share,
                                                              a.variation_share))
-        short = bool(self.short) and step < a.short_first_steps
+        short = step < self.short_steps
+        steps, p = (self.short, None) if short else (self.steps, self.p)
         if short:
             n_reward, n_counterfactual, n_variation = 0, a.rows - a.rows // 3, 0
         n_counterfactual *= bool(self.counterfactual)
         n_variation *= bool(self.variations)
         n_next = a.rows - n_reward - n_counterfactual - n_variation
         pick = lambda rows, n, p=None: [rows[i] for i in rng.choice(len(rows), n, p=p)] if n else []
-        picked = [("next", row) for row in (pick(self.short, n_next) if short
-                                            else pick(self.steps, n_next, self.p))]
+        picked = [("next", row) for row in pick(steps, n_next, p)]
         picked += [("reward", row) for row in pick(self.steps, n_reward, self.p)
                    + pick(self.counterfactual, n_counterfactual)]
         picked += [("variation", row) for row in pick(self.variations, n_variation)]
@@ -199,7 +200,7 @@ class Rows:
 
 def changes_little(step: Step) -> bool:
     """Whether the next state is shorter as a difference to the state than as a whole."""
-    return encode(step.next_state, {"state": step.state}).startswith(MARK)
+    return encode(step.next_state, {"state": step.state}) != step.next_state
 
 
 # ---- the run -----------------------------------------------------------------------------------------------
@@ -386,7 +387,7 @@ def export(args: Args, out: Path) -> None:
 def introduce(args: Args, training: Training, log, dist) -> None:
     """What is trained on what. Raises ValueError where most rows are longer than may be generated."""
     rows, model = training.rows, training.experience
-    first = rows.draw(args.short_first_steps)
+    first = rows.draw(rows.short_steps)
     if rows.too_long > rows.drawn / 2:
         raise ValueError(f"{rows.too_long} of {rows.drawn} rows are longer than --context {args.context}, "
                          f"--max-next-tok {args.max_next_tok} or --max-reward-tok {args.max_reward_tok} "
@@ -402,7 +403,7 @@ def introduce(args: Args, training: Training, log, dist) -> None:
 def train_step(args: Args, training: Training, dist) -> dict:
     """One optimizer step on the rows of this step; every rank makes and takes its share of them."""
     rows, step, optimizers = training.rows, training.step, training.optimizers
-    first = args.short_first_steps if rows.short else 0
+    first = rows.short_steps
     start, end = (0, first) if step < first else (first, args.steps)     # each phase has its own cosine
     tiny.set_rate(optimizers, step - start, end - start, args.warmup, args.lr_floor)
     mine = rows.draw(step, slice(dist.rank, None, dist.world_size))
