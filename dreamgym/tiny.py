@@ -92,9 +92,11 @@ def build_tokenizer(texts: Iterable[str], numbered_names: bool = False, max_word
     forms = [ROLE, r"'\n", LINE_NUMBER, r"\n", r"▁?[\[\],:'?=&+]", WORD, "▁"]
     pieces = pre_tokenizers.Split(Regex("|".join([NUMBERED_NAME] * numbered_names + forms)), "isolated")
     counts: Counter[str] = Counter()
-    for text in texts:
-        found = pieces.pre_tokenize_str(normalizer.normalize_str(text))
-        counts.update(piece for piece, _ in found if piece[0] in "▁/%-." and piece.isprintable())
+    lines = Counter(line for text in texts for line in text.split("\n"))  # many pages share their lines
+    for line, times in lines.items():
+        for piece, _ in pieces.pre_tokenize_str(normalizer.normalize_str(line)):
+            if piece[0] in "▁/%-." and piece.isprintable():
+                counts[piece] += times
     for piece, count in list(counts.items()):
         if re.fullmatch(NUMBERED_NAME, piece):  # a name not seen here is a word and a number
             counts.update({f"▁{part}": count for part in piece[1:].split("▁")})
