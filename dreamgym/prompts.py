@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dreamgym.episode import Step, number_lines
-from dreamgym.page_diff import decode, encode
+from dreamgym.page_diff import MARK, decode, encode
 
 MAX_STATE_CHARS = 20_000
 MAX_ACTION_CHARS = 400
@@ -163,16 +163,18 @@ def known_pages(question: Question) -> dict[str, str]:
     return pages
 
 
-def _shown(demos: list[Demo], tag: str, pages: dict[str, str], page_format: str) -> str:
+def _shown(demos: list[Demo], tag: str, question: Question, pages: dict[str, str], page_format: str) -> str:
     """Whole transitions, numbered down to 1, the most similar. In compact form their states are differences
-    to the `pages` of the prompt, so that it is plain whether a transition began in the present state, and
-    their next states to their own states too."""
+    to the `pages` of the prompt, and an action is "= action" where it is the asked one, so that it is plain
+    whether a transition began in the present state and did the same. Their next states are differences to
+    their own states too."""
     text = ""
     for i, demo in zip(range(len(demos), 0, -1), demos):
-        before, after = demo.state, demo.next_state
+        before, action, after = demo.state, demo.action, demo.next_state
         if page_format == "diff":
+            action = f"{MARK}action" if action == question.action else action
             before, after = encode(before, pages), encode(after, {"there": before} | pages)
-        text += f"{tag} {i}:\n{before}\naction: {demo.action}\nnext:\n{after}\n"
+        text += f"{tag} {i}:\n{before}\naction: {action}\nnext:\n{after}\n"
         text += f"reward: {int(demo.reward)}\n" if demo.reward else ""
     return text
 
@@ -182,8 +184,9 @@ def next_prompt(question: Question, page_format: str) -> str:
     q, count = question, len(question.recent)
     pages = {"state": q.state} | {f"before {count - i}": state for i, (state, _) in enumerate(q.recent)}
     recent = "".join(f"before {count - i}:\n{s}\naction: {a}\n" for i, (s, a) in enumerate(q.recent))
-    shown = _shown(q.earlier, "earlier", pages, page_format) + _shown(q.demos, "similar", pages, page_format)
-    return f"{recent}{shown}task: {q.task}\nstate:\n{q.state}\naction: {q.action}\n"
+    earlier = _shown(q.earlier, "earlier", q, pages, page_format)
+    similar = _shown(q.demos, "similar", q, pages, page_format)
+    return f"{recent}{earlier}{similar}task: {q.task}\nstate:\n{q.state}\naction: {q.action}\n"
 
 
 def next_answer(reasoning: str, next_state: str, question: Question, page_format: str) -> str:

@@ -166,6 +166,7 @@ def agrees(reason: str, reward_reason: str, step: Step) -> bool:
     return all([
         (" so the same page " in words) == (step.next_state == step.state),
         (" so it is taken " in words) == taken,
+        (f" keep {after.holding or text.NOTHING} ;" in words) == (verb == "go" and before.place != after.place),
         (" so it is put there " in words) == (verb == "move" and bool(before.holding) and not after.holding),
         *(true for said, true in only_if.items() if said in words),
         *((kind in after.kinds) == (said == "yes") for kind, said in zip(shown[::2], shown[1::2])),
@@ -207,11 +208,11 @@ HOLD, FITS = "hold apple 1 : apple 1 yes", "at desk 1 : desk 1 yes ; fits yes so
 
 # (task, state, action, next state ("=": the same), why it follows, why the reward follows)
 @pytest.mark.parametrize("task, state, action, after, trace, reward_trace", [
-    (HEAT, ROOM, "go to drawer 1", SHUT, "drawer 1 is new and closed", "go: no"),
-    (HEAT, ROOM, "go to desk 1", DESK, "desk 1 is new ; apple yes", "go: no"),
+    (HEAT, ROOM, "go to drawer 1", SHUT, "keep nothing ; drawer 1 is new and closed", "go: no"),
+    (HEAT, ROOM, "go to desk 1", DESK, "keep nothing ; desk 1 is new ; apple yes", "go: no"),
     (LOOK, ROOM, "go to desk 1", "at desk 1: | book 1 | holding: nothing",
-     "desk 1 is new ; apple no desklamp no", "go: no"),
-    (HEAT, SHUT, "go to desk 1", DESK, "desk 1 is known", "go: no"),
+     "keep nothing ; desk 1 is new ; apple no desklamp no", "go: no"),
+    (HEAT, SHUT, "go to desk 1", DESK, "keep nothing ; desk 1 is known", "go: no"),
     (HEAT, DESK, "go to drawer 9", "=", "drawer 9 is not in the room", ""),
     (HEAT, DESK, "go to desk 1", "=", "already at desk 1", ""),
     (HEAT, SHUT, "open drawer 1", "at drawer 1 open: | apple 2 | holding: nothing",
@@ -239,7 +240,7 @@ HOLD, FITS = "hold apple 1 : apple 1 yes", "at desk 1 : desk 1 yes ; fits yes so
      "apple : apple yes fridge : fridge yes another apple : nothing no so no"),
     (LOOK, LAMP, "use desklamp 1", LIT, "look for desklamp 1 : desklamp 1 yes so it is on",
      "apple : apple yes desklamp : on yes so yes"),
-    (LOOK, SHUT.replace("nothing", "apple 1"), "go to desk 1", LIT, "desk 1 is known",      # the lamp came first
+    (LOOK, SHUT.replace("nothing", "apple 1"), "go to desk 1", LIT, "keep apple 1 ; desk 1 is known",      # the lamp came first
      "apple : apple yes desklamp : on yes so yes"),
     (HEAT, LAMP, "use desklamp 1", LIT, "look for desklamp 1 : desklamp 1 yes so it is on",
      "desk : use no so no"),
@@ -250,7 +251,7 @@ HOLD, FITS = "hold apple 1 : apple 1 yes", "at desk 1 : desk 1 yes ; fits yes so
     (HEAT, DESK, "take apple 1 from desk 1", SHUT, "", "take: no"),
     (HEAT, DESK, "take pen 1 from bed 1", "at desk 1: | apple 1 | holding: mug 1", "", "take: no"),
     (HEAT, DESK, "look", SHUT, "", "look: no"),
-    (HEAT, DESK, "go to drawer 1", SHUT, "drawer 1 is new and closed", "paid for nothing"),
+    (HEAT, DESK, "go to drawer 1", SHUT, "keep nothing ; drawer 1 is new and closed", "paid for nothing"),
     (HEAT, AT_DESK + "apple 1", "move apple 1 to desk 1", PUT, f"{HOLD} ; {FITS}", "paid for nothing"),
     (HEAT, DESK, "go to drawer 1", "a page of another form", "", "")])
 def test_what_a_trace_says(task, state, action, after, trace, reward_trace):

@@ -149,17 +149,23 @@ def test_every_step_has_two_true_traces_on_one_line(played):
 
 
 def test_option_traces_look_before_they_choose(played):
-    """A look-up that does not read the page: its end must be what the page did."""
-    chosen = Counter()
+    """A look-up that does not read the page, or forgets what was chosen: its end must be what the page did."""
+    ends = Counter()
     for _, step in steps_of(played["imperfect"], played["prober"]):
         item, (_, value) = text.read_item(step.state), text.split_action(step.action)
-        if item and text.action_type(step.state, step.action) in ("option", "refused") and value:
-            end = "it is chosen" if value in text.read_item(step.next_state).chosen else "the same page"
+        kind = text.action_type(step.state, step.action)
+        if item and kind in ("option", "refused") and value:
             looked = item.values[:item.values.index(value) + 1] if value in item.values else item.values
             facts = "".join(f"{other} {'yes' if other == value else 'no'} " for other in looked)
-            assert step.reasoning == f"look for {value} : {facts}so {end}"
-            chosen[end] += 1
-    assert min(chosen.values()) > 30 and len(chosen) == 2
+            after, same = text.read_item(step.next_state).chosen, step.next_state == step.state
+            groups = {name: [set(values) & set(chosen) for chosen in (item.chosen, after)]
+                      for name, values in item.options.items()}
+            facts += "; " * (kind == "option") + " ; ".join(
+                f"{name} {'takes' if now != had else 'has'} {''.join(now) or 'none'}"
+                for name, (had, now) in groups.items() if kind == "option") + " " * (kind == "option")
+            assert step.reasoning == f"look for {value} : {facts}so {'the same page' if same else ' / '.join(after)}"
+            ends[kind, same, len(after)] += 1
+    assert ends["refused", True, 0] > 30 and ends["option", False, 2] > 30 and ends["option", True, 1] > 3
 
 
 BLUE_VEST = "find me vest with color: blue"
@@ -185,7 +191,7 @@ REFUSED = HERE + "not possible here so the same page"
         ("search[slim vest]", HERE + "the shop lists matches for slim vest"),
         ("click[back to search]", HERE + "back to the search page"), ("click[< prev]", REFUSED),
         ("click[next >]", HERE + "the next page of the same results"))),
-    ("find me vest", PAGE, "click[< prev]", LISTED, 0, False, ("item : back to the page before", "no purchase")),
+    ("find me vest", PAGE, "click[< prev]", LISTED, 0, False, (f"item : back to {LISTED.splitlines()[0]}", "no purchase")),
 ])
 def test_traces_match_the_record(shop, instruction, state, action, next_state, reward, done, traces):
     step = Step(state=state, action=action, next_state=next_state, reward=float(reward), done=done)

@@ -110,11 +110,12 @@ def _go(t: Transition, pages: list[View], wanted: Wanted | None) -> list[str]:
         room = next((view.room for view in pages if view.room), [])
         absent = place != t.before.place and place not in room
         return [f"{place} is not in the room" if absent else f"already at {place}"]
+    keep = f"keep {t.after.holding or NOTHING}"
     if any(view.place == place for view in pages):
-        return [f"{place} is known"]
+        return [keep, f"{place} is known"]
     if t.after.opened is False:
-        return [f"{place} is new and closed"]
-    return [f"{place} is new", *_shown(t, wanted)]
+        return [keep, f"{place} is new and closed"]
+    return [keep, f"{place} is new", *_shown(t, wanted)]
 
 
 def _open(t: Transition, pages: list[View], wanted: Wanted | None) -> list[str]:

@@ -47,16 +47,18 @@ def _explain_page(step: Step) -> str:
     item, after = text.read_item(step.state), text.read_item(step.next_state)
     if step.done or (kind == "refused" and step.next_state != step.state):
         return ""
-    if kind == "option" and (after is None or argument not in after.chosen):
-        return ""                                # upstream marks no value that JSON writes with an escape
     if kind == "open":
         return f"{argument} is {' '.join(text.read_results(step.state)[argument])} and opens"
     if item and argument and kind in ("option", "refused"):
-        facts = _compared(item.values, argument)
-        return f"look for {argument} : {facts}so {'it is chosen' if kind == 'option' else 'the same page'}"
-    heading = step.state.split("\n")[0]      # what a button does depends on it: "results page 1 of 5"
-    here = heading if text.page_kind(step.state) == "results" else heading.split(" ")[0]
-    follows = {"search": f"the shop lists matches for {argument}", "prev": "back to the page before",
+        facts = f"look for {argument} : {_compared(item.values, argument)}"
+        if kind == "refused":
+            return f"{facts}so the same page"
+        chosen, why = _choose(item, argument)
+        if after is None or after.chosen != chosen:
+            return ""                            # upstream marks no value that JSON writes with an escape
+        return f"{facts}; {why} so {'the same page' if chosen == item.chosen else ' / '.join(chosen)}"
+    here, there = _name(step.state), _name(step.next_state)
+    follows = {"search": f"the shop lists matches for {argument}", "prev": f"back to {there}",
                "next": "the next page of the same results", "sub": "details of this item",
                "back": "back to the search page"}.get(kind, "not possible here so the same page")
     return f"{here} : {follows}"
@@ -68,6 +70,23 @@ def _verdict(rows: list[Check], item: text.Item) -> str:
     facts = [f"{what} : {_compared(candidates[kind], what)}{'met' if met else 'missing'}"
              for kind, what, met in rows]
     return f"check {' '.join(facts)} so {'success' if all(met for _, _, met in rows) else 'failure'}"
+
+
+def _name(state: str) -> str:
+    """What a button does depends on the number of a page of results: "results page 1 of 5", "item"."""
+    heading = state.split("\n")[0]
+    return heading if text.page_kind(state) == "results" else heading.split(" ")[0]
+
+
+def _choose(item: text.Item, value: str) -> tuple[list[str], str]:
+    """(the options chosen after a click on `value`, why: "color has red ; size takes 7")."""
+    chosen, why = [], []
+    for name, values in item.options.items():
+        had = next((v for v in values if v in item.chosen), None)
+        takes = value in values and value != had
+        why.append(f"{name} takes {value}" if takes else f"{name} has {had or 'none'}")
+        chosen += [value] if takes else [had] * (had is not None)
+    return chosen, " ; ".join(why)
 
 
 def _compared(candidates: list[str], wanted: str) -> str:
