@@ -163,18 +163,22 @@ def known_pages(question: Question) -> dict[str, str]:
     return pages
 
 
+def _done(action: str, question: Question, page_format: str) -> str:
+    """An action of the prompt. The compact form says where it is the asked one: a small model compares
+    badly."""
+    return f"{MARK}action" if page_format == "diff" and action == question.action else action
+
+
 def _shown(demos: list[Demo], tag: str, question: Question, pages: dict[str, str], page_format: str) -> str:
     """Whole transitions, numbered down to 1, the most similar. In compact form their states are differences
-    to the `pages` of the prompt, and an action is "= action" where it is the asked one, so that it is plain
-    whether a transition began in the present state and did the same. Their next states are differences to
-    their own states too."""
+    to the `pages` of the prompt, so that it is plain whether a transition began in the present state, and
+    their next states to their own states too."""
     text = ""
     for i, demo in zip(range(len(demos), 0, -1), demos):
-        before, action, after = demo.state, demo.action, demo.next_state
+        before, after = demo.state, demo.next_state
         if page_format == "diff":
-            action = f"{MARK}action" if action == question.action else action
             before, after = encode(before, pages), encode(after, {"there": before} | pages)
-        text += f"{tag} {i}:\n{before}\naction: {action}\nnext:\n{after}\n"
+        text += f"{tag} {i}:\n{before}\naction: {_done(demo.action, question, page_format)}\nnext:\n{after}\n"
         text += f"reward: {int(demo.reward)}\n" if demo.reward else ""
     return text
 
@@ -183,7 +187,8 @@ def next_prompt(question: Question, page_format: str) -> str:
     """The first question: what is the next state?"""
     q, count = question, len(question.recent)
     pages = {"state": q.state} | {f"before {count - i}": state for i, (state, _) in enumerate(q.recent)}
-    recent = "".join(f"before {count - i}:\n{s}\naction: {a}\n" for i, (s, a) in enumerate(q.recent))
+    recent = "".join(f"before {count - i}:\n{s}\naction: {_done(a, q, page_format)}\n"
+                     for i, (s, a) in enumerate(q.recent))
     earlier = _shown(q.earlier, "earlier", q, pages, page_format)
     similar = _shown(q.demos, "similar", q, pages, page_format)
     return f"{recent}{earlier}{similar}task: {q.task}\nstate:\n{q.state}\naction: {q.action}\n"

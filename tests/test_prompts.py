@@ -75,13 +75,15 @@ def test_edits_that_do_not_fit_are_malformed(text):
     assert parse_next(f"next:\n{text}", question(), "diff") is None
 
 
-def test_a_demonstration_says_whether_it_is_the_question():
+def test_a_step_of_the_prompt_says_whether_it_did_what_is_asked():
     """A demonstration of another action that a model copies from, because it cannot tell."""
     asked = question()
+    asked.recent.append((STATES[2], "click[1]"))
     asked.demos = [Demo(STATES[2], "click[2]", STATES[4]), Demo(STATE, "click[1]", STATES[3])]
     compact, whole = (next_prompt(asked, page_format) for page_format in ("diff", "full"))
-    assert "similar 2:\n" + STATES[2] + "\naction: click[2]\n" in compact
+    assert "similar 2:\n= before 1\naction: click[2]\n" in compact
     assert "similar 1:\n= state\naction: = action\n" in compact
+    assert f"before 2:\n{STATES[0]}\naction: search[a]\nbefore 1:\n{STATES[2]}\naction: = action\n" in compact
     assert f"similar 1:\n{STATE}\naction: click[1]\n" in whole and "= action" not in whole
 
 
