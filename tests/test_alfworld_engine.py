@@ -1,19 +1,17 @@
 """The ALFWorld engine against TextWorld's unchanged one, its sessions, its caches and its refusals."""
 from __future__ import annotations
 
-import ast
 import json
 import random
 import subprocess
 import sys
-from collections import defaultdict
-from types import SimpleNamespace
+from collections import defaultdict, deque
+from weakref import WeakValueDictionary
 
 import pytest
 from alfworld_official import KINDS, SOURCE, StockEngine, packages_missing, rebuild
 
 from dreamgym.envs.alfworld import engine as alfworld_engine, library as alfworld_library
-from dreamgym.envs.alfworld.grammar import _computed
 from dreamgym.envs.alfworld.engine import Engine, read_game
 from dreamgym.envs.alfworld.games import generate
 
@@ -36,8 +34,8 @@ def games(tmp_path_factory):
 @pytest.fixture
 def fresh(monkeypatch):
     """No graph of another test. Calling it drops this test's own, as in a new process."""
-    for name in ("_recent", "_alive"):
-        monkeypatch.setattr(alfworld_engine, name, type(getattr(alfworld_engine, name))())
+    monkeypatch.setattr(alfworld_engine, "_recent", deque(maxlen=16))
+    monkeypatch.setattr(alfworld_engine, "_alive", WeakValueDictionary())
 
     def forget():
         alfworld_engine._recent.clear()
@@ -120,7 +118,7 @@ def test_a_command_off_the_list_changes_nothing(games):
 
 def test_memory_is_bounded(games, fresh, monkeypatch):
     made = []
-    monkeypatch.setattr(alfworld_engine, "GAMES_KEPT", 2)
+    monkeypatch.setattr(alfworld_engine, "_recent", deque(maxlen=2))
     monkeypatch.setattr(alfworld_engine, "Library", lambda: made.append(1) or alfworld_library.Library())
     monkeypatch.setattr(alfworld_engine, "_idle_libraries", [])
     for path in games * 2:
@@ -173,8 +171,8 @@ def grammar(old, new):
     (grammar("move {o} to {r}", "put {o} in/on {r}"), "alfworld < 0.4"),
     (grammar("task", "UNKNOWN GOAL"), "Your task is to"),
     (grammar("task", "{__import__('os')}"), "plain words"),
-    (grammar("action look {", "action stare {"), "no command for the PDDL's look"),
-    (lambda game: {**game, "grammar": game["grammar"] + "{"}, "parse the grammar"),
+    (lambda game: game | {"pddl_domain": game["pddl_domain"].replace(":action look", ":action stare")},
+     "no command for the PDDL's stare"),
     (lambda game: {**game, "pddl_problem": "(define"}, "cannot translate"),
     (lambda game: {**game, "pddl_problem": game["pddl_problem"].split("(:goal")[0]
                    + "(:goal (opened nowhere)))"}, "out of reach"),
@@ -197,8 +195,8 @@ def test_import_needs_no_package():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-@pytest.mark.parametrize("text", ["__import__('os').getcwd()", "o.__class__", "[o]", "o.name * 9"])
-def test_a_games_grammar_runs_no_python(text):
+def test_a_games_grammar_runs_no_python(games, tmp_path):
     """A downloaded game that runs its own code: TextWorld evaluates whatever stands in a grammar."""
-    with pytest.raises(ValueError, match="a grammar computes"):
-        _computed(ast.parse(text, mode="eval").body, {"o": SimpleNamespace(name="apple 1")})
+    game, path = read_game(games[0]), tmp_path / "game.tw-pddl"
+    path.write_text(json.dumps(game | {"grammar": game["grammar"].replace("r.name", "__import__('os')._exit(1)")}))
+    assert list(walk(path, 0)) == list(walk(games[0], 0))
