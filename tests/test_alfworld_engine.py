@@ -25,7 +25,7 @@ def games(tmp_path_factory):
     if SOURCE.exists():
         rebuild(folder, "valid_seen")
     else:
-        generate(folder, 1, {"train": 6}, check=False)
+        generate(folder, 1, {"train": 6})
     for path in sorted(folder.rglob("game.tw-pddl"), key=lambda path: path.stat().st_size):
         found.setdefault(json.loads((path.parent / "traj_data.json").read_text())["task_type"], path)
     return [found[kind] for kind in KINDS]
@@ -33,13 +33,13 @@ def games(tmp_path_factory):
 
 @pytest.fixture
 def fresh(monkeypatch):
-    """No graph of another test. Calling it drops this test's own, as in a new process."""
+    """No game of another test. Calling it drops this test's own, as in a new process."""
     monkeypatch.setattr(alfworld_engine, "_recent", deque(maxlen=16))
     monkeypatch.setattr(alfworld_engine, "_alive", WeakValueDictionary())
 
     def forget():
         alfworld_engine._recent.clear()
-        assert not alfworld_engine._alive, "a graph is kept by something else"
+        assert not alfworld_engine._alive, "a game is kept by something else"
     return forget
 
 
@@ -96,7 +96,7 @@ def walk(path, seed, steps=25):
 
 
 def test_interleaved_sessions_answer_as_alone(games, fresh):
-    """Sessions of one game share its graph and its library: none may see where another one stands."""
+    """Sessions of one game share its library: none may see where another one stands."""
     plays = [(path, seed) for path in games[:2] for seed in range(4)]
     together = [walk(path, seed) for path, seed in plays]
     transcripts = [list(turn) for turn in zip(*zip(*together))]
@@ -109,10 +109,10 @@ def test_interleaved_sessions_answer_as_alone(games, fresh):
 
 def test_a_command_off_the_list_changes_nothing(games):
     engine = Engine(games[0])
-    node, before, moves = engine._node, (engine.admissible, engine.facts), len(engine._node.moves)
+    state, before = engine._state, (engine.admissible, engine.facts)
     for command in ("", "go to the moon", "Help", "look around", "take apple 1"):
         assert engine.step(command) == "Nothing happens."
-    assert (engine.admissible, engine.facts) == before and engine._node is node and len(node.moves) == moves
+    assert (engine.admissible, engine.facts) == before and engine._state is state
     assert "help" not in engine.admissible and engine.step(" help ").startswith("Available commands:")
 
 
@@ -124,16 +124,6 @@ def test_memory_is_bounded(games, fresh, monkeypatch):
     for path in games * 2:
         list(walk(path, 0, 5))
     assert len(alfworld_engine._recent) == 2 and len(alfworld_engine._alive) <= 2 and len(made) <= 3
-
-
-def test_a_large_graph_is_begun_anew_without_its_sessions_noticing(games, fresh, monkeypatch):
-    expected = list(walk(games[1], 5))
-    fresh()
-    monkeypatch.setattr(alfworld_engine, "STATES_KEPT", 4)
-    session = walk(games[1], 5)
-    transcript = [next(session) for _ in range(12)]
-    assert len(Engine(games[1])._game.nodes) == 1, "the full graph was handed out again"
-    assert transcript + list(session) == expected
 
 
 def test_the_cache_folder_replaces_the_translator(games, fresh, monkeypatch, tmp_path):

@@ -2,9 +2,8 @@
 with the same answers.
 
 What decides is TextWorld's: its translation of the PDDL, and its Fast Downward library (state and rules).
-sentences.py writes the texts. What TextWorld computes anew at every step is kept. All engines on one game
-share a graph of the states seen so far and one copy of the library, which goes back into any of them. Not for
-threads.
+sentences.py writes the texts. All engines on one game share a copy of the library, which goes back into any
+state that it met. Not for threads.
 """
 from __future__ import annotations
 
@@ -14,19 +13,17 @@ import os
 import re
 import weakref
 from collections import deque
-from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from dreamgym.envs.alfworld.library import Library, translation
 from dreamgym.envs.alfworld.sentences import COMMANDS, Narrator
 from dreamgym.envs.alfworld.text import shown_names
 
 VERSIONS = {"alfworld": "0.4.2", "textworld": "1.7.0"}
-# a graph larger than this is left to its sessions and begun anew
-STATES_KEPT = 4000
 
 _alive: weakref.WeakValueDictionary[tuple, _Game] = weakref.WeakValueDictionary()
-# idle games stay in memory, 2-8 MB each; to open one again from a translation costs 5-20 ms
+# games that stay open without a session: to open one again from a translation costs 5-20 ms
 _recent: deque[_Game] = deque(maxlen=16)
 _idle_libraries: list[Library] = []
 _TASK = re.compile(r'(?<="Your task is to: )[^\\{}\[\]|#"]*(?=\.")')
@@ -74,26 +71,28 @@ class Engine:
 
     def __init__(self, path: str | Path, cache: str | Path = ""):
         self._game = _open_game(Path(path), cache)
-        self._node = self._game.start
+        self._state = self._game.start
         self.task: str = self._game.task
 
     def reset(self) -> str:
-        self._node = self._game.start
+        self._state = self._game.start
         return self._game.intro
 
     def step(self, command: str) -> str:
         """The engine's answer. A command that is not admissible changes nothing."""
-        text, self._node = self._game.step(self._node, command.strip())
+        if command.strip() not in self._state.operators:
+            return "Nothing happens."
+        text, self._state = self._game.move(self._state, command.strip())
         return text
 
     @property
     def won(self) -> bool:
-        return self._node.won
+        return self._state.won
 
     @property
     def admissible(self) -> list[str]:
         """Commands that do something in this state, sorted, without `help`."""
-        return sorted(command for command in self._node.operators if command != "help")
+        return sorted(command for command in self._state.operators if command != "help")
 
     @property
     def facts(self) -> frozenset[tuple[str, ...]]:
@@ -101,27 +100,22 @@ class Engine:
         is not told (a used lamp is `istoggled`): TextWorld's record of conditional effects is wrong."""
         names = self._game.narrator.names
         return frozenset((predicate, *[names[key] for key in keys])
-                         for predicate, *keys in self._game.first_facts ^ self._node.changed
+                         for predicate, *keys in self._game.first_facts ^ self._state.changed
                          if not predicate.startswith("not_") and predicate != "ison")
 
 
-@dataclass(eq=False, slots=True)
-class _Node:
-    """A state of a game."""
-    state_id: int                                # the library's
+class _State(NamedTuple):
+    """TextWorld writes its texts from a second record of facts beside the library's state: each effect of an
+    operator removes its opposite and is added, so that `not_inreceptacle(apple, fridge)` exists only once the
+    apple was taken out."""
+    number: int                                  # the library's
     changed: frozenset                           # facts that differ from the start
     won: bool
     operators: dict[str, tuple[int, int]]        # command -> (operator, number of its effects)
-    moves: dict[str, tuple[str, _Node]] = field(default_factory=dict)
 
 
 class _Game:
-    """The graph of one game's states, grown as they are met.
-
-    TextWorld writes its texts from a second record of facts beside the library's state: each effect of an
-    operator removes its opposite and is added, so that `not_inreceptacle(apple, fridge)` exists only once the
-    apple was taken out. A node is a pair of both.
-    """
+    """What all sessions of a game share."""
 
     def __init__(self, game: dict, translated: dict):
         self.parameters = translated["parameters"]
@@ -133,71 +127,50 @@ class _Game:
         self.task = game["task"]
         self.intro = self.narrator.surroundings(self.first_facts, at_start=True)
         self.ground: dict[int, tuple[str, dict, str]] = {}   # operator -> action, who is who in it, command
-        self.choices: dict[tuple, dict[str, tuple[int, int]]] = {}
-        self.nodes: dict[tuple, _Node] = {}
         self.library = _idle_libraries.pop() if _idle_libraries else Library()
         self.library.lib.load_sas(translated["sas"].encode())
-        self.start = self._node(frozenset())
-        weakref.finalize(self, _release, self.library, self.nodes).atexit = False
+        self.start = self._state(frozenset())
+        weakref.finalize(self, _release, self.library).atexit = False
 
-    def step(self, node: _Node, command: str) -> tuple[str, _Node]:
-        if command not in node.operators:
-            return "Nothing happens.", node
-        if command not in node.moves:
-            node.moves[command] = self._move(node, *node.operators[command])
-        return node.moves[command]
-
-    def _move(self, node: _Node, operator: int, effects: int) -> tuple[str, _Node]:
-        self.library.lib.set_state_id(node.state_id)
-        facts = set(self.first_facts ^ node.changed)
+    def move(self, state: _State, command: str) -> tuple[str, _State]:
+        operator, effects = state.operators[command]
+        self.library.lib.set_state_id(state.number)
+        facts = set(self.first_facts ^ state.changed)
         for atom in self.library.apply(operator, effects):   # "NegatedAtom holds(agent1, apple_bar_1)"
             kind, *fact = filter(None, re.split(r"[ (),]+", atom))
             row, opposite = tuple(fact), (f"not_{fact[0]}", *fact[1:])
             facts.add(row if kind == "Atom" else opposite)
             facts.discard(opposite if kind == "Atom" else row)
         action, who, _ = self.ground[operator]
-        return self.narrator.answer(action, who, facts), self._node(self.first_facts ^ facts)
+        return self.narrator.answer(action, who, facts), self._state(self.first_facts ^ facts)
 
-    def _node(self, changed: frozenset) -> _Node:
-        """The node of the library's current state and these facts."""
-        lib = self.library.lib
-        key = (lib.get_state_id(), changed)
-        if key not in self.nodes:
-            self.nodes[key] = _Node(key[0], changed, lib.check_goal(), self._operators())
-        return self.nodes[key]
-
-    def _operators(self) -> dict[str, tuple[int, int]]:
-        """Of the ways to do what a command says, the first counts."""
-        found = self.library.operators()
-        ids = tuple([operator.id for operator in found])
-        if ids not in self.choices:
-            self.choices[ids] = choices = {}
-            for operator in found:
-                if operator.id not in self.ground:
-                    action, *keys = operator.name.decode("cp1252").split()
-                    who = dict(zip(self.parameters[action], keys))
-                    self.ground[operator.id] = action, who, self.narrator.command(action, who)
-                choices.setdefault(self.ground[operator.id][2], (operator.id, operator.effects))
-        return self.choices[ids]
+    def _state(self, changed: frozenset) -> _State:
+        """The library's current state. Of the ways to do what a command says, the first counts."""
+        operators = {}
+        for operator in self.library.operators():
+            if operator.id not in self.ground:
+                action, *keys = operator.name.decode("cp1252").split()
+                who = dict(zip(self.parameters[action], keys))
+                self.ground[operator.id] = action, who, self.narrator.command(action, who)
+            operators.setdefault(self.ground[operator.id][2], (operator.id, operator.effects))
+        return _State(self.library.lib.get_state_id(), changed, self.library.lib.check_goal(), operators)
 
 
-def _release(library: Library, nodes: dict) -> None:
-    """A game that nobody plays gives its library back; its nodes, which point at each other, are freed."""
-    for node in nodes.values():
-        node.moves.clear()
+def _release(library: Library) -> None:
+    """A game that nobody plays gives its library back."""
     library.lib.cleanup()
     _idle_libraries.append(library)
 
 
 def _open_game(path: Path, cache: str | Path) -> _Game:
-    """The graph of a game that is in play or was lately, or a new one."""
+    """A game that is in play or was lately, or a new one."""
     try:
         stat = path.stat()
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror}); expected a game.tw-pddl file") from None
     key = (os.path.abspath(path), stat.st_mtime_ns, stat.st_size)
     game = _alive.get(key)
-    if game is None or len(game.nodes) > STATES_KEPT:
+    if game is None:
         require()
         data = read_game(path)
         try:

@@ -11,7 +11,6 @@ import struct
 import sys
 import tempfile
 import zlib
-from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
@@ -85,37 +84,22 @@ def translate(domain: str, problem: str) -> dict:
     {action: [name]}. Raises ValueError, without a file name, for PDDL that makes no game."""
     import fast_downward
     gc.disable()                                 # a fifth of the time: nothing here is garbage before the end
+    argv = sys.argv                              # the translator overwrites them
     try:
-        with own_argv():
-            task, sas = fast_downward.pddl2sas(domain, problem)
+        task, sas = fast_downward.pddl2sas(domain, problem)
     except (Exception, SystemExit) as error:     # the translator asserts, raises and exits
         raise ValueError(f"Fast Downward cannot translate the PDDL ({type(error).__name__}: "
                          f"{str(error)[:150]})") from None
     finally:
         gc.enable()
+        sys.argv = argv
     if "Atom dummy(val1)" in sas:
         raise ValueError("the goal is out of reach, or reached from the start; expected a solvable game")
     return {
         "sas": sas,
-        "facts": [fact for fact in map(_initial_fact, task.init) if fact],
+        # costs and distances have no predicate
+        "facts": [[atom.predicate, *atom.args]
+                  for atom in task.init if getattr(atom, "predicate", "=") != "="],
         "parameters": {action.name: [parameter.name.strip("?") for parameter in action.parameters]
                        for action in task.actions},
     }
-
-
-def _initial_fact(element) -> list[str] | None:
-    """[predicate, *names]; None for what TextWorld leaves out: equality, costs and distances."""
-    if hasattr(element, "predicate"):
-        return None if element.predicate == "=" else [element.predicate, *element.args]
-    value = str(element.expression.value)
-    return None if element.fluent.symbol == "total-cost" or value.isdigit() else [value, *element.fluent.args]
-
-
-@contextmanager
-def own_argv():
-    """TextWorld's translator overwrites sys.argv; the program's own comes back."""
-    argv = sys.argv
-    try:
-        yield
-    finally:
-        sys.argv = argv
