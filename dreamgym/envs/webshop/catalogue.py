@@ -142,12 +142,13 @@ class Catalogue:
                        if entry.instruction is not None and entry.instruction_attributes]
         self.products = list(self.by_asin.values())
         targets = [(product, entry, _draw_upper(product.price, rng)) for product, entry in wanted]
-        self.goals = SyntheticGoals(targets)
         if human_goals:
             self.goals = [Goal(product, entry.instruction.strip(".") + _price_text(upper),
                                entry.instruction_attributes, entry.instruction_options, upper)
                           for product, entry, upper in targets]
             random.Random(SHUFFLE_SEED).shuffle(self.goals)
+        else:
+            self.goals = SyntheticGoals(targets)
         self.search = lru_cache(maxsize=4096)(self._search)
 
     @cached_property

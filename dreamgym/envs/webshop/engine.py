@@ -150,7 +150,8 @@ class WebShopEngine:
         if self.page == "item":
             for name, values in product.options.items():
                 nodes += [("text", name), *(("option", value) for value in values)]
-            nodes += [("text", text) for text in (product.title, f"Price: {product.price_tag}", "Rating: N.A.")]
+            nodes += [("text", product.title), ("text", f"Price: {product.price_tag}"),
+                      ("text", "Rating: N.A.")]
             return nodes + [("button", text) for text in ("Description", "Features", "Reviews", "Buy Now")]
         texts = {"description": [product.description],
                  "features": [f" {bullet}" for bullet in product.bullets],
