@@ -80,9 +80,10 @@ class Engine:
 
     def step(self, command: str) -> str:
         """The engine's answer. A command that is not admissible changes nothing."""
-        if command.strip() not in self._state.operators:
+        command = command.strip()
+        if command not in self._state.operators:
             return "Nothing happens."
-        text, self._state = self._game.move(self._state, command.strip())
+        text, self._state = self._game.move(self._state, command)
         return text
 
     @property
@@ -99,17 +100,16 @@ class Engine:
         """The hidden true state, such as ("inreceptacle", "apple 1", "fridge 1"). Never for prompts. `ison`
         is not told (a used lamp is `istoggled`): TextWorld's record of conditional effects is wrong."""
         names = self._game.narrator.names
-        return frozenset((predicate, *[names[key] for key in keys])
-                         for predicate, *keys in self._game.first_facts ^ self._state.changed
+        return frozenset((predicate, *[names[key] for key in keys]) for predicate, *keys in self._state.facts
                          if not predicate.startswith("not_") and predicate != "ison")
 
 
 class _State(NamedTuple):
-    """TextWorld writes its texts from a second record of facts beside the library's state: each effect of an
+    """TextWorld writes its texts from a second record, `facts`, beside the library's state: each effect of an
     operator removes its opposite and is added, so that `not_inreceptacle(apple, fridge)` exists only once the
     apple was taken out."""
     number: int                                  # the library's
-    changed: frozenset                           # facts that differ from the start
+    facts: frozenset[tuple[str, ...]]
     won: bool
     operators: dict[str, tuple[int, int]]        # command -> (operator, number of its effects)
 
@@ -122,29 +122,29 @@ class _Game:
         if unknown := sorted(set(self.parameters) - set(COMMANDS)):
             raise ValueError(f"alfworld {VERSIONS['alfworld']} has no command for the PDDL's "
                              f"{', '.join(unknown)}; expected its own actions")
-        self.first_facts = frozenset(map(tuple, translated["facts"]))
-        self.narrator = Narrator(shown_names(key for _, *keys in self.first_facts for key in keys))
+        facts = frozenset(map(tuple, translated["facts"]))
+        self.narrator = Narrator(shown_names(key for _, *keys in facts for key in keys))
         self.task = game["task"]
-        self.intro = self.narrator.surroundings(self.first_facts, at_start=True)
+        self.intro = self.narrator.surroundings(facts, at_start=True)
         self.ground: dict[int, tuple[str, dict, str]] = {}   # operator -> action, who is who in it, command
         self.library = _idle_libraries.pop() if _idle_libraries else Library()
         self.library.lib.load_sas(translated["sas"].encode())
-        self.start = self._state(frozenset())
+        self.start = self._state(facts)
         weakref.finalize(self, _release, self.library).atexit = False
 
     def move(self, state: _State, command: str) -> tuple[str, _State]:
         operator, effects = state.operators[command]
         self.library.lib.set_state_id(state.number)
-        facts = set(self.first_facts ^ state.changed)
+        facts = set(state.facts)
         for atom in self.library.apply(operator, effects):   # "NegatedAtom holds(agent1, apple_bar_1)"
             kind, *fact = filter(None, re.split(r"[ (),]+", atom))
             row, opposite = tuple(fact), (f"not_{fact[0]}", *fact[1:])
             facts.add(row if kind == "Atom" else opposite)
             facts.discard(opposite if kind == "Atom" else row)
         action, who, _ = self.ground[operator]
-        return self.narrator.answer(action, who, facts), self._state(self.first_facts ^ facts)
+        return self.narrator.answer(action, who, facts), self._state(frozenset(facts))
 
-    def _state(self, changed: frozenset) -> _State:
+    def _state(self, facts: frozenset) -> _State:
         """The library's current state. Of the ways to do what a command says, the first counts."""
         operators = {}
         for operator in self.library.operators():
@@ -153,7 +153,7 @@ class _Game:
                 who = dict(zip(self.parameters[action], keys))
                 self.ground[operator.id] = action, who, self.narrator.command(action, who)
             operators.setdefault(self.ground[operator.id][2], (operator.id, operator.effects))
-        return _State(self.library.lib.get_state_id(), changed, self.library.lib.check_goal(), operators)
+        return _State(self.library.lib.get_state_id(), facts, self.library.lib.check_goal(), operators)
 
 
 def _release(library: Library) -> None:

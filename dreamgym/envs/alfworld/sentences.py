@@ -70,14 +70,14 @@ class Narrator:
 
     def surroundings(self, facts: Facts, at_start: bool = False) -> str:
         """What `look` answers. A game starts with the same, and with all receptacles of the room."""
-        [(_, here)] = rows("atlocation", facts)
+        here = {location for _, location in rows("atlocation", facts)}
         places = rows("receptacleatlocation", facts)
-        near = [place for place, location in places if location == here]
+        near = [place for place, location in places if location in here]
         if not near:
             seen = self._listed([place for place, _ in places] if at_start else [])
             return f"You are in the middle of a room. Looking quickly around you, you see {seen}."
         # `not_inreceptacle` is a fact only of what was taken out of a place
-        beside = [thing for thing, location in rows("objectatlocation", facts) if location == here
+        beside = [thing for thing, location in rows("objectatlocation", facts) if location in here
                   for place in near if ("not_inreceptacle", thing, place) in facts]
         return f"You are facing the {self._listed(near, '')}. Next to it, you see {self._listed(beside)}."
 
