@@ -170,6 +170,10 @@ class Searcher:
 class Oracle(Searcher):
     """The same errands with the engine's facts in place of a memory."""
 
+    def __init__(self, session: Session, rng: np.random.Generator):
+        super().__init__(session, rng)
+        engine_of(session)
+
     def notice(self, view: View) -> None:
         facts = sorted(engine_of(self.session).facts)
         named = lambda predicate: [fact[1] for fact in facts if fact[0] == predicate]
