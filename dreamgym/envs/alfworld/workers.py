@@ -88,16 +88,16 @@ class Workers:
             with suppress(OSError):              # it has died: no line comes back
                 print(json.dumps(rows), file=self.children[home].stdin, flush=True)
         lines = {home: self.children[home].stdout.readline() for home in asked}
+        answers = {}
         for home, line in lines.items():
             if not line:
                 raise RuntimeError(
                     f"an ALFWorld worker process ended with status {self.children[home].wait()}; its own "
                     "message is above (out of memory?)")
-        replies = {home: json.loads(line) for home, line in lines.items()}
-        for reply in replies.values():
+            reply = json.loads(line)
             if isinstance(reply, str):
                 raise ValueError(reply)
-        answers = {home: iter(reply) for home, reply in replies.items()}
+            answers[home] = iter(reply)
         return [next(answers[home]) for home, _ in plays]
 
 
