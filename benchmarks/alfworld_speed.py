@@ -10,12 +10,13 @@ first difference. Only ratios are worth quoting from a busy machine.
 import random
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import tyro
 
+from benchmarks.timing import cpu_s
 from dreamgym.envs.alfworld.engine import Engine
 from tests.alfworld_official import SOURCE, StockEngine, rebuild
 
@@ -27,34 +28,27 @@ class Args:
     steps: int = 30  # random actions in each of them
 
 
-def timed(spent: list[float], call, *args):
-    start = time.process_time()
-    result = call(*args)
-    spent.append(time.process_time() - start)
-    return result
-
-
 def observe(engine, command: str | None = None) -> tuple[str, bool, list[str]]:
     text = engine.reset() if command is None else engine.step(command)
     return text, engine.won, engine.admissible
 
 
 def compare(paths: list[Path], steps: int) -> None:
-    spent = {what: {"stock": [], "ours": []} for what in ("load", "reset", "step")}
+    spent = {what: [] for what in ("load", "reset", "step")}      # (stock, ours)
     for number, path in enumerate(paths):
-        engines = {who: timed(spent["load"][who], make, path)
-                   for who, make in (("stock", StockEngine), ("ours", Engine))}
+        seconds, engines = zip(cpu_s(StockEngine, path), cpu_s(Engine, path))
+        spent["load"].append(seconds)
         commands, rng = [None], random.Random(number)
         for _ in range(steps + 1):
-            what = "step" if commands[-1] is not None else "reset"
-            stock, ours = (timed(spent[what][who], observe, engines[who], commands[-1]) for who in engines)
+            seconds, (stock, ours) = zip(*(cpu_s(observe, engine, commands[-1]) for engine in engines))
             assert ours == stock, f"{path}: answers differ after {commands[1:]}"
+            spent["step" if commands[1:] else "reset"].append(seconds)
             commands.append(rng.choice(stock[2]))
     print(f"{len(paths)} games, {steps} random actions each; text, won and commands equal on all "
           f"{len(paths) * (steps + 1)} observations")
     print(f"{'CPU seconds, mean':24}{'stock':>12}{'ours':>12}{'ratio':>9}")
     for what, seconds in spent.items():
-        stock, ours = (sum(times) / len(times) for times in seconds.values())
+        stock, ours = np.mean(seconds, 0)
         print(f"{what:24}{stock:12.5f}{ours:12.6f}{stock / ours:9.0f}")
 
 

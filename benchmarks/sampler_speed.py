@@ -9,7 +9,9 @@ temperature 1) on the same prompts and observations. The bare kernels are the ma
 attention of the Sampler's own forwards, without Python between the layers, norms, caches or sampling.
 Variants are interleaved within one process: quote the ratios.
 """
+from collections import defaultdict
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -47,48 +49,27 @@ class ForcedLength(StoppingCriteria):
         return input_ids.shape[1] >= self.end_B
 
 
-def generate(model, ids, mask, length_B, cache=None):
-    """model.generate with the forced lengths; returns all ids, left pads included."""
-    stop = ForcedLength(ids.shape[1] + torch.from_numpy(length_B).to(model.device))
-    return model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=int(length_B.max()),
-                          past_key_values=cache, stopping_criteria=[stop], do_sample=True, temperature=1.0,
-                          top_k=0, top_p=1.0, eos_token_id=None, pad_token_id=0)
+class Generate:
+    """model.generate on left-padded contexts with the forced lengths. In the next turn it gets its own cache
+    back, with what is new: the mask has holes where rows ended early."""
 
-
-def left_padded(texts: list[list[int]], device) -> tuple[torch.Tensor, torch.Tensor]:
-    """ids and mask [B, T]."""
-    longest = max(map(len, texts))
-    return (torch.tensor([[0] * (longest - len(t)) + t for t in texts], device=device),
-            torch.tensor([[0] * (longest - len(t)) + [1] * len(t) for t in texts], device=device))
-
-
-def generate_anew(model, prompts, length_B):
-    """The obvious way: left-pad the whole contexts and call generate."""
-    ids, mask = left_padded(prompts, model.device)
-    out = generate(model, ids, mask, length_B)[:, ids.shape[1]:].tolist()
-    return [row[:n] for row, n in zip(out, length_B)]
-
-
-class GenerateKept:
-    """generate gets its own cache back each turn, with what is new: the mask has holes where rows ended
-    early."""
-
-    def __init__(self, model):
-        self.model = model
-        self.forget()
-
-    def forget(self):
-        self.cache, self.ids_BT, self.mask_BT, self.seen = DynamicCache(), None, None, None
+    def __init__(self, model, rows: int):
+        self.model, self.cache, self.seen = model, DynamicCache(), [0] * rows
+        self.ids_BT = self.mask_BT = torch.zeros(rows, 0, dtype=torch.long, device=model.device)
 
     def __call__(self, prompts, length_B):
-        new = [p[n:] for p, n in zip(prompts, self.seen or [0] * len(prompts))]
-        ids_BT, mask_BT = left_padded(new, self.model.device)
-        if self.seen:
-            ids_BT, mask_BT = torch.cat([self.ids_BT, ids_BT], 1), torch.cat([self.mask_BT, mask_BT], 1)
-        self.ids_BT, start = generate(self.model, ids_BT, mask_BT, length_B, self.cache), ids_BT.shape[1]
-        step_T = torch.arange(self.ids_BT.shape[1] - start)
-        real_BT = (step_T < torch.from_numpy(length_B)[:, None]).to(mask_BT)
-        self.mask_BT = torch.cat([mask_BT, real_BT], 1)
+        new = [p[n:] for p, n in zip(prompts, self.seen)]
+        longest, length_B1 = max(map(len, new)), torch.from_numpy(length_B)[:, None].to(self.model.device)
+        padded = lambda rows: torch.tensor([[0] * (longest - len(row)) + row for row in rows]).to(self.ids_BT)
+        ids_BT = torch.cat([self.ids_BT, padded(new)], 1)
+        mask_BT = torch.cat([self.mask_BT, padded([[1] * len(row) for row in new])], 1)
+        start = ids_BT.shape[1]
+        self.ids_BT = self.model.generate(
+            input_ids=ids_BT, attention_mask=mask_BT, max_new_tokens=int(length_B.max()), do_sample=True,
+            past_key_values=self.cache, stopping_criteria=[ForcedLength(start + length_B1[:, 0])],
+            temperature=1.0, top_k=0, top_p=1.0, eos_token_id=None, pad_token_id=0)
+        step_T = torch.arange(self.ids_BT.shape[1] - start, device=self.model.device)
+        self.mask_BT = torch.cat([mask_BT, (step_T < length_B1).to(mask_BT)], 1)
         self.seen = [len(p) + n for p, n in zip(prompts, length_B)]
         return [row[:n] for row, n in zip(self.ids_BT[:, start:].tolist(), length_B)]
 
@@ -171,22 +152,19 @@ def main(args: Args) -> None:
     torch.set_num_threads(args.threads)
     model = tiny_llama(args.vocab, args.hidden, args.layers).to(args.device)
     context = args.prompt + args.turns * (args.new + args.observation) + 64
-    sampler, kept = Sampler(model, args.tasks * args.rollouts, context, [], 0), GenerateKept(model)
-    calls = recorded(sampler)
-    variants = {
-        "model.generate anew each turn": lambda p, n: generate_anew(model, p, n),
-        "model.generate, its cache kept": kept,
-        "Sampler": lambda p, n: sample_with(sampler, p, n),
-    }
-    seconds = {name: [] for name in [*variants, "bare kernels of the Sampler"]}
-    play(variants["Sampler"], make_work(args, np.random.default_rng(99)), args.device)      # warms up
+    rows = args.tasks * args.rollouts
+    sampler = Sampler(model, rows, context, [], 0)
+    calls, answer, seconds = recorded(sampler), partial(sample_with, sampler), defaultdict(list)
+    play(answer, make_work(args, np.random.default_rng(99)), args.device)      # warms up
     for rep in range(args.reps):
         work = make_work(args, np.random.default_rng(rep))
         sampler.clear_caches()
-        kept.forget()
         calls.clear()
-        for name, answer in variants.items():
-            seconds[name].append(play(answer, work, args.device))
+        for name, variant in {
+                "model.generate anew each turn": lambda p, n: Generate(model, rows)(p, n),
+                "model.generate, its cache kept": Generate(model, rows),
+                "Sampler": answer}.items():
+            seconds[name].append(play(variant, work, args.device))
         floor_s, _ = cpu_s(bare_kernels, sampler, calls, device=args.device)
         seconds["bare kernels of the Sampler"].append(floor_s)
     own = np.array(seconds["Sampler"])

@@ -33,32 +33,27 @@ class Args:
 def random_action(rng: random.Random, screen: Page, sites: list[str]) -> Action:
     """Mostly clicks and typing on what is shown, sometimes history, tabs, addresses, and what cannot be
     done."""
-    shown = {i: node for i, node in screen.lines.items() if node.role not in ("text", "heading")}
-    shown = shown or screen.lines
-    words = re.findall(r"\w+", screen.text)
-    shares = {"click": 55, "type": 20, "move": 9, "tab": 4, "scroll": 3, "goto": 3, "press": 3, "hover": 1,
-              "odd": 2}
-    kind = rng.choices(list(shares), list(shares.values()))[0]
-    number = rng.choice(list(shown)) if shown else 1
-    if kind == "type":
-        fields = [i for i, node in screen.lines.items()
-                  if node.value or node.options or "box" in node.role or node.role == "spinbutton"]
-        number = rng.choice(fields or [number])
-        node = screen.lines.get(number)
-        typed = ["", "5", " ".join(rng.sample(words, min(3, len(words))))]
-        text = rng.choice(node.options if node and node.options else typed)
-        return Action("type", number, text, rng.random() < 0.4)
-    anywhere = Action("click", rng.choice(list(screen.lines) or [1]))
-    return {
-        "click": Action("click", number),
-        "hover": Action("hover", number),
-        "scroll": Action("scroll", text=rng.choice(("up", "down"))),
-        "move": Action(rng.choice(("go_back", "go_back", "go_forward"))),
-        "goto": Action("goto", text=rng.choice(sites)),
-        "tab": rng.choice((Action("new_tab"), Action("close_tab"), Action("tab_focus", rng.randrange(3)))),
-        "press": Action("press", text=rng.choice(("Enter", "Enter", "Escape"))),
-        "odd": rng.choice((Action("click", 999), Action("goto", text="http://example.com/"), anywhere)),
-    }[kind]
+    everywhere, words = list(screen.lines) or [1], re.findall(r"\w+", screen.text)
+    number = rng.choice([i for i, node in screen.lines.items() if node.role not in ("text", "heading")]
+                        or everywhere)
+    fields = [i for i, node in screen.lines.items()
+              if node.value or node.options or "box" in node.role or node.role == "spinbutton"]
+    field = rng.choice(fields or [number])
+    options = screen.lines[field].options if fields else ()
+    typed = options or ["", "5", " ".join(rng.sample(words, min(3, len(words))))]
+    choices = {
+        Action("click", number): 55,
+        Action("type", field, rng.choice(typed), rng.random() < 0.4): 20,
+        Action(rng.choice(("go_back", "go_back", "go_forward"))): 9,
+        rng.choice((Action("new_tab"), Action("close_tab"), Action("tab_focus", rng.randrange(3)))): 4,
+        Action("scroll", text=rng.choice(("up", "down"))): 3,
+        Action("goto", text=rng.choice(sites)): 3,
+        Action("press", text=rng.choice(("Enter", "Enter", "Escape"))): 3,
+        Action("hover", number): 1,
+        rng.choice((Action("click", 999), Action("goto", text="http://example.com/"),
+                    Action("click", rng.choice(everywhere)))): 2,
+    }
+    return rng.choices(list(choices), choices.values())[0]
 
 
 def walk(browser, world: SiteDatabase, rng: random.Random, sites: list[str],
@@ -103,51 +98,41 @@ def parity(states: int, length: int, seed: int, browser,
     return compared, differences
 
 
-def speeds(browser, world: SiteDatabase, steps: int, resets: int,
-           clock: Callable[[], float]) -> dict[str, float]:
+def speeds(browser, world: SiteDatabase, steps: int, resets: int, clock: Callable[[], float]) -> str:
     """Steps and resets a second of random walks of 30 steps; a reset is database, context, cookies and the
     first page."""
-    rng, sites, begun, stepping = random.Random(0), list(SITES), clock(), 0.0
+    rng, begun, stepping = random.Random(0), clock(), 0.0
+    new_walk = lambda: walk(browser, world, rng, list(SITES), world.bases)
     for _ in range(resets):
-        next(walk(browser, world, rng, sites, world.bases))
+        next(new_walk())
     resetting, walks = clock() - begun, -(-steps // 30)
     for _ in range(walks):
-        episode = walk(browser, world, rng, sites, world.bases)
+        episode = new_walk()
         next(episode)
         begun = clock()
         for _ in range(30):
             next(episode)
         stepping += clock() - begun
-    return {"steps/s": 30 * walks / stepping, "resets/s": resets / resetting}
+    return f"{30 * walks / stepping:10.1f} steps/s {resets / resetting:10.1f} resets/s"
 
 
-def time_direct(args: Args) -> dict[str, float]:
-    world = SiteDatabase()
-    return speeds(InProcessBrowser(world), world, args.steps, args.resets, time.process_time)
-
-
-def time_chromium(args: Args) -> dict[str, float]:
-    from dreamgym.envs.webarena.chromium import Browser, Chromium
-    world = SiteDatabase()
-    with world.serve() as served, Browser() as browser:
-        chromium = Chromium(Addresses(served.bases), browser)
-        return speeds(chromium, world, args.steps // 50, args.resets // 50, time.perf_counter)
-
-
-def main() -> None:
-    args = tyro.cli(Args)
+def main(args: Args) -> None:
     if args.parity:
         from dreamgym.envs.webarena.chromium import Browser
         with Browser() as browser:
             compared, differences = parity(args.parity, args.walk, args.seed, browser)
         print(*differences, f"{compared} states compared, {len(differences)} differ", sep="\n")
         raise SystemExit(bool(differences))
-    for name, measure in {"direct": time_direct, "chromium": time_chromium}.items():
-        try:
-            print(name, *(f"{value:10.1f} {what}" for what, value in measure(args).items()), flush=True)
-        except (ImportError, ValueError) as error:
-            print(f"{name} not measured: {error}", flush=True)
+    world = SiteDatabase()
+    print("direct", speeds(InProcessBrowser(world), world, args.steps, args.resets, time.process_time))
+    try:
+        from dreamgym.envs.webarena.chromium import Browser, Chromium
+        with world.serve() as served, Browser() as browser:
+            chromium = Chromium(Addresses(served.bases), browser)
+            print("chromium", speeds(chromium, world, args.steps // 50, args.resets // 50, time.perf_counter))
+    except (ImportError, ValueError) as error:
+        print(f"chromium not measured: {error}")
 
 
 if __name__ == "__main__":
-    main()
+    main(tyro.cli(Args))

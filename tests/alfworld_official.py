@@ -5,12 +5,12 @@ from __future__ import annotations
 import ast
 import gzip
 import json
+import sys
 from pathlib import Path
 
 import pytest
 
 from dreamgym.envs.alfworld.engine import require
-from dreamgym.envs.alfworld.library import own_argv
 
 SOURCE = Path(__file__).resolve().parents[2] / "shared" / "data" / "alfworld" / "official_games.jsonl.gz"
 KINDS = {
@@ -35,7 +35,8 @@ class StockEngine:
     """The methods of Engine on TextWorld's unchanged PddlEnv under alfworld's demangler."""
 
     def __init__(self, path: str | Path):
-        with own_argv(), pytest.MonkeyPatch.context() as patch:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", sys.argv)                       # the translator overwrites them
             patch.setenv("ALFWORLD_DATA", str(Path(path).parent))      # the package sets it
             from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
             from textworld import EnvInfos
@@ -44,7 +45,8 @@ class StockEngine:
             self._env.load(str(path))
 
     def reset(self) -> str:
-        with own_argv():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", sys.argv)
             self._state = self._env.reset()
         scene, _, task = self._state.feedback.partition("Your task is to: ")
         self.task = task.strip().removesuffix(".")

@@ -150,7 +150,7 @@ def alfworlds(tmp_path_factory):
     if packages_missing():
         pytest.skip(packages_missing())
     base = tmp_path_factory.mktemp("alfworld")
-    generate(base / "generated", 3, {"train": 12, "valid": 1, "test": 2}, check=False)
+    generate(base / "generated", 3, {"train": 12, "valid": 1, "test": 2})
     if SOURCE.exists():
         for split, count in (("train", 6), ("valid_seen", 3), ("valid_unseen", 2)):
             rebuild(base / "official", split, count)

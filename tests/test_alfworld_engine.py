@@ -1,19 +1,17 @@
 """The ALFWorld engine against TextWorld's unchanged one, its sessions, its caches and its refusals."""
 from __future__ import annotations
 
-import ast
 import json
 import random
 import subprocess
 import sys
-from collections import defaultdict
-from types import SimpleNamespace
+from collections import defaultdict, deque
+from weakref import WeakValueDictionary
 
 import pytest
 from alfworld_official import KINDS, SOURCE, StockEngine, packages_missing, rebuild
 
 from dreamgym.envs.alfworld import engine as alfworld_engine, library as alfworld_library
-from dreamgym.envs.alfworld.grammar import _computed
 from dreamgym.envs.alfworld.engine import Engine, read_game
 from dreamgym.envs.alfworld.games import generate
 
@@ -27,7 +25,7 @@ def games(tmp_path_factory):
     if SOURCE.exists():
         rebuild(folder, "valid_seen")
     else:
-        generate(folder, 1, {"train": 6}, check=False)
+        generate(folder, 1, {"train": 6})
     for path in sorted(folder.rglob("game.tw-pddl"), key=lambda path: path.stat().st_size):
         found.setdefault(json.loads((path.parent / "traj_data.json").read_text())["task_type"], path)
     return [found[kind] for kind in KINDS]
@@ -35,13 +33,13 @@ def games(tmp_path_factory):
 
 @pytest.fixture
 def fresh(monkeypatch):
-    """No graph of another test. Calling it drops this test's own, as in a new process."""
-    for name in ("_recent", "_alive"):
-        monkeypatch.setattr(alfworld_engine, name, type(getattr(alfworld_engine, name))())
+    """No game of another test. Calling it drops this test's own, as in a new process."""
+    monkeypatch.setattr(alfworld_engine, "_recent", deque(maxlen=16))
+    monkeypatch.setattr(alfworld_engine, "_alive", WeakValueDictionary())
 
     def forget():
         alfworld_engine._recent.clear()
-        assert not alfworld_engine._alive, "a graph is kept by something else"
+        assert not alfworld_engine._alive, "a game is kept by something else"
     return forget
 
 
@@ -98,7 +96,7 @@ def walk(path, seed, steps=25):
 
 
 def test_interleaved_sessions_answer_as_alone(games, fresh):
-    """Sessions of one game share its graph and its library: none may see where another one stands."""
+    """Sessions of one game share its library: none may see where another one stands."""
     plays = [(path, seed) for path in games[:2] for seed in range(4)]
     together = [walk(path, seed) for path, seed in plays]
     transcripts = [list(turn) for turn in zip(*zip(*together))]
@@ -111,31 +109,21 @@ def test_interleaved_sessions_answer_as_alone(games, fresh):
 
 def test_a_command_off_the_list_changes_nothing(games):
     engine = Engine(games[0])
-    node, before, moves = engine._node, (engine.admissible, engine.facts), len(engine._node.moves)
+    state, before = engine._state, (engine.admissible, engine.facts)
     for command in ("", "go to the moon", "Help", "look around", "take apple 1"):
         assert engine.step(command) == "Nothing happens."
-    assert (engine.admissible, engine.facts) == before and engine._node is node and len(node.moves) == moves
+    assert (engine.admissible, engine.facts) == before and engine._state is state
     assert "help" not in engine.admissible and engine.step(" help ").startswith("Available commands:")
 
 
 def test_memory_is_bounded(games, fresh, monkeypatch):
     made = []
-    monkeypatch.setattr(alfworld_engine, "GAMES_KEPT", 2)
+    monkeypatch.setattr(alfworld_engine, "_recent", deque(maxlen=2))
     monkeypatch.setattr(alfworld_engine, "Library", lambda: made.append(1) or alfworld_library.Library())
     monkeypatch.setattr(alfworld_engine, "_idle_libraries", [])
     for path in games * 2:
         list(walk(path, 0, 5))
     assert len(alfworld_engine._recent) == 2 and len(alfworld_engine._alive) <= 2 and len(made) <= 3
-
-
-def test_a_large_graph_is_begun_anew_without_its_sessions_noticing(games, fresh, monkeypatch):
-    expected = list(walk(games[1], 5))
-    fresh()
-    monkeypatch.setattr(alfworld_engine, "STATES_KEPT", 4)
-    session = walk(games[1], 5)
-    transcript = [next(session) for _ in range(12)]
-    assert len(Engine(games[1])._game.nodes) == 1, "the full graph was handed out again"
-    assert transcript + list(session) == expected
 
 
 def test_the_cache_folder_replaces_the_translator(games, fresh, monkeypatch, tmp_path):
@@ -173,8 +161,8 @@ def grammar(old, new):
     (grammar("move {o} to {r}", "put {o} in/on {r}"), "alfworld < 0.4"),
     (grammar("task", "UNKNOWN GOAL"), "Your task is to"),
     (grammar("task", "{__import__('os')}"), "plain words"),
-    (grammar("action look {", "action stare {"), "no command for the PDDL's look"),
-    (lambda game: {**game, "grammar": game["grammar"] + "{"}, "parse the grammar"),
+    (lambda game: game | {"pddl_domain": game["pddl_domain"].replace(":action look", ":action stare")},
+     "no command for the PDDL's stare"),
     (lambda game: {**game, "pddl_problem": "(define"}, "cannot translate"),
     (lambda game: {**game, "pddl_problem": game["pddl_problem"].split("(:goal")[0]
                    + "(:goal (opened nowhere)))"}, "out of reach"),
@@ -197,8 +185,8 @@ def test_import_needs_no_package():
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-@pytest.mark.parametrize("text", ["__import__('os').getcwd()", "o.__class__", "[o]", "o.name * 9"])
-def test_a_games_grammar_runs_no_python(text):
+def test_a_games_grammar_runs_no_python(games, tmp_path):
     """A downloaded game that runs its own code: TextWorld evaluates whatever stands in a grammar."""
-    with pytest.raises(ValueError, match="a grammar computes"):
-        _computed(ast.parse(text, mode="eval").body, {"o": SimpleNamespace(name="apple 1")})
+    game, path = read_game(games[0]), tmp_path / "game.tw-pddl"
+    path.write_text(json.dumps(game | {"grammar": game["grammar"].replace("r.name", "__import__('os')._exit(1)")}))
+    assert list(walk(path, 0)) == list(walk(games[0], 0))

@@ -24,7 +24,7 @@ COUNTS = {"train": 6, "valid": 2, "test": 3}
 def folder(tmp_path_factory) -> Path:
     """11 games; those for validation and test are won in the real engine while generating."""
     path = tmp_path_factory.mktemp("games")
-    assert generate(path, 3, COUNTS)["checked"]
+    generate(path, 3, COUNTS)
     return path
 
 
@@ -116,42 +116,41 @@ def test_a_room_is_the_same_in_all_its_games():
 @needs_packages
 def test_same_seed_same_bytes_and_resume(tmp_path, monkeypatch):
     counts, write = {"train": 4, "test": 3}, alfworld_games._write_game
-    generate(tmp_path / "a", 5, counts, check=False)
+    generate(tmp_path / "a", 5, counts)
 
-    def interrupted(trial, *rest):
+    def interrupted(trial, *rest, **check):
         if trial.name.endswith("_00001") and "test" in str(trial):
             raise KeyboardInterrupt
-        write(trial, *rest)
+        write(trial, *rest, **check)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(alfworld_games, "_write_game", interrupted)
-        generate(tmp_path / "b", 5, counts, check=False)
+        generate(tmp_path / "b", 5, counts)
     assert not (tmp_path / "b" / DATA).exists()
     half = next((tmp_path / "b").rglob("trial_*"))
     new = half.rename(half.with_name(half.name + ".new"))        # a game whose writing was cut off
     (new / "game.tw-pddl").write_text("{")
-    generate(tmp_path / "b", 5, counts, check=False)
+    generate(tmp_path / "b", 5, counts)
     assert contents(tmp_path / "a") == contents(tmp_path / "b")
-    generate(tmp_path / "c", 6, counts, check=False)
+    generate(tmp_path / "c", 6, counts)
     assert contents(tmp_path / "a") != contents(tmp_path / "c")
 
 
 @needs_packages
 def test_kept_when_it_fits_and_replaced_when_not(tmp_path):
     """A needless second generation, a cache of another seed that is used."""
-    generate(tmp_path, 1, {"train": 6}, check=False)
+    generate(tmp_path, 1, {"train": 6})
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.name != ".lock"}
-    generate(tmp_path, 1, {"train": 6}, check=False)
+    generate(tmp_path, 1, {"train": 6})
     assert before == {path: path.stat().st_mtime_ns for path in before} and before
-    assert generate(tmp_path, 2, {"train": 1}, check=True)["checked"]
+    generate(tmp_path, 2, {"train": 1})
     assert len(games_of(tmp_path)) == 1 and {path.name for path in tmp_path.iterdir()} == {DATA, ".lock"}
-    assert generate(tmp_path, 2, {"train": 1}, check=False)["checked"]
 
 
 @needs_packages
 def test_two_processes_at_once(tmp_path):
     spawn = multiprocessing.get_context("spawn")
-    processes = [spawn.Process(target=generate, args=(tmp_path, 4, {"train": 6}, False)) for _ in range(2)]
+    processes = [spawn.Process(target=generate, args=(tmp_path, 4, {"train": 6})) for _ in range(2)]
     for process in processes:
         process.start()
     for process in processes:
@@ -164,7 +163,7 @@ def test_nothing_of_somebody_else_is_deleted(tmp_path):
     """Stops the generator from replacing official games when it is pointed at $ALFWORLD_DATA."""
     (tmp_path / DATA / "train").mkdir(parents=True)
     with pytest.raises(ValueError, match="not generated here"):
-        generate(tmp_path, counts={"train": 1}, check=False)
+        generate(tmp_path, counts={"train": 1})
 
 
 def sizes(found: dict[str, list[tuple]]) -> dict[str, float]:
@@ -185,7 +184,7 @@ def sizes(found: dict[str, list[tuple]]) -> dict[str, float]:
 
 @needs_packages
 def test_sizes_lie_in_the_range_of_official_games(tmp_path):
-    generate(tmp_path, counts={"train": 60}, check=False)
+    generate(tmp_path, counts={"train": 60})
     games = [sizes(found) for *_, found in games_of(tmp_path)]
     mean = {key: sum(game[key] for game in games) / len(games) for key in games[0]}
     official = {                                         # means of 374 official games +- 15 %

@@ -74,14 +74,14 @@ def test_only_the_prober_is_refused(shop, played):
 
 def test_players_see_states_only(played):
     for episode in played["demonstrator"][:100]:
-        act = Shopper(episode.task.text, np.random.default_rng(9))
+        act = Shopper(Session(episode.task, text.START), np.random.default_rng(9))
         assert [act(step.state) for step in episode.steps[:6]] == [step.action for step in episode.steps[:6]]
 
 
 def test_absent_option_sends_the_demonstrator_back():
     """Buying the first fitting product although its options lack the wanted value."""
     instruction = "find me slim jacket with color: red, and price lower than 50.00 dollars"
-    act = Shopper(instruction, np.random.default_rng(0))
+    act = Shopper(Session(task_of(instruction), text.START), np.random.default_rng(0))
     results = ("results page 1 of 1\nclassic slim jacket $40 [1]\nroyal slim jacket $60 [2]\n"
                "urban slim jacket $30 [3]")
     item = "item urban slim jacket $30\ncolor: {} / black\nchosen: {}"

@@ -1,9 +1,9 @@
 """The ALFWorld engine: one `game.tw-pddl` file played a hundred times as fast as by the stock environment,
 with the same answers.
 
-What decides is TextWorld's: its translation of the PDDL, its Fast Downward library (state and rules), its
-parser of the grammar. What it computes anew at every step is kept. All engines on one game share a graph of
-the states seen so far and one copy of the library, which goes back into any of them. Not for threads.
+What decides is TextWorld's: its translation of the PDDL, and its Fast Downward library (state and rules).
+sentences.py writes the texts. All engines on one game share a copy of the library, which goes back into any
+state that it met. Not for threads.
 """
 from __future__ import annotations
 
@@ -12,23 +12,19 @@ import json
 import os
 import re
 import weakref
-from collections import OrderedDict
-from dataclasses import dataclass, field
-from functools import lru_cache
+from collections import deque
 from pathlib import Path
+from typing import NamedTuple
 
-from dreamgym.envs.alfworld.grammar import Narrator, aside, words
 from dreamgym.envs.alfworld.library import Library, translation
+from dreamgym.envs.alfworld.sentences import COMMANDS, Narrator
 from dreamgym.envs.alfworld.text import shown_names
 
 VERSIONS = {"alfworld": "0.4.2", "textworld": "1.7.0"}
-# graphs of idle games that stay in memory, 2-8 MB each; to open one again from a translation costs 5-20 ms
-GAMES_KEPT = 16
-# a graph larger than this is left to its sessions and begun anew
-STATES_KEPT = 4000
 
 _alive: weakref.WeakValueDictionary[tuple, _Game] = weakref.WeakValueDictionary()
-_recent: OrderedDict[tuple, _Game] = OrderedDict()
+# games that stay open without a session: to open one again from a translation costs 5-20 ms
+_recent: deque[_Game] = deque(maxlen=16)
 _idle_libraries: list[Library] = []
 _TASK = re.compile(r'(?<="Your task is to: )[^\\{}\[\]|#"]*(?=\.")')
 
@@ -75,167 +71,106 @@ class Engine:
 
     def __init__(self, path: str | Path, cache: str | Path = ""):
         self._game = _open_game(Path(path), cache)
-        self._node = self._game.start
+        self._state = self._game.start
         self.task: str = self._game.task
 
     def reset(self) -> str:
-        self._node = self._game.start
+        self._state = self._game.start
         return self._game.intro
 
     def step(self, command: str) -> str:
         """The engine's answer. A command that is not admissible changes nothing."""
-        text, self._node = self._game.step(self._node, command.strip())
+        command = command.strip()
+        if command not in self._state.operators:
+            return "Nothing happens."
+        text, self._state = self._game.move(self._state, command)
         return text
 
     @property
     def won(self) -> bool:
-        return self._node.won
+        return self._state.won
 
     @property
     def admissible(self) -> list[str]:
         """Commands that do something in this state, sorted, without `help`."""
-        return sorted(command for command in self._node.operators if command != "help")
+        return sorted(command for command in self._state.operators if command != "help")
 
     @property
     def facts(self) -> frozenset[tuple[str, ...]]:
         """The hidden true state, such as ("inreceptacle", "apple 1", "fridge 1"). Never for prompts. `ison`
         is not told (a used lamp is `istoggled`): TextWorld's record of conditional effects is wrong."""
-        game = self._game
-        return frozenset(
-            (predicate, *[game.entities[name] for name in row])
-            for (predicate, _), rows in {**game.first_facts, **self._node.changed}.items()
-            if not predicate.startswith("not_") and predicate not in game.untold
-            for row in rows)
+        names = self._game.narrator.names
+        return frozenset((predicate, *[names[key] for key in keys]) for predicate, *keys in self._state.facts
+                         if not predicate.startswith("not_") and predicate != "ison")
 
 
-@dataclass(eq=False, slots=True)
-class _Node:
-    """A state of a game."""
-    state_id: int                                # the library's
-    changed: dict                                # facts that differ from the start
+class _State(NamedTuple):
+    """TextWorld writes its texts from a second record, `facts`, beside the library's state: each effect of an
+    operator removes its opposite and is added, so that `not_inreceptacle(apple, fridge)` exists only once the
+    apple was taken out."""
+    number: int                                  # the library's
+    facts: frozenset[tuple[str, ...]]
     won: bool
     operators: dict[str, tuple[int, int]]        # command -> (operator, number of its effects)
-    moves: dict[str, tuple[str, _Node]] = field(default_factory=dict)
-
-
-class _Entity(str):
-    """A shown name, with what the grammar's expressions read of TextWorld's EntityInfo."""
-    name = property(str)
-    definite, indefinite = "the", "a"
 
 
 class _Game:
-    """The graph of one game's states, grown as they are met.
-
-    TextWorld writes its texts from a second record of facts beside the library's state: each effect of an
-    operator removes its opposite and is added, so that `not_inreceptacle(apple, fridge)` exists only once the
-    apple was taken out. A node is a pair of both.
-    """
+    """What all sessions of a game share."""
 
     def __init__(self, game: dict, translated: dict):
-        self.types, self.parameters = translated["types"], translated["parameters"]
-        self.untold = set(translated["conditional"])
-        self.first_facts: dict[tuple, frozenset] = {}
-        for predicate, *names in translated["facts"]:
-            self._change(self.first_facts, self._signature(predicate, names), tuple(names), True)
-        names = shown_names(name for _, *names in translated["facts"] for name in names)
-        self.entities = {key: _Entity(name) for key, name in names.items()}
-        self.templates, rules = _parse_grammar(_TASK.sub("UNKNOWN GOAL", game["grammar"], count=1))
-        self.narrator = Narrator(rules, translated["hierarchy"], self.entities, self.first_facts)
-        if missing := sorted(set(self.parameters) - set(self.templates)):
-            raise ValueError(f"the grammar has no command for the PDDL's {', '.join(missing)}; expected one "
-                             "for each action")
+        self.parameters = translated["parameters"]
+        if unknown := sorted(set(self.parameters) - set(COMMANDS)):
+            raise ValueError(f"alfworld {VERSIONS['alfworld']} has no command for the PDDL's "
+                             f"{', '.join(unknown)}; expected its own actions")
+        facts = frozenset(map(tuple, translated["facts"]))
+        self.narrator = Narrator(shown_names(key for _, *keys in facts for key in keys))
         self.task = game["task"]
-        self.intro = self.narrator.text("#look.feedback#", {}, {}).strip()
-        self.ground: dict[int, list[str]] = {}               # operator -> its action, and who is who in it
-        self.commands: dict[int, str] = {}                   # operator -> its command
-        self.texts: dict[tuple, str] = {}
-        self.choices: dict[tuple, dict[str, tuple[int, int]]] = {}
-        self.nodes: dict[tuple, _Node] = {}
+        self.intro = self.narrator.surroundings(facts, at_start=True)
+        self.ground: dict[int, tuple[str, dict, str]] = {}   # operator -> action, who is who in it, command
         self.library = _idle_libraries.pop() if _idle_libraries else Library()
         self.library.lib.load_sas(translated["sas"].encode())
-        self.start = self._node({})
-        weakref.finalize(self, _release, self.library, self.nodes).atexit = False
+        self.start = self._state(facts)
+        weakref.finalize(self, _release, self.library).atexit = False
 
-    def step(self, node: _Node, command: str) -> tuple[str, _Node]:
-        if command not in node.operators:
-            return "Nothing happens.", node
-        if command not in node.moves:
-            node.moves[command] = self._move(node, *node.operators[command])
-        return node.moves[command]
-
-    def _move(self, node: _Node, operator: int, effects: int) -> tuple[str, _Node]:
-        self.library.lib.set_state_id(node.state_id)
-        changed = dict(node.changed)
+    def move(self, state: _State, command: str) -> tuple[str, _State]:
+        operator, effects = state.operators[command]
+        self.library.lib.set_state_id(state.number)
+        facts = set(state.facts)
         for atom in self.library.apply(operator, effects):   # "NegatedAtom holds(agent1, apple_bar_1)"
-            kind, predicate, *names = re.split(r"[ (),]+", atom.rstrip(")"))
-            row, true = tuple(filter(None, names)), kind == "Atom"
-            self._change(changed, self._signature(predicate, row), row, true)
-            self._change(changed, self._signature(f"not_{predicate}", row), row, not true)
-        ground = self.ground[operator]
-        text = self.narrator.text(self.templates[ground[0]][1], self._mapping(*ground), changed)
-        return text.strip(), self._node(changed)
+            kind, *fact = filter(None, re.split(r"[ (),]+", atom))
+            row, opposite = tuple(fact), (f"not_{fact[0]}", *fact[1:])
+            facts.add(row if kind == "Atom" else opposite)
+            facts.discard(opposite if kind == "Atom" else row)
+        action, who, _ = self.ground[operator]
+        return self.narrator.answer(action, who, facts), self._state(frozenset(facts))
 
-    def _node(self, changed: dict) -> _Node:
-        """The node of the library's current state and these facts."""
-        lib = self.library.lib
-        key = (lib.get_state_id(), frozenset(changed.items()))
-        if key not in self.nodes:
-            self.nodes[key] = _Node(key[0], changed, lib.check_goal(), self._operators())
-        return self.nodes[key]
-
-    def _operators(self) -> dict[str, tuple[int, int]]:
-        """Of the ways to do what a command says, the first counts."""
-        found = self.library.operators()
-        ids = tuple([operator.id for operator in found])
-        if ids not in self.choices:
-            self.choices[ids] = choices = {}
-            for operator in found:
-                if operator.id not in self.commands:
-                    self._name(operator.id, operator.name.decode("cp1252"))
-                choices.setdefault(self.commands[operator.id], (operator.id, operator.effects))
-        return self.choices[ids]
-
-    def _name(self, operator: int, text: str) -> None:
-        action, *names = self.ground[operator] = text.split()
-        template = self.templates[action][0]
-        # one text for all ways to go there
-        told = [name for (word, _), name in zip(self.parameters[action], names) if word in words(template)]
-        key = (template, *told)
-        if key not in self.texts:
-            self.texts[key] = self.narrator.text(template, self._mapping(action, *names), {})
-        self.commands[operator] = self.texts[key]
-
-    def _mapping(self, action: str, *names: str) -> dict[tuple, tuple]:
-        return {(word, kind): (name, kind) for (word, kind), name in zip(self.parameters[action], names)}
-
-    def _signature(self, predicate: str, names) -> tuple[str, tuple[str, ...]]:
-        return predicate, tuple([self.types[name] for name in names])
-
-    def _change(self, facts: dict, signature: tuple, row: tuple, true: bool) -> None:
-        """Makes one fact true or false in the layer `facts` over the first facts."""
-        rows = facts.get(signature, self.first_facts.get(signature, frozenset()))
-        if (row in rows) != true:
-            facts[signature] = rows | {row} if true else rows - {row}
+    def _state(self, facts: frozenset) -> _State:
+        """The library's current state. Of the ways to do what a command says, the first counts."""
+        operators = {}
+        for operator in self.library.operators():
+            if operator.id not in self.ground:
+                action, *keys = operator.name.decode("cp1252").split()
+                who = dict(zip(self.parameters[action], keys))
+                self.ground[operator.id] = action, who, self.narrator.command(action, who)
+            operators.setdefault(self.ground[operator.id][2], (operator.id, operator.effects))
+        return _State(self.library.lib.get_state_id(), facts, self.library.lib.check_goal(), operators)
 
 
-def _release(library: Library, nodes: dict) -> None:
-    """A game that nobody plays gives its library back; its nodes, which point at each other, are freed."""
-    for node in nodes.values():
-        node.moves.clear()
+def _release(library: Library) -> None:
+    """A game that nobody plays gives its library back."""
     library.lib.cleanup()
     _idle_libraries.append(library)
 
 
 def _open_game(path: Path, cache: str | Path) -> _Game:
-    """The graph of a game that is in play or was lately, or a new one."""
+    """A game that is in play or was lately, or a new one."""
     try:
         stat = path.stat()
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror}); expected a game.tw-pddl file") from None
     key = (os.path.abspath(path), stat.st_mtime_ns, stat.st_size)
     game = _alive.get(key)
-    if game is None or len(game.nodes) > STATES_KEPT:
+    if game is None:
         require()
         data = read_game(path)
         try:
@@ -243,21 +178,7 @@ def _open_game(path: Path, cache: str | Path) -> _Game:
                 data, translation(data["pddl_domain"], data["pddl_problem"], str(VERSIONS), cache))
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
-    _recent[key] = game
-    _recent.move_to_end(key)
-    if len(_recent) > GAMES_KEPT:
-        _recent.popitem(last=False)
+    if game in _recent:
+        _recent.remove(game)
+    _recent.append(game)
     return game
-
-
-@lru_cache(maxsize=8)
-def _parse_grammar(grammar: str) -> tuple[dict[str, tuple[str, str]], dict]:
-    """{action: (command template, feedback rule)} and the rules, by TextWorld's parser."""
-    from textworld.envs.pddl.logic import GameLogic
-    try:
-        logic = aside(lambda: GameLogic(domain="", grammar=grammar))
-    except Exception as error:  # whatever the generated parser and its JSON raise
-        raise ValueError(f"TextWorld cannot parse the grammar ({type(error).__name__}: "
-                         f"{str(error).splitlines()[0][:150]})") from None
-    templates = {name: (action.template, action.feedback_rule) for name, action in logic.actions.items()}
-    return templates, dict(logic.grammar._rules)

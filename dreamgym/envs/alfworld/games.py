@@ -101,12 +101,13 @@ def find_games(folder: Path) -> list[tuple[Path, str, dict]]:
     return games
 
 
-def generate(folder: Path, seed: int = 0, counts: Mapping[str, int] = COUNTS, check: bool = True) -> dict:
-    """Writes <folder>/json_2.1.1 with `counts` games of each split, balanced over the task types; returns its
-    games.json. Games that fit are kept; an interrupted run goes on where it stopped. `check` wins each game
-    for validation and test in the real engine (0.3 CPU-seconds each; the players win those for training).
-    Raises ValueError when the folder holds games of somebody else."""
-    wanted = {"version": VERSION, "seed": seed, "counts": {split: counts.get(split, 0) for split in COUNTS}}
+def generate(folder: Path, seed: int = 0, counts: Mapping[str, int] = COUNTS) -> None:
+    """Writes <folder>/json_2.1.1 with `counts` games of each split, balanced over the task types. Games that
+    fit are kept; an interrupted run goes on where it stopped. Each game for validation and test is won in the
+    real engine (0.3 CPU-seconds each; the players win those for training). Raises ValueError when the folder
+    holds games of somebody else."""
+    wanted = {"version": VERSION, "seed": seed, "counts": {split: counts.get(split, 0) for split in COUNTS},
+              "checked": True}
     folder.mkdir(parents=True, exist_ok=True)
     final, made = folder / DATA, folder / DATA / "games.json"
     # other ranks of the same run wait here, then find the games; a killed one frees it
@@ -115,23 +116,18 @@ def generate(folder: Path, seed: int = 0, counts: Mapping[str, int] = COUNTS, ch
         if final.exists() and not made.exists():
             raise ValueError(f"{final}: holds games that were not generated here (no games.json); choose "
                              "another folder")
-        if final.exists():
-            found = json.loads(made.read_text())
-            if wanted.items() <= found.items() and found["checked"] >= check:
-                return found
-        partial = folder / "-".join(map(str, ["partial", VERSION, seed, *wanted["counts"].values(), check]))
+        if final.exists() and json.loads(made.read_text()) == wanted:
+            return
+        partial = folder / "-".join(map(str, ["partial", VERSION, seed, *wanted["counts"].values()]))
         goals = [(split, i, goal) for split, count in wanted["counts"].items()
                  for i, goal in enumerate(_goals(split, count, seed))]
-        for split, i, goal in tqdm(
-                goals, desc="generating games", leave=False, delay=15, mininterval=15):
+        for split, i, goal in tqdm(goals, desc="generating games", leave=False, delay=15, mininterval=15):
             trial = partial / split / str(goal) / f"trial_G{seed:04d}_{i:05d}"
             if not trial.exists():               # there it is after an interrupted run
-                _write_game(trial, goal, f"{seed} {split} {i}", check and split != "train")
-        summary = {**wanted, "checked": check}
-        (partial / "games.json").write_text(json.dumps(summary, indent=1) + "\n")
+                _write_game(trial, goal, f"{seed} {split} {i}", check=split != "train")
+        (partial / "games.json").write_text(json.dumps(wanted, indent=1) + "\n")
         shutil.rmtree(final, ignore_errors=True)
         partial.rename(final)
-        return summary
 
 
 # Which goals a room has -------------------------------------------------------------------------------------

@@ -11,11 +11,10 @@ import struct
 import sys
 import tempfile
 import zlib
-from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 
-CACHE_SCHEMA = 1                                 # of the files in a cache folder
+CACHE_SCHEMA = 2                                 # of the files in a cache folder
 
 
 class Operator(ctypes.Structure):
@@ -81,50 +80,26 @@ def translation(domain: str, problem: str, version: str, cache: str | Path = "")
 
 
 def translate(domain: str, problem: str) -> dict:
-    """PDDL to SAS by TextWorld's translator, with what its PddlState reads from the task beside it.
-
-    sas; types {name: type}; hierarchy [(type, supertypes)]; facts [[predicate, *names]] at the start;
-    parameters {action: [(name, type)]}; conditional: the predicates that some action changes only `when`
-    something holds. Raises ValueError, without a file name, for PDDL that makes no game.
-    """
+    """PDDL to SAS by TextWorld's translator: `sas`, `facts` at the start [[predicate, *names]], `parameters`
+    {action: [name]}. Raises ValueError, without a file name, for PDDL that makes no game."""
     import fast_downward
     gc.disable()                                 # a fifth of the time: nothing here is garbage before the end
+    argv = sys.argv                              # the translator overwrites them
     try:
-        with own_argv():
-            task, sas = fast_downward.pddl2sas(domain, problem)
+        task, sas = fast_downward.pddl2sas(domain, problem)
     except (Exception, SystemExit) as error:     # the translator asserts, raises and exits
         raise ValueError(f"Fast Downward cannot translate the PDDL ({type(error).__name__}: "
                          f"{str(error)[:150]})") from None
     finally:
         gc.enable()
+        sys.argv = argv
     if "Atom dummy(val1)" in sas:
         raise ValueError("the goal is out of reach, or reached from the start; expected a solvable game")
-    effects = [effect for action in task.actions for effect in action.effects]
     return {
         "sas": sas,
-        "types": {thing.name: thing.type_name for thing in task.objects},
-        "hierarchy": [(kind.name, kind.supertype_names) for kind in task.types],
-        "facts": [fact for fact in map(_initial_fact, task.init) if fact],
-        "parameters": {action.name: [(p.name.strip("?"), p.type_name) for p in action.parameters]
+        # costs and distances have no predicate
+        "facts": [[atom.predicate, *atom.args]
+                  for atom in task.init if getattr(atom, "predicate", "=") != "="],
+        "parameters": {action.name: [parameter.name.strip("?") for parameter in action.parameters]
                        for action in task.actions},
-        "conditional": sorted({effect.literal.predicate for effect in effects
-                               if type(effect.condition).__name__ != "Truth"}),
     }
-
-
-def _initial_fact(element) -> list[str] | None:
-    """[predicate, *names]; None for what TextWorld leaves out: equality, costs and distances."""
-    if hasattr(element, "predicate"):
-        return None if element.predicate == "=" else [element.predicate, *element.args]
-    value = str(element.expression.value)
-    return None if element.fluent.symbol == "total-cost" or value.isdigit() else [value, *element.fluent.args]
-
-
-@contextmanager
-def own_argv():
-    """TextWorld's translator overwrites sys.argv; the program's own comes back."""
-    argv = sys.argv
-    try:
-        yield
-    finally:
-        sys.argv = argv

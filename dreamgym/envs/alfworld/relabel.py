@@ -263,19 +263,16 @@ def counterfactuals(episodes: list[Episode], count: int, rng: np.random.Generato
             sentence = str(rng.choice(TEMPLATES[wish.kind])).format(thing=wish.thing, place=wish.place)
             if (t.step.state, sentence) not in used:
                 used.add((t.step.state, sentence))
-                results.append(_counterfactual(
-                    t.step, f"{name}-counterfactual-{len(results)}", sentence, broken))
+                name, success = f"{name}-counterfactual-{len(results)}", broken == "none"
+                step = replace(t.step, reward=float(success), done=success)
+                task = Task(id=name, text=sentence, env="alfworld", start=step.state)
+                step.reasoning, step.reward_reasoning = explain(task, [], step)
+                results.append(Episode(
+                    id=name, task=task, steps=[step], source=Source.COUNTERFACTUAL, label=broken,
+                    raw_score=float(success),
+                    stop=StopReason.SUCCESS if success else StopReason.STEP_LIMIT))
                 break
     return results
-
-
-def _counterfactual(recorded: Step, name: str, sentence: str, broken: str) -> Episode:
-    success = broken == "none"
-    step = replace(recorded, reward=float(success), done=success)
-    task = Task(id=name, text=sentence, env="alfworld", start=step.state)
-    step.reasoning, step.reward_reasoning = explain(task, [], step)
-    return Episode(id=name, task=task, steps=[step], source=Source.COUNTERFACTUAL, label=broken,
-                   raw_score=float(success), stop=StopReason.SUCCESS if success else StopReason.STEP_LIMIT)
 
 
 def _group(t: Transition) -> str:

@@ -57,7 +57,6 @@ class Place:
 
 @dataclass(frozen=True)
 class Room:
-    number: int
     receptacles: list[Place]
     fixtures: list[Place]                        # what cannot be picked up
     types: list[str]                             # of the things that can
@@ -77,9 +76,7 @@ def shipped() -> tuple[Path, ModuleType, ModuleType]:
 
 def pddl_id(key: str) -> str:
     """'Mug|+01.15|-00.34' -> 'Mug_bar__plus_01_dot_15_bar__minus_00_dot_34', as official problems have it."""
-    for sign, word in (("|", "_bar_"), ("+", "_plus_"), ("-", "_minus_"), (".", "_dot_")):
-        key = key.replace(sign, word)
-    return key
+    return key.translate(str.maketrans({"|": "_bar_", "+": "_plus_", "-": "_minus_", ".": "_dot_"}))
 
 
 def location(x: float, z: float, rotation: float, horizon: float) -> str:
@@ -135,7 +132,7 @@ def room(number: int) -> Room:
     numbers = FIXTURES | (MORE_IN_LIVING_ROOMS if 200 < number < 300 else {})
     fixtures = [place for kind in sorted(listed & set(FIXTURES))
                 for place in _fixtures(placer, kind, placer.rng.randint(*numbers[kind]), receptacles)]
-    return Room(number, receptacles, fixtures, sorted(listed - holders - set(FIXTURES)), points)
+    return Room(receptacles, fixtures, sorted(listed - holders - set(FIXTURES)), points)
 
 
 def _added(placer: Placer, kind: str, receptacles: list[Place], kitchen: bool) -> list[Place]:

@@ -161,13 +161,6 @@ class Searcher:
         places = [place for place in self.contents if self.things(place, kind)]
         return sorted(places, key=lambda place: place != view.place)
 
-    def take_others(self, view: View) -> list[str]:
-        """Commands that take another thing than the wanted one."""
-        spared = (self.wanted.thing, *LAMPS)
-        others = [name for name in view.names if kind_of(name) in _PLACES and kind_of(name) not in spared]
-        self.origin |= dict.fromkeys(others, view.place)
-        return [f"take {thing} from {view.place}" for thing in others]
-
     def wander(self, view: View) -> str:
         ways = [f"go to {place}" for place in self.room if place != view.place]
         ways = [way for way in ways if way not in self.refused]
@@ -223,7 +216,12 @@ class Imperfect(Searcher):
             slips += [f"close {view.place}"] * 2
         if kind_of(view.place) in _PLACES.get(kind_of(view.holding), ()) and view.opened is not False:
             slips.append(f"move {view.held} to {view.place}")
-        return slips + (self.take_others(view)[:3] if not view.holding else [])
+        if not view.holding:
+            spared = (self.wanted.thing, *LAMPS)
+            others = [name for name in view.names if kind_of(name) in _PLACES and kind_of(name) not in spared]
+            self.origin |= dict.fromkeys(others, view.place)
+            slips += [f"take {thing} from {view.place}" for thing in others[:3]]
+        return slips
 
 
 def explorer(session: Session, rng: np.random.Generator) -> Callable[[str], str]:

@@ -58,7 +58,12 @@ class Workers:
     (its worker, its number). Raises ValueError as `Local` does, and RuntimeError when a worker has died."""
 
     def __init__(self, count: int, admissible: bool, cache: str):
-        self.children = [_child(admissible, cache) for _ in range(count)]
+        # `python -m` this module, in a session of its own: Ctrl-C is the parent's, whose end ends it, too
+        self.children = [
+            subprocess.Popen([sys.executable, "-m", __name__, json.dumps([admissible, cache])], text=True,
+                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True,
+                             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+            for _ in range(count)]
         self.home: dict[str, int] = {}           # game -> its worker
         self.numbers = itertools.count()
         self.close = weakref.finalize(self, _stop, self.children)
@@ -83,24 +88,17 @@ class Workers:
             with suppress(OSError):              # it has died: no line comes back
                 print(json.dumps(rows), file=self.children[home].stdin, flush=True)
         lines = {home: self.children[home].stdout.readline() for home in asked}
+        answers = {}
         for home, line in lines.items():
             if not line:
                 raise RuntimeError(
                     f"an ALFWorld worker process ended with status {self.children[home].wait()}; its own "
                     "message is above (out of memory?)")
-        replies = {home: json.loads(line) for home, line in lines.items()}
-        for reply in replies.values():
+            reply = json.loads(line)
             if isinstance(reply, str):
                 raise ValueError(reply)
-        answers = {home: iter(reply) for home, reply in replies.items()}
+            answers[home] = iter(reply)
         return [next(answers[home]) for home, _ in plays]
-
-
-def _child(*settings) -> subprocess.Popen:
-    """`python -m` this module, in a session of its own: Ctrl-C is the parent's, whose end ends it, too."""
-    return subprocess.Popen(
-        [sys.executable, "-m", __name__, json.dumps(settings)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, start_new_session=True)
 
 
 def _stop(children: list[subprocess.Popen]) -> None:

@@ -142,7 +142,13 @@ class Catalogue:
                        if entry.instruction is not None and entry.instruction_attributes]
         self.products = list(self.by_asin.values())
         targets = [(product, entry, _draw_upper(product.price, rng)) for product, entry in wanted]
-        self.goals = _human_goals(targets) if human_goals else SyntheticGoals(targets)
+        if human_goals:
+            self.goals = [Goal(product, entry.instruction.strip(".") + _price_text(upper),
+                               entry.instruction_attributes, entry.instruction_options, upper)
+                          for product, entry, upper in targets]
+            random.Random(SHUFFLE_SEED).shuffle(self.goals)
+        else:
+            self.goals = SyntheticGoals(targets)
         self.search = lru_cache(maxsize=4096)(self._search)
 
     @cached_property
@@ -168,13 +174,6 @@ class Catalogue:
             for name, values in product.options.items():
                 found[name].update(dict.fromkeys(values))
         return {name: list(values) for name, values in found.items()}
-
-
-def _human_goals(targets: list[Target]) -> list[Goal]:
-    goals = [Goal(product, entry.instruction.strip(".") + _price_text(upper), entry.instruction_attributes,
-                  entry.instruction_options, upper) for product, entry, upper in targets]
-    random.Random(SHUFFLE_SEED).shuffle(goals)
-    return goals
 
 
 def _contents(product: Product) -> str:

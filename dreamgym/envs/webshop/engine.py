@@ -146,25 +146,20 @@ class WebShopEngine:
             for found in self.page_products:
                 nodes += [("product", found.asin), ("text", found.title), ("text", found.price_tag)]
             return nodes
-        below = self._item_nodes() if self.page == "item" else self._sub_nodes()
-        return [*nodes, ("button", "< Prev"), *below]
-
-    def _item_nodes(self) -> list[tuple[str, str]]:
-        nodes, product = [], self.product
-        for name, values in product.options.items():
-            nodes += [("text", name), *(("option", value) for value in values)]
-        nodes += [("text", product.title), ("text", f"Price: {product.price_tag}"), ("text", "Rating: N.A.")]
-        return nodes + [("button", text) for text in ("Description", "Features", "Reviews", "Buy Now")]
-
-    def _sub_nodes(self) -> list[tuple[str, str]]:
-        product = self.product
+        nodes, product = [*nodes, ("button", "< Prev")], self.product
+        if self.page == "item":
+            for name, values in product.options.items():
+                nodes += [("text", name), *(("option", value) for value in values)]
+            nodes += [("text", product.title), ("text", f"Price: {product.price_tag}"),
+                      ("text", "Rating: N.A.")]
+            return nodes + [("button", text) for text in ("Description", "Features", "Reviews", "Buy Now")]
         texts = {"description": [product.description],
                  "features": [f" {bullet}" for bullet in product.bullets],
                  "reviews": [],
                  # No button leads to this page, but an option value of its name does.
                  "attributes": [*(f" {a}" for a in product.attributes),
                                 product.category, product.query, product.product_category]}
-        return [("text", text) for text in texts[self.page]]
+        return nodes + [("text", text) for text in texts[self.page]]
 
 
 def _parsed(text: str) -> str:

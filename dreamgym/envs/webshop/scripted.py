@@ -1,6 +1,7 @@
 """Scripted policies of WebShop. All but the oracle read abstract states only, so that whatever they do can be
 imitated. The mix follows the paper's (demonstrations, oracle and random policies); the shares are ours."""
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
@@ -9,11 +10,10 @@ from dreamgym.envs.webshop.text import (
     Item, Wanted, clean, page_kind, read_item, read_results, read_task, title_words,
 )
 
-Act = Callable[[str], str]
 
-
-def wishes(task_text: str) -> Wanted:
-    """What an instruction asks for; where its options cannot be read, the words alone."""
+def wishes(session: Session) -> Wanted:
+    """What the instruction asks for; where its options cannot be read, the words alone."""
+    task_text = session.task.text
     return read_task(task_text) or Wanted(title_words(task_text) or task_text.split(), {})
 
 
@@ -21,8 +21,8 @@ class Shopper:
     """Searches for the wanted words, opens each fitting result, goes back when an option is absent, chooses
     the options, buys. `slip`: the chance of a mistake in a step."""
 
-    def __init__(self, task_text: str, rng: np.random.Generator, slip: float = 0.0):
-        self.wanted = wishes(task_text)
+    def __init__(self, session: Session, rng: np.random.Generator, slip: float = 0.0):
+        self.wanted = wishes(session)
         self.rng, self.slip = rng, slip
         self.seen: set[tuple[str, str]] = set()  # title and price of products that were opened
         self.paged = False                       # looked at a second page of results
@@ -63,9 +63,9 @@ class Shopper:
         return self.rng.choice(["buy now", "buy now", "< prev", "features", *item.values[:2]])
 
 
-def explorer(task_text: str, rng: np.random.Generator) -> Act:
+def explorer(session: Session, rng: np.random.Generator) -> Callable[[str], str]:
     """Random valid actions: buttons of the page, searches made of the task's words, products by number."""
-    words = wishes(task_text).words
+    words = wishes(session).words
 
     def act(state: str) -> str:
         kind, item = page_kind(state), read_item(state)
@@ -102,8 +102,7 @@ class Oracle:
 
 PLAYERS = {
     "oracle": Player(Oracle, share=0),       # for checks of an installation: evaluate.py --policy oracle
-    "demonstrator": Player(lambda session, rng: Shopper(session.task.text, rng), share=0.35),
-    "imperfect": Player(lambda session, rng: Shopper(session.task.text, rng, slip=0.25), share=0.40,
-                        imitate=True),
-    "random": Player(lambda session, rng: explorer(session.task.text, rng), share=0.25),
+    "demonstrator": Player(Shopper, share=0.35),
+    "imperfect": Player(partial(Shopper, slip=0.25), share=0.40, imitate=True),
+    "random": Player(explorer, share=0.25),
 }
