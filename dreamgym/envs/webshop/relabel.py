@@ -57,8 +57,10 @@ def _explain_page(step: Step) -> str:
         if after is None or after.chosen != chosen:
             return ""                            # upstream marks no value that JSON writes with an escape
         return f"{facts}; {why} so {'the same page' if chosen == item.chosen else ' / '.join(chosen)}"
-    here, there = _name(step.state), _name(step.next_state)
-    follows = {"search": f"the shop lists matches for {argument}", "prev": f"back to {there}",
+    # what a button does depends on the heading: "results page 1 of 5"
+    heading, there = step.state.split("\n")[0], step.next_state.split(" ")[0]
+    here = heading if text.page_kind(step.state) == "results" else heading.split(" ")[0]
+    follows = {"search": f"the shop lists matches for {argument}", "prev": f"back to the {there} before",
                "next": "the next page of the same results", "sub": "details of this item",
                "back": "back to the search page"}.get(kind, "not possible here so the same page")
     return f"{here} : {follows}"
@@ -70,12 +72,6 @@ def _verdict(rows: list[Check], item: text.Item) -> str:
     facts = [f"{what} : {_compared(candidates[kind], what)}{'met' if met else 'missing'}"
              for kind, what, met in rows]
     return f"check {' '.join(facts)} so {'success' if all(met for _, _, met in rows) else 'failure'}"
-
-
-def _name(state: str) -> str:
-    """What a button does depends on the number of a page of results: "results page 1 of 5", "item"."""
-    heading = state.split("\n")[0]
-    return heading if text.page_kind(state) == "results" else heading.split(" ")[0]
 
 
 def _choose(item: text.Item, value: str) -> tuple[list[str], str]:
