@@ -1,5 +1,4 @@
-"""Built once per session: a tiny collected data set and a tiny experience model; and a way to run a script's
-main() in this process."""
+"""Shared: tiny data and models made once a session, builders, and scripts run in this process."""
 import importlib
 import socket
 import sys
@@ -20,8 +19,10 @@ torch.set_num_threads(1)
 ROOT = Path(__file__).parent.parent
 EXAMPLE = str(ROOT / "examples" / "files.py")
 COLLECT = ["--env", EXAMPLE, "--transitions", 300, "--heldout", 50]
-TRAIN = ["--env", EXAMPLE, "--model", "scratch:16x1", "--steps", 600, "--max-steps", 600, "--short-first-steps", 0]
-
+TRAIN = ["--env", EXAMPLE, "--model", "scratch:16x1", "--steps", 600, "--max-steps", 600, "--short-first-steps", 0,
+         "--no-report-variants"]
+CHATML = ("{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+          "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
 SMALL_RUN = ["--model", "scratch:16x1", "--iterations", 2, "--tasks", 2, "--rollouts", 2, "--eval-tasks", 2,
              "--test-tasks", 2, "--imitation-episodes", 4, "--imitation-epochs", 1]
 
@@ -126,8 +127,7 @@ def workspace(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def trained(workspace):
-    """The workspace with out/expmodel, a tiny experience model that has learnt the form of an answer and
-    little else."""
+    """The workspace with out/expmodel: a tiny model that has learnt the form of an answer and little else."""
     run_main("train_expmodel", "--data", workspace.data, "--out", workspace.expmodel, *TRAIN)
     return workspace
 

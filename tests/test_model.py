@@ -1,5 +1,4 @@
-"""Log-probs of samples, shared prefixes, adapters, references, the supervised step and two gloo ranks, on
-tiny random models."""
+"""Log-probs, shared prefixes, adapters, references, the supervised step, two gloo ranks."""
 import os
 import random
 
@@ -36,8 +35,7 @@ def unrelated(seed=0):
 
 
 def sharing(seed=0):
-    """A group with a common prompt, growing prefixes with branches, equal samples, one that is a prefix, a
-    lone one."""
+    """A common prompt, growing prefixes with branches, equal samples, one that is a prefix, a lone one."""
     rng = random.Random(seed)
     draw = lambda n: [rng.randrange(50) for _ in range(n)]
     prompt, trunk = draw(20), draw(40)
@@ -96,8 +94,7 @@ def test_logprobs_against_a_slow_loop(kind, make):
 @pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-6), ("bfloat16", 1e-2)])
 @pytest.mark.parametrize("entropy_coef", [0, 0.3])
 def test_chunks_change_nothing(monkeypatch, dtype, tolerance, entropy_coef):
-    """Chunk borders that drop or double a token, and a hand-written gradient of the head that is not
-    autograd's, with a bias and outside of autocast."""
+    """A token dropped at a chunk's border; a gradient of the head that is not autograd's."""
     model, samples, results = tiny("qwen3"), sharing(), []
     model.lm_head.bias = torch.nn.Parameter(torch.linspace(-1, 1, 50))
     model.compute_dtype = getattr(torch, dtype)
@@ -309,8 +306,7 @@ def test_nf4_with_adapters_learns(folder):
 
 @pytest.mark.parametrize("lora_rank, frozen", [(0, False), (2, False), (0, True), (2, True)])
 def test_precision_of_weights(folder, lora_rank, frozen):
-    """Stops trained 16-bit weights, in which a rate of 1e-6 rounds to nothing, and frozen ones that take
-    twice the memory."""
+    """Trained 16-bit weights, in which a rate of 1e-6 rounds to nothing; frozen 32-bit ones."""
     model, _ = load_model(folder, "bfloat16", lora_rank=lora_rank, frozen=frozen)
     base = torch.float32 if not (lora_rank or frozen) else torch.bfloat16
     for name, p in model.named_parameters():
@@ -323,8 +319,7 @@ def test_precision_of_weights(folder, lora_rank, frozen):
 
 @pytest.mark.parametrize("form", [{}, {"lora_rank": 4}, {"lora_rank": 4, "quantize": "nf4"}])
 def test_bfloat16_computes_what_float32_does(folder, form):
-    """Stops a model that says bfloat16 and computes in float32, log-probs off by more than rounding, and a
-    sampler that is not the trainer's model (its KV cache in bfloat16, too)."""
+    """A model that says bfloat16 and computes in float32; a sampler that is not the trainer's model."""
     exact, model = load_model(folder, "float32", **form)[0], load_model(folder, "bfloat16", **form)[0]
     hidden_NH = token_logprobs(model, sharing(), with_hidden=True)[2]
     assert not torch.equal(hidden_NH.float(), token_logprobs(exact, sharing(), with_hidden=True)[2])
@@ -342,8 +337,7 @@ def test_bfloat16_computes_what_float32_does(folder, form):
 
 @pytest.mark.parametrize("dtype, form", [("float32", {}), ("bfloat16", {}), ("float32", {"lora_rank": 4})])
 def test_gradient_checkpointing(folder, dtype, form):
-    """Stops gradients that differ (from those without it), layers whose activations are kept all the same,
-    and a sampler without its cache afterwards."""
+    """Gradients that differ, activations kept all the same, a sampler without its cache afterwards."""
     found = []
     for checkpointed in (False, True):
         model, _ = load_model(folder, dtype, **form)
@@ -367,8 +361,7 @@ def storages(model):
 
 @pytest.mark.parametrize("quantize", ["nf4", "none"])
 def test_one_base_for_policy_reference_and_experience_model(folder, tmp_path, quantize):
-    """Stops a second copy of a frozen base, adapters that answer for each other, and a base that is shared
-    with a model that has another one."""
+    """A second copy of a frozen base, adapters that answer for each other, a base shared wrongly."""
     made = {}
     for i, name in enumerate(("policy", "experience")):
         model, tokenizer = load_model(folder, "bfloat16", quantize, lora_rank=4, seed=i)

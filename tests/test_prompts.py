@@ -42,8 +42,7 @@ def mutate(text: str, rng: random.Random) -> str:
 
 @pytest.mark.parametrize("page_format", ["full", "diff"])
 def test_what_is_trained_on_parses_back(page_format):
-    """A training target that the parser would count as malformed, so that a perfect model fails: reasoning of
-    several lines, a real page whose own lines look like tags or edits."""
+    """A training target that counts as malformed: pages whose lines look like tags or edits."""
     rng = random.Random(0)
     lines = ["state", ":", ": x", "state: x", "Reward : 1 done: yes", "next:", "- a", "+ a", "= state", "a",
              "= similar 1", "similar 1: x", "similar", "task", "think: b", "> - a", "x",

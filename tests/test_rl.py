@@ -1,5 +1,4 @@
-"""Batches and updates of rl.py against slow loops: advantages by turn, masks, gradients, the critic, two
-ranks."""
+"""Batches and updates of rl.py against slow loops, on one rank and on two."""
 import itertools
 import math
 from copy import deepcopy
@@ -30,8 +29,7 @@ def settings(**changes):
 
 
 def episode(name, task, reward, lengths, invalid=(), segments=1):
-    """Turns of `lengths` trained tokens, each after two prompt tokens, spread over segments; length 0: an
-    action that had no room."""
+    """Turns of `lengths` trained tokens (0: no room), each after two prompt tokens, over `segments`."""
     last = len(lengths) - 1
     steps = [Step(state="s", action="a", next_state="s" if t in invalid else "t",
                   reward=float(reward * (t == last)),

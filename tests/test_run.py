@@ -1,5 +1,4 @@
-"""dreamgym/run.py and checkpoint.py: ranks, named randomness, logs, checkpoints that survive a kill, Ctrl-C. Flags:
-test_presets.py."""
+"""run.py and checkpoint.py: ranks, named randomness, logs, saves that survive a kill, Ctrl-C."""
 import contextlib
 import io
 import json
@@ -129,8 +128,7 @@ def on_two_ranks(folder, code):
 
 
 def test_two_gloo_ranks(tmp_path):
-    """Stops ranks that disagree on flags, sums, records, stopping or checkpoints, and a second rank that writes
-    logs."""
+    """Ranks that disagree on flags, sums, stopping or checkpoints; a second rank that logs."""
     on_two_ranks(tmp_path, WORKER)
     for rank in range(2):
         assert run.read_json(tmp_path / f"found{rank}.json") == {
@@ -212,8 +210,7 @@ def log_steps(folder, steps, value, resume_step):
 
 
 def test_resume_cuts_metrics_and_time_goes_on(tmp_path):
-    """A resumed curve that repeats steps, in the file or in TensorBoard; a resume that chokes on the half line
-    of a kill."""
+    """A resumed curve that repeats steps; a resume that chokes on the half line of a kill."""
     path = tmp_path / "metrics.jsonl"
     log_steps(tmp_path, range(5), 0.0, -1)
     records = [json.dumps(record | {"time_s": 100.0 + record["step"]}) + "\n" for record in lines(path)]
@@ -430,8 +427,7 @@ def test_save_refuses_a_folder_that_is_no_checkpoint(tmp_path):
 
 
 def test_fresh_leaves_nothing_to_go_on_from(tmp_path):
-    """--fresh after a kill between two renames: the model of before comes back as this run's. And a folder of
-    something else that goes."""
+    """--fresh after a kill between two renames: the old model comes back; a folder that is lost."""
     save(tmp_path, 1)
     (tmp_path / "policy").rename(tmp_path / ".policy.old")
     checkpoint.remove(tmp_path, "policy", ALONE)

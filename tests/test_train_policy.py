@@ -1,5 +1,4 @@
-"""The pieces of train_policy.py: phases of a run, what the curriculum is fed, what a resume cuts, its child's
-Ctrl-C."""
+"""The pieces of train_policy.py: phases, what the curriculum is fed, its child's Ctrl-C."""
 import os
 import signal
 import threading
@@ -105,7 +104,7 @@ def test_ctrl_c_reaches_the_script_that_is_running(tmp_path, monkeypatch):
 
 
 def test_generated_tasks_of_a_file_are_played(trained, tmp_path):
-    """A file of generate_tasks.py that nothing reads, or that puts tasks without a generated mark into the dream."""
+    """A file that nothing reads; tasks without a generated mark in the dream."""
     run_main("generate_tasks", "--expmodel", trained.expmodel, "--data", trained.data, "--count", 3, "--out",
              tmp_path / "made.jsonl")
     made = read_tasks(tmp_path / "made.jsonl")
@@ -132,8 +131,7 @@ def sharded_rank(rank, port, flags):
 
 
 def test_two_ranks_with_sharded_models(trained, tmp_path):
-    """Ranks that wait for each other for ever: rank 0 alone asks a sharded experience model for new tasks and
-    for the page of the end, and the ranks' rollouts differ in length."""
+    """Ranks that wait for each other: rank 0 alone asks for new tasks, rollouts differ in length."""
     flags = ["--env", EXAMPLE, "--data", trained.data, "--expmodel", trained.expmodel, "--out", tmp_path,
              "--iterations", 2, "--generate-every", 1, "--tasks", 2, "--rollouts", 2, "--eval-tasks", 3,
              "--test-tasks", 3, "--imitation-episodes", 4, "--imitation-epochs", 1, "--max-malformed", 1,
