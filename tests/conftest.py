@@ -1,5 +1,7 @@
 """Shared: tiny data and models made once a session, builders, and scripts run in this process."""
 import importlib
+import multiprocessing
+import os
 import socket
 import sys
 import threading
@@ -10,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.multiprocessing import start_processes
 
 from dreamgym import offline
 from dreamgym.episode import Episode, Step, Task
@@ -48,6 +51,19 @@ def probed(env, before: Episode, others: list[Episode], rng) -> Episode:
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return probe.getsockname()[1]
+
+
+def _rank(rank: int, worker, port: int, args: tuple) -> None:
+    """What torchrun tells a process of two on this machine."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="2",
+                      MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), CUDA_VISIBLE_DEVICES="")
+    worker(rank, *args)
+
+
+def start_ranks(worker, *args, join: bool = True):
+    """worker(rank, *args) on two gloo ranks, forked from a process that has imported the libraries once."""
+    multiprocessing.set_forkserver_preload(["transformers.models.llama.modeling_llama", "dreamgym.model"])
+    return start_processes(_rank, (worker, free_port(), args), 2, join, start_method="forkserver")
 
 
 @contextmanager

@@ -1,10 +1,8 @@
 """Log-probs, shared prefixes, adapters, references, the supervised step, two gloo ranks."""
-import os
 import random
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from torch.distributed.tensor import DTensor
 
 import dreamgym.model
@@ -12,11 +10,11 @@ from dreamgym.logprobs import (TrainSample, even_micro_batches, micro_batches, p
                                reference_logprobs, token_logprobs)
 from dreamgym.model import (adapter, checkpoint_layers, clip_grad_norm, load_frozen, load_model,
                             save_model, trainable_parameters, unsharded)
-from dreamgym.run import Dist
+from dreamgym.run import Dist, init_dist
 from dreamgym.sampler import Sampler
 from dreamgym.sft import sft_step
 from dreamgym.tiny import Muon, build_tokenizer, make_optimizers, set_rate
-from tests.conftest import free_port, random_model
+from tests.conftest import random_model, start_ranks
 
 CLOSE = {"atol": 2e-5, "rtol": 1e-5}
 
@@ -395,11 +393,8 @@ FORMS = ((0, 0, "float32", "none"), (4, 0, "float32", "none"), (4, 0, "bfloat16"
          (0, 10**9, "float32", "none"), (4, 10**9, "float32", "nf4"))
 
 
-def two_ranks(rank, port, folder):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo")
-    dist, samples = Dist(rank=rank, world_size=2), sharing()
+def two_ranks(rank, folder):
+    dist, samples = init_dist(0), sharing()
     assert len(even_micro_batches(samples[: 1 + 8 * rank], 30, dist)) == len(micro_batches(samples[:9], 30))
     mine = slice(rank * 3, 3 + rank * 99)  # unequal shares: the ranks have other numbers of micro-batches
     for number, (lora_rank, below, *form) in enumerate(FORMS):
@@ -419,13 +414,13 @@ def two_ranks(rank, port, folder):
         save_model(model, tokenizer, out)
         if rank == 0:
             torch.save(values | {"logp_N": inside_N}, f"{out}/values.pt")
-    torch.distributed.destroy_process_group()
+    dist.close()
 
 
 def test_two_ranks_equal_one_process(folder, monkeypatch):
     """Stops wrong gradient averaging, a stale unsharded copy, ranks that wait for each other, and checkpoints
     that hold one rank's shard. A gradient in bfloat16 is rounded once a micro-batch: those must be the same."""
-    mp.spawn(two_ranks, args=(free_port(), folder), nprocs=2)
+    start_ranks(two_ranks, folder)
     samples = sharing()
     for number, (lora_rank, _, *form) in enumerate(FORMS):
         out = f"{folder}-{number}"

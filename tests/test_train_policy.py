@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch.multiprocessing as mp
+import torch
 
 import dreamgym.model
-from conftest import EXAMPLE, SMALL_RUN, free_port, one_step, run_main
+from tests.conftest import EXAMPLE, SMALL_RUN, free_port, one_step, run_main, start_ranks
 from dreamgym import prepare, run
 from dreamgym.curriculum import Curriculum
 from dreamgym.envs.base import Player
@@ -123,20 +123,23 @@ def test_generated_tasks_of_a_file_are_played(trained, tmp_path):
             run_main("train_policy", *flags, *more)
 
 
-def sharded_rank(rank, port, flags):
-    os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="2",
-                      MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), CUDA_VISIBLE_DEVICES="")
+def sharded_rank(rank, out, port, flags):
     dreamgym.model.REPLICATED_BELOW = 0
-    run_main("train_policy", *flags)
+    (out / f"machine{rank}").mkdir()
+    os.chdir(out / f"machine{rank}")
+    with pytest.raises(ValueError, match="does not see it; expected a folder that all machines share"):
+        run_main("train_policy", *flags, "--out", "not-shared")
+    torch.distributed.destroy_process_group()
+    os.environ["MASTER_PORT"] = str(port)
+    run_main("train_policy", *flags, "--out", out)
 
 
 def test_two_ranks_with_sharded_models(trained, tmp_path):
-    """Ranks that wait for each other: rank 0 alone asks for new tasks, rollouts differ in length."""
-    flags = ["--env", EXAMPLE, "--data", trained.data, "--expmodel", trained.expmodel, "--out", tmp_path,
-             "--iterations", 2, "--generate-every", 1, "--tasks", 2, "--rollouts", 2, "--eval-tasks", 3,
-             "--test-tasks", 3, "--imitation-episodes", 4, "--imitation-epochs", 1, "--max-malformed", 1,
-             "--no-drop-malformed", "--model", "scratch:16x1"]
-    ranks = mp.spawn(sharded_rank, args=(free_port(), flags), nprocs=2, join=False)
+    """Ranks that wait for each other: rank 0 alone asks for new tasks, rollouts differ in length. And machines
+    that do not share a folder."""
+    flags = ["--env", EXAMPLE, "--data", trained.data, "--expmodel", trained.expmodel, *SMALL_RUN,
+             "--generate-every", 1, "--eval-tasks", 3, "--test-tasks", 3, "--max-malformed", 1, "--no-drop-malformed"]
+    ranks = start_ranks(sharded_rank, tmp_path, free_port(), flags, join=False)
     end = time.monotonic() + 600
     try:
         while not ranks.join(timeout=10):
