@@ -5,6 +5,7 @@ import os
 import socket
 import sys
 import threading
+import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -60,10 +61,17 @@ def _rank(rank: int, worker, port: int, args: tuple) -> None:
     worker(rank, *args)
 
 
-def start_ranks(worker, *args, join: bool = True):
+def on_two_ranks(worker, *args) -> None:
     """worker(rank, *args) on two gloo ranks, forked from a process that has imported the libraries once."""
     multiprocessing.set_forkserver_preload(["transformers.models.llama.modeling_llama", "dreamgym.model"])
-    return start_processes(_rank, (worker, free_port(), args), 2, join, start_method="forkserver")
+    ranks = start_processes(_rank, (worker, free_port(), args), nprocs=2, join=False, start_method="forkserver")
+    end = time.monotonic() + 600
+    try:
+        while not ranks.join(timeout=10):
+            assert time.monotonic() < end, "the ranks wait for each other"
+    finally:
+        for process in ranks.processes:
+            process.kill()
 
 
 @contextmanager

@@ -137,16 +137,7 @@ def test_imports_without_training_episodes(again, workspace, tmp_path):
             again("--import-file", path, *more)
 
 
-# ---- refused input ----
-
-@pytest.mark.parametrize("flags, message", [
-    (("--teacher", URL), "expected --teacher-model"), (("--player", "NAME"), "--player: expected"),
-    (("--player-share", 0), "--player-share 0.0"), (("--import-format", "x"), "expected --import-file, too")])
-def test_bad_flags(again, capsys, flags, message):
-    with pytest.raises(SystemExit) as refused:
-        again(*flags)
-    assert refused.value.code == 2 and message in capsys.readouterr().err
-
+# ---- environments ----
 
 class Counter(Environment):
     """The smallest world: one task a split; its state counts to two; nothing optional."""

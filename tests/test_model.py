@@ -14,7 +14,7 @@ from dreamgym.run import Dist, init_dist
 from dreamgym.sampler import Sampler
 from dreamgym.sft import sft_step
 from dreamgym.tiny import Muon, build_tokenizer, make_optimizers, set_rate
-from tests.conftest import random_model, start_ranks
+from tests.conftest import on_two_ranks, random_model
 
 CLOSE = {"atol": 2e-5, "rtol": 1e-5}
 
@@ -420,7 +420,7 @@ def two_ranks(rank, folder):
 def test_two_ranks_equal_one_process(folder, monkeypatch):
     """Stops wrong gradient averaging, a stale unsharded copy, ranks that wait for each other, and checkpoints
     that hold one rank's shard. A gradient in bfloat16 is rounded once a micro-batch: those must be the same."""
-    start_ranks(two_ranks, folder)
+    on_two_ranks(two_ranks, folder)
     samples = sharing()
     for number, (lora_rank, _, *form) in enumerate(FORMS):
         out = f"{folder}-{number}"

@@ -137,6 +137,8 @@ def test_flags_out_of_range(capfd, script, flag, good, bad, expected):
 
 
 @pytest.mark.parametrize("script, given, expected", [
+    ("collect", {"teacher": "http://x/v1"}, "expected --teacher-model"), ("collect", {"player": "NAME"}, "--player: expected"),
+    ("collect", {"player_share": 0.0}, "--player-share 0.0"), ("collect", {"import_format": "x"}, "expected --import-file, too"),
     ("evaluate", {"temperatures": []}, "--temperatures: expected"), ("evaluate", {"gamma": 1.0}, "--gamma: from 0"),
     ("evaluate", {"bound": True, "world": "dream"}, "--bound .* expected"),
     ("evaluate", {"judge": "http://x/v1"}, "--judge .* expected"), ("evaluate", {"html": "page"}, "--html page: expected"),

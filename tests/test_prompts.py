@@ -172,11 +172,11 @@ def test_texts_that_are_no_task(text):
 
 def test_parsing_takes_linear_time():
     """Minutes in a regular expression on one answer of unclosed tags."""
-    started = time.perf_counter()
+    started = time.process_time()
     for text in ("<action>" * 100_000, "think: " * 100_000, "think: \nnext:" * 50_000, "state\n" * 100_000,
                  "x" * 1_000_000):
         parse_action(text), parse_next(text, question(), "diff"), parse_reward(text), parse_task(text)
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2
 
 
 def test_tried_actions():

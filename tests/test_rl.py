@@ -14,7 +14,7 @@ from dreamgym import rl, run, tiny
 from dreamgym.episode import Episode, Step, StopReason, Task, TokenSegment
 from dreamgym.logprobs import TrainSample, token_logprobs
 from dreamgym.model import shard
-from tests.conftest import start_ranks
+from tests.conftest import on_two_ranks
 
 ALONE = run.Dist()
 
@@ -341,7 +341,7 @@ def one_update(dist):
 
 def test_two_ranks_are_one_process(tmp_path):
     """Gradients that are averaged over unequal shares, whitening by rank, a critic that drifts apart."""
-    start_ranks(rank_update, str(tmp_path))
+    on_two_ranks(rank_update, str(tmp_path))
     vector, stats = one_update(ALONE)
     for rank, below in itertools.product(range(2), FORMS):
         found, seen = torch.load(tmp_path / f"{rank}-{below}.pt", weights_only=True)

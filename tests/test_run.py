@@ -24,7 +24,7 @@ from dreamgym import checkpoint, run, tiny
 from dreamgym.logprobs import TrainSample
 from dreamgym.model import load_model, load_optimizer_states, optimizer_states, save_model, shard
 from dreamgym.sft import sft_step
-from tests.conftest import start_ranks
+from tests.conftest import on_two_ranks
 
 ALONE = run.Dist()
 
@@ -108,7 +108,7 @@ def agree(me, out):
 
 def test_two_gloo_ranks(tmp_path):
     """Ranks that disagree on flags, sums, stopping or checkpoints; a second rank that logs."""
-    start_ranks(agree, tmp_path)
+    on_two_ranks(agree, tmp_path)
     for rank in range(2):
         assert run.read_json(tmp_path / f"found{rank}.json") == {
             "sum": 2.0, "sums": [1.0, 2.0], "gather": [{"from": 1, "text": "é" * i} for i in range(3)],
@@ -156,7 +156,7 @@ def test_a_checkpoint_of_n_ranks_is_read_by_m(tmp_path, capsys):
     """A sharded optimizer that only as many ranks can read, or that comes back mixed up."""
     train_some(None, tmp_path / "one", ALONE)
     train_some(tmp_path / "one", tmp_path / "whole", ALONE)
-    start_ranks(train_on_two, tmp_path)
+    on_two_ranks(train_on_two, tmp_path)
     assert train_some(tmp_path / "two", tmp_path / "two-one", ALONE) == 10
     assert "saved by 2 ranks, continued by 1" in capsys.readouterr().out
     assert run.read_json(tmp_path / "two-two.json") == [10, 11]

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import dreamgym.model
-from tests.conftest import EXAMPLE, SMALL_RUN, free_port, one_step, run_main, start_ranks
+from tests.conftest import EXAMPLE, SMALL_RUN, free_port, on_two_ranks, one_step, run_main
 from dreamgym import prepare, run
 from dreamgym.curriculum import Curriculum
 from dreamgym.envs.base import Player
@@ -139,12 +139,5 @@ def test_two_ranks_with_sharded_models(trained, tmp_path):
     that do not share a folder."""
     flags = ["--env", EXAMPLE, "--data", trained.data, "--expmodel", trained.expmodel, *SMALL_RUN,
              "--generate-every", 1, "--eval-tasks", 3, "--test-tasks", 3, "--max-malformed", 1, "--no-drop-malformed"]
-    ranks = start_ranks(sharded_rank, tmp_path, free_port(), flags, join=False)
-    end = time.monotonic() + 600
-    try:
-        while not ranks.join(timeout=10):
-            assert time.monotonic() < end, "the ranks wait for each other"
-    finally:
-        for process in ranks.processes:
-            process.kill()
+    on_two_ranks(sharded_rank, tmp_path, free_port(), flags)
     assert (tmp_path / "result.json").is_file() and (tmp_path / "dream.html").is_file()
