@@ -1,9 +1,11 @@
-"""Built once per session: a tiny collected data set and a tiny experience model; and a way to run a script's
-main() in this process."""
+"""Shared: tiny data and models made once a session, builders, and scripts run in this process."""
 import importlib
+import multiprocessing
+import os
 import socket
 import sys
 import threading
+import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -11,6 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.multiprocessing import start_processes
 
 from dreamgym import offline
 from dreamgym.episode import Episode, Step, Task
@@ -20,8 +23,10 @@ torch.set_num_threads(1)
 ROOT = Path(__file__).parent.parent
 EXAMPLE = str(ROOT / "examples" / "files.py")
 COLLECT = ["--env", EXAMPLE, "--transitions", 300, "--heldout", 50]
-TRAIN = ["--env", EXAMPLE, "--model", "scratch:16x1", "--steps", 600, "--max-steps", 600, "--short-first-steps", 0]
-
+TRAIN = ["--env", EXAMPLE, "--model", "scratch:16x1", "--steps", 600, "--max-steps", 600, "--short-first-steps", 0,
+         "--no-report-variants"]
+CHATML = ("{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
+          "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}")
 SMALL_RUN = ["--model", "scratch:16x1", "--iterations", 2, "--tasks", 2, "--rollouts", 2, "--eval-tasks", 2,
              "--test-tasks", 2, "--imitation-episodes", 4, "--imitation-epochs", 1]
 
@@ -47,6 +52,26 @@ def probed(env, before: Episode, others: list[Episode], rng) -> Episode:
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         return probe.getsockname()[1]
+
+
+def _rank(rank: int, worker, port: int, args: tuple) -> None:
+    """What torchrun tells a process of two on this machine."""
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="2",
+                      MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), CUDA_VISIBLE_DEVICES="")
+    worker(rank, *args)
+
+
+def on_two_ranks(worker, *args) -> None:
+    """worker(rank, *args) on two gloo ranks, forked from a process that has imported the libraries once."""
+    multiprocessing.set_forkserver_preload(["transformers.models.llama.modeling_llama", "dreamgym.model"])
+    ranks = start_processes(_rank, (worker, free_port(), args), nprocs=2, join=False, start_method="forkserver")
+    end = time.monotonic() + 600
+    try:
+        while not ranks.join(timeout=10):
+            assert time.monotonic() < end, "the ranks wait for each other"
+    finally:
+        for process in ranks.processes:
+            process.kill()
 
 
 @contextmanager
@@ -126,8 +151,7 @@ def workspace(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def trained(workspace):
-    """The workspace with out/expmodel, a tiny experience model that has learnt the form of an answer and
-    little else."""
+    """The workspace with out/expmodel: a tiny model that has learnt the form of an answer and little else."""
     run_main("train_expmodel", "--data", workspace.data, "--out", workspace.expmodel, *TRAIN)
     return workspace
 

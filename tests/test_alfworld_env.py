@@ -240,7 +240,8 @@ def test_workers_play_the_same(alfworlds):
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])
 def test_workers_end_with_their_parent(alfworlds, end):
     root = alfworlds["generated"].root
-    code = ("import time; from dreamgym.envs.alfworld.env import ALFWorld\n"
+    code = ("import signal, time; from dreamgym.envs.alfworld.env import ALFWorld\n"
+            "signal.signal(signal.SIGINT, signal.default_int_handler)\n"      # a background job ignores it
             f"env = ALFWorld({str(root)!r}, cache={str(root.parents[1] / 'cache')!r}, workers=2)\n"
             "env.reset(env.tasks('train')[:2]); print(*[c.pid for c in env.plays.children], flush=True)\n"
             "time.sleep(60)")

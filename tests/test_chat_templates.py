@@ -13,17 +13,13 @@ from dreamgym.chat import answer_ids, answer_text, chat_format, encode, encode_u
 from dreamgym.model import export_model
 from dreamgym.prompts import POLICY_FORMS, policy_answer, policy_turn
 from dreamgym.tiny import build_tokenizer
-from conftest import EXAMPLE, random_model, run_main
+from conftest import CHATML, EXAMPLE, random_model, run_main
 
 SYSTEM = "You shop in a store.\nAnswer with one action."
 TURNS = [policy_turn("find me a red vest", "search page"), "search[red vest]",
          policy_turn("find me a red vest", "results page 1 of 2\nred vest $20 [1]"), "click[1]"]
 DATE = "26 Jul 2024"
 
-CHATML = (
-    "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' + '\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
 DEFAULT_SYSTEM = (  # Qwen2.5 and SmolLM2 say who they are where no system text is given
     "{% if messages[0].role != 'system' %}{{ '<|im_start|>system\nYou are helpful.<|im_end|>\n' }}{% endif %}"
 )

@@ -1,5 +1,4 @@
-"""collect.py as a user meets it: files, splits, kept or collected again, recorded episodes, refused input,
-and a language model that plays or explains."""
+"""collect.py as a user meets it: files, splits, recorded episodes, refused input, language models."""
 import json
 import shutil
 from pathlib import Path
@@ -138,20 +137,10 @@ def test_imports_without_training_episodes(again, workspace, tmp_path):
             again("--import-file", path, *more)
 
 
-# ---- refused input ----
-
-@pytest.mark.parametrize("flags, message", [
-    (("--teacher", URL), "expected --teacher-model"), (("--player", "NAME"), "--player: expected"),
-    (("--player-share", 0), "--player-share 0.0"), (("--import-format", "x"), "expected --import-file, too")])
-def test_bad_flags(again, capsys, flags, message):
-    with pytest.raises(SystemExit) as refused:
-        again(*flags)
-    assert refused.value.code == 2 and message in capsys.readouterr().err
-
+# ---- environments ----
 
 class Counter(Environment):
-    """The smallest world: one task a split; its state counts to two. All that the contract makes optional is
-    left out."""
+    """The smallest world: one task a split; its state counts to two; nothing optional."""
     name = "counter"
 
     def __init__(self, **changes):
@@ -274,8 +263,7 @@ def test_counterfactuals_do_not_leak():
 
 @pytest.fixture
 def endpoint(monkeypatch):
-    """An endpoint that solves nothing: it says the same action to every page, in a chat model's wrapping.
-    `asked` keeps what it was asked; `answer` may be set."""
+    """An endpoint that says one wrapped action to every page; `asked`: what it saw; `answer` may be set."""
     class Fake:
         asked = []
         answer = staticmethod(lambda messages: "<think>hm</think><action>cd docs</action>")

@@ -33,8 +33,7 @@ def test_words_against_a_loop():
 
 
 def test_caches_and_files_change_nothing(monkeypatch):
-    """Stops a resumed run from searching by another phi, weights of words before `fit` that stay in the cache,
-    and files that are otherwise in each process (an order by hash)."""
+    """A resume that searches by another phi; cached weights from before `fit`; an order by hash."""
     encoder = WordEncoder()
     before = encoder(STATES, ACTIONS)
     fitted = encoder.fit(STATES + ACTIONS)(STATES, ACTIONS)

@@ -1,5 +1,4 @@
-"""make_env and the logs environment: what `--env` and `--env-options` take, and what they refuse; sessions
-of every environment."""
+"""What `--env` and `--env-options` take and refuse; sessions of every environment; recorded logs."""
 import numpy as np
 import pytest
 
@@ -53,8 +52,7 @@ def test_what_does_not_fit_is_named(name, flags, message):
 
 @pytest.mark.parametrize("name", [FILES, "webshop", "webarena", "generated", "official"])
 def test_sessions_answer_as_alone(request, name):
-    """Sessions that see each other or depend on their batch, where all players play one task at once; an episode
-    that its seed does not repeat. "generated" and "official" are ALFWorld's games."""
+    """Sessions that see each other or depend on their batch; an episode that its seed does not repeat."""
     if name in ("generated", "official"):
         env = request.getfixturevalue("alfworlds").get(name) or pytest.skip("no official games")
     else:

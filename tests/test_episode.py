@@ -1,5 +1,4 @@
-"""Episodes on disk: what is written comes back, and a line that does not fit is named by file, line and
-field."""
+"""Episodes on disk come back; a line that does not fit is named by file, line and field."""
 import copy
 import json
 

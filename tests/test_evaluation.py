@@ -1,5 +1,4 @@
-"""Reports: shares with intervals, the experience model's errors, the gap alarm, the reward's confusion,
-Theorem 1."""
+"""Reports: intervals, the experience model's errors, the gap alarm, reward confusion, Theorem 1."""
 import itertools
 import math
 import threading
@@ -186,8 +185,7 @@ def test_replayed_inconsistencies():
 # ---- dream against world ----
 
 def all_episodes(world, policy, t=0, state="s0", steps=(), weight=1.0):
-    """(probability, episode) of every course of 3 steps in a world (state, action) -> (next state, reward,
-    done)."""
+    """(probability, episode) of every course of 3 steps; world: (state, action) -> (next, reward, done)."""
     for action, p in zip("ab", policy[state]):
         page, reward, done = world[state, action]
         step = Step(state=state, action=action, next_state=page, reward=reward, done=done)
@@ -198,8 +196,7 @@ def all_episodes(world, policy, t=0, state="s0", steps=(), weight=1.0):
 
 
 def test_no_gap_is_above_its_bound():
-    """A wrong last page that counts though nothing follows, a wrong end that does not count, and a bound of
-    something else: exact, over all courses of 300 pairs of worlds that differ in some entries."""
+    """A last page that counts, a wrong end that does not: exact, in 300 pairs of worlds."""
     rng, gaps, bounds = np.random.default_rng(0), [], []
     draw = lambda: (f"s{rng.integers(4)}", *[(0.0, False), (0.0, True), (1.0, True)][rng.integers(3)])
     for _ in range(300):

@@ -1,5 +1,4 @@
-"""The experience model: history and retrieval, one prompt for training and dreaming, malformed answers, task
-variation."""
+"""The experience model: history, retrieval, prompts, malformed answers, task variation."""
 
 from types import SimpleNamespace
 
@@ -265,8 +264,7 @@ PAID, OPEN = "think: yes\nreward: 1 done: yes", "think: no\nreward: 0 done: no"
 @pytest.mark.parametrize("drawn, reward", [
     ([PAID, PAID], 1.0), ([PAID, OPEN], 0.0), ([OPEN], 0.0), (["nonsense", PAID], 1.0)])
 def test_a_paying_verdict_is_confirmed(parts, drawn, reward):
-    """Stops a policy from living on the judge's slips: one draw that does not pay takes the reward back, and
-    one that cannot be read says nothing. What does not pay is not asked again."""
+    """A policy that lives on the judge's slips: a draw that does not pay takes the reward back."""
     dream = make(parts, answers=[GOOD, GOOD, PAID, OPEN, *drawn], confirmations=2)
     paid, unpaid = dream.step(dream.reset([episode("a").task, episode("b", "hat").task]), ["search[jacket]"] * 2)
     assert (paid.reward, paid.done, unpaid.reward) == (reward, bool(reward), 0.0)

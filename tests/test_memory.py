@@ -1,5 +1,4 @@
-"""The budget: published configurations fit the machines that docs/scaling.md names, and what tiny models take
-is what it says."""
+"""The budget: published configurations fit their machines, tiny models take what it says."""
 import gc
 import os
 import resource
@@ -47,8 +46,7 @@ def published(name):
     ("gpu8x80", {}, 8, 75e9), ("nodes2x8", {}, 16, 75e9), ("gpu80", {}, 1, 79e9), ("gpu24_qlora", {}, 1, 23e9),
     ("gpu24_qlora", {"model": "meta-llama/Llama-3.1-8B-Instruct", "slots": 8}, 1, 23e9)])
 def test_presets_fit_their_machines(preset, changes, ranks, limit):
-    """Stops a preset that runs out of memory on the machine it is named after, policy and experience model
-    together."""
+    """A preset that runs out of memory on the machine it is named after."""
     path = str(ROOT / f"configs/{preset}.json")
     train = replace(_read_preset(path, "train_expmodel", train_expmodel.Args), **changes)
     args = replace(_read_preset(path, "train_policy", train_policy.Args), **changes)
@@ -86,8 +84,7 @@ def tiny(folder, texts=("red blue",), **changes):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("quantize, lora_rank", [("none", 0), ("none", 8), ("nf4", 8)])
 def test_the_budget_is_what_tensors_take(tmp_path, dtype, quantize, lora_rank):
-    """Stops arithmetic that has lost a part: weights, gradients, optimizer, KV cache and what a forward keeps,
-    counted on the tensors themselves."""
+    """Arithmetic that has lost a part, counted on the tensors themselves."""
     folder, config = tiny(tmp_path / "m")
     args = SimpleNamespace(dtype=dtype, quantize=quantize, lora_rank=lora_rank, slots=6, micro_batch_tok=128,
                            gradient_checkpointing=False)
@@ -130,7 +127,7 @@ def test_the_budget_is_what_tensors_take(tmp_path, dtype, quantize, lora_rank):
     assert said["update"]["optimizer"] == pytest.approx(nbytes(moments), rel=0.2)
 
 
-@pytest.mark.parametrize("preset", ["gpu24_qlora", "gpu80", "gpu8x80", "nodes2x8"])
+@pytest.mark.parametrize("preset", ["gpu24_qlora", "gpu80"])     # the others differ from gpu80 in sizes alone
 def test_presets_start(trained, tmp_path, capsys, preset):
     """Stops a preset that no script can start with: one step of both, the model swapped for a tiny one."""
     texts = [step.state for e in read_episodes(trained.data / "train.jsonl") for step in e.steps]
@@ -162,8 +159,9 @@ def peaks(folder, args, tokens):
     optimizer, found = torch.optim.AdamW(trainable_parameters(model)), {}
     samples = [TrainSample(list(range(i, i + tokens // 4)), [0] + [1] * (tokens // 4 - 1)) for i in range(4)]
     sampler = Sampler(model, args.slots, 128, [], 0)
-    phases = ("rollout", "update") if args.dtype == "float32" else ("update",)
-    for phase in phases * 2:                     # the second time with the optimizer's state
+    token_logprobs(model, [TrainSample([1, 2, 3], [0, 1, 1])])[0].sum().backward()
+    optimizer.step(), optimizer.zero_grad()      # from here on with the optimizer's state
+    for phase in ("rollout", "update") if args.dtype == "float32" else ("update",):
         Path("/proc/self/clear_refs").write_text("5")          # VmHWM begins anew
         if phase == "rollout":
             sampler.sample([[3] * 100 + [i] for i in range(args.slots)], None, 27, 1.0)

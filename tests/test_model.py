@@ -1,11 +1,8 @@
-"""Log-probs of samples, shared prefixes, adapters, references, the supervised step and two gloo ranks, on
-tiny random models."""
-import os
+"""Log-probs, shared prefixes, adapters, references, the supervised step, two gloo ranks."""
 import random
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from torch.distributed.tensor import DTensor
 
 import dreamgym.model
@@ -13,11 +10,11 @@ from dreamgym.logprobs import (TrainSample, even_micro_batches, micro_batches, p
                                reference_logprobs, token_logprobs)
 from dreamgym.model import (adapter, checkpoint_layers, clip_grad_norm, load_frozen, load_model,
                             save_model, trainable_parameters, unsharded)
-from dreamgym.run import Dist
+from dreamgym.run import Dist, init_dist
 from dreamgym.sampler import Sampler
 from dreamgym.sft import sft_step
 from dreamgym.tiny import Muon, build_tokenizer, make_optimizers, set_rate
-from tests.conftest import free_port, random_model
+from tests.conftest import on_two_ranks, random_model
 
 CLOSE = {"atol": 2e-5, "rtol": 1e-5}
 
@@ -36,8 +33,7 @@ def unrelated(seed=0):
 
 
 def sharing(seed=0):
-    """A group with a common prompt, growing prefixes with branches, equal samples, one that is a prefix, a
-    lone one."""
+    """A common prompt, growing prefixes with branches, equal samples, one that is a prefix, a lone one."""
     rng = random.Random(seed)
     draw = lambda n: [rng.randrange(50) for _ in range(n)]
     prompt, trunk = draw(20), draw(40)
@@ -96,8 +92,7 @@ def test_logprobs_against_a_slow_loop(kind, make):
 @pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-6), ("bfloat16", 1e-2)])
 @pytest.mark.parametrize("entropy_coef", [0, 0.3])
 def test_chunks_change_nothing(monkeypatch, dtype, tolerance, entropy_coef):
-    """Chunk borders that drop or double a token, and a hand-written gradient of the head that is not
-    autograd's, with a bias and outside of autocast."""
+    """A token dropped at a chunk's border; a gradient of the head that is not autograd's."""
     model, samples, results = tiny("qwen3"), sharing(), []
     model.lm_head.bias = torch.nn.Parameter(torch.linspace(-1, 1, 50))
     model.compute_dtype = getattr(torch, dtype)
@@ -309,8 +304,7 @@ def test_nf4_with_adapters_learns(folder):
 
 @pytest.mark.parametrize("lora_rank, frozen", [(0, False), (2, False), (0, True), (2, True)])
 def test_precision_of_weights(folder, lora_rank, frozen):
-    """Stops trained 16-bit weights, in which a rate of 1e-6 rounds to nothing, and frozen ones that take
-    twice the memory."""
+    """Trained 16-bit weights, in which a rate of 1e-6 rounds to nothing; frozen 32-bit ones."""
     model, _ = load_model(folder, "bfloat16", lora_rank=lora_rank, frozen=frozen)
     base = torch.float32 if not (lora_rank or frozen) else torch.bfloat16
     for name, p in model.named_parameters():
@@ -323,8 +317,7 @@ def test_precision_of_weights(folder, lora_rank, frozen):
 
 @pytest.mark.parametrize("form", [{}, {"lora_rank": 4}, {"lora_rank": 4, "quantize": "nf4"}])
 def test_bfloat16_computes_what_float32_does(folder, form):
-    """Stops a model that says bfloat16 and computes in float32, log-probs off by more than rounding, and a
-    sampler that is not the trainer's model (its KV cache in bfloat16, too)."""
+    """A model that says bfloat16 and computes in float32; a sampler that is not the trainer's model."""
     exact, model = load_model(folder, "float32", **form)[0], load_model(folder, "bfloat16", **form)[0]
     hidden_NH = token_logprobs(model, sharing(), with_hidden=True)[2]
     assert not torch.equal(hidden_NH.float(), token_logprobs(exact, sharing(), with_hidden=True)[2])
@@ -342,8 +335,7 @@ def test_bfloat16_computes_what_float32_does(folder, form):
 
 @pytest.mark.parametrize("dtype, form", [("float32", {}), ("bfloat16", {}), ("float32", {"lora_rank": 4})])
 def test_gradient_checkpointing(folder, dtype, form):
-    """Stops gradients that differ (from those without it), layers whose activations are kept all the same,
-    and a sampler without its cache afterwards."""
+    """Gradients that differ, activations kept all the same, a sampler without its cache afterwards."""
     found = []
     for checkpointed in (False, True):
         model, _ = load_model(folder, dtype, **form)
@@ -367,8 +359,7 @@ def storages(model):
 
 @pytest.mark.parametrize("quantize", ["nf4", "none"])
 def test_one_base_for_policy_reference_and_experience_model(folder, tmp_path, quantize):
-    """Stops a second copy of a frozen base, adapters that answer for each other, and a base that is shared
-    with a model that has another one."""
+    """A second copy of a frozen base, adapters that answer for each other, a base shared wrongly."""
     made = {}
     for i, name in enumerate(("policy", "experience")):
         model, tokenizer = load_model(folder, "bfloat16", quantize, lora_rank=4, seed=i)
@@ -402,11 +393,8 @@ FORMS = ((0, 0, "float32", "none"), (4, 0, "float32", "none"), (4, 0, "bfloat16"
          (0, 10**9, "float32", "none"), (4, 10**9, "float32", "nf4"))
 
 
-def two_ranks(rank, port, folder):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2")
-    torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo")
-    dist, samples = Dist(rank=rank, world_size=2), sharing()
+def two_ranks(rank, folder):
+    dist, samples = init_dist(0), sharing()
     assert len(even_micro_batches(samples[: 1 + 8 * rank], 30, dist)) == len(micro_batches(samples[:9], 30))
     mine = slice(rank * 3, 3 + rank * 99)  # unequal shares: the ranks have other numbers of micro-batches
     for number, (lora_rank, below, *form) in enumerate(FORMS):
@@ -426,13 +414,13 @@ def two_ranks(rank, port, folder):
         save_model(model, tokenizer, out)
         if rank == 0:
             torch.save(values | {"logp_N": inside_N}, f"{out}/values.pt")
-    torch.distributed.destroy_process_group()
+    dist.close()
 
 
 def test_two_ranks_equal_one_process(folder, monkeypatch):
     """Stops wrong gradient averaging, a stale unsharded copy, ranks that wait for each other, and checkpoints
     that hold one rank's shard. A gradient in bfloat16 is rounded once a micro-batch: those must be the same."""
-    mp.spawn(two_ranks, args=(free_port(), folder), nprocs=2)
+    on_two_ranks(two_ranks, folder)
     samples = sharing()
     for number, (lora_rank, _, *form) in enumerate(FORMS):
         out = f"{folder}-{number}"

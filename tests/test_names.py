@@ -23,8 +23,7 @@ def test_a_chain_of_places_is_one_group():
 
 @pytest.mark.parametrize("seed", range(4))
 def test_names_change_places(seed):
-    """A word within a word, a letter of "%2F", or a number that changes; a capital letter that is lost; two things
-    that become one."""
+    """A changed part of a word, "%2F" or number; a lost capital; two things that become one."""
     change = Names(TASKS + OTHERS).draw(1.0, np.random.default_rng(seed))
     words = ["red", "blue", "mug", "hat"]
     new = {word: change(word) for word in words}

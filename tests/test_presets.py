@@ -1,5 +1,4 @@
-"""Flags: defaults < preset < command line, with two scripts that share a preset and a project root of their
-own."""
+"""Flags: defaults < preset < command line, in two scripts of a project made here; what is refused."""
 import dataclasses
 import importlib.util
 import json
@@ -137,6 +136,23 @@ def test_flags_out_of_range(capfd, script, flag, good, bad, expected):
     assert stopped.value.code == 2 and f"{name} {bad}: expected {expected}" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("script, given, expected", [
+    ("collect", {"teacher": "http://x/v1"}, "expected --teacher-model"), ("collect", {"player": "NAME"}, "--player: expected"),
+    ("collect", {"player_share": 0.0}, "--player-share 0.0"), ("collect", {"import_format": "x"}, "expected --import-file, too"),
+    ("evaluate", {"temperatures": []}, "--temperatures: expected"), ("evaluate", {"gamma": 1.0}, "--gamma: from 0"),
+    ("evaluate", {"bound": True, "world": "dream"}, "--bound .* expected"),
+    ("evaluate", {"judge": "http://x/v1"}, "--judge .* expected"), ("evaluate", {"html": "page"}, "--html page: expected"),
+    ("serve", {"port": 70_000}, "--port 70000: expected"), ("train_policy", {"world": "real"}, "--real-transitions"),
+    ("train_policy", {"init": "model"}, "--init expmodel"), ("train_expmodel", {"lora_rank": 4}, "trained in full"),
+    *((script, {"quantize": "nf4", "model": "x"}, "--lora-rank") for script in ("train_policy", "train_expmodel")),
+    ("train_expmodel", {"reward_share": 0.8, "counterfactual_share": 0.3}, "more than 1"),
+    ("train_expmodel", {"short_first_steps": 9, "steps": 9}, "expected fewer")])
+def test_flags_that_contradict_each_other(script, given, expected):
+    module = importlib.import_module(script)
+    with pytest.raises(ValueError, match=expected):
+        getattr(module, "check", bool)(module.Args(**given))
+
+
 def test_help_has_one_line_per_flag(parse, capfd):
     """A flag without help, and help that shows other defaults than the preset's."""
     with pytest.raises(SystemExit) as stopped:
@@ -153,8 +169,7 @@ def test_help_has_one_line_per_flag(parse, capfd):
     (OSError(28, "No space left"), 1, "No space left (DREAMGYM_DEBUG"),
     (ValueError("found 1, expected 2"), 1, "found 1, expected 2 (DREAMGYM_DEBUG=1 shows where)")])
 def test_main_ends_with_one_line(error, code, line, monkeypatch, capfd):
-    """Stops a traceback for what a script refuses, a full disk and Ctrl-C, and a lost traceback where one is
-    asked for."""
+    """A traceback for what a script refuses, and none where one is asked for."""
     def script():
         raise error
     with pytest.raises(SystemExit) as stopped:

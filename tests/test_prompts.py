@@ -42,8 +42,7 @@ def mutate(text: str, rng: random.Random) -> str:
 
 @pytest.mark.parametrize("page_format", ["full", "diff"])
 def test_what_is_trained_on_parses_back(page_format):
-    """A training target that the parser would count as malformed, so that a perfect model fails: reasoning of
-    several lines, a real page whose own lines look like tags or edits."""
+    """A training target that counts as malformed: pages whose lines look like tags or edits."""
     rng = random.Random(0)
     lines = ["state", ":", ": x", "state: x", "Reward : 1 done: yes", "next:", "- a", "+ a", "= state", "a",
              "= similar 1", "similar 1: x", "similar", "task", "think: b", "> - a", "x",
@@ -185,11 +184,11 @@ def test_texts_that_are_no_task(text):
 
 def test_parsing_takes_linear_time():
     """Minutes in a regular expression on one answer of unclosed tags."""
-    started = time.perf_counter()
+    started = time.process_time()
     for text in ("<action>" * 100_000, "think: " * 100_000, "think: \nnext:" * 50_000, "state\n" * 100_000,
                  "x" * 1_000_000):
         parse_action(text), parse_next(text, question(), "diff"), parse_reward(text), parse_task(text)
-    assert time.perf_counter() - started < 2
+    assert time.process_time() - started < 2
 
 
 def test_tried_actions():

@@ -31,8 +31,7 @@ def steps(found) -> list[list[int]]:
 
 
 def slow_search(entries, query, k, task, min_score):
-    """Cosines by a loop, in tiers of equal ones, everything sorted; entries are (transition, vector), oldest
-    first."""
+    """Cosines by a loop, in tiers of equal ones; entries are (transition, vector), oldest first."""
     rows = [(float(np.dot(query, vector)), age, t) for age, (t, vector) in enumerate(entries)]
     rows.sort(key=lambda row: -row[0])
     tier, tiers = 0, []

@@ -1,5 +1,4 @@
-"""Batches and updates of rl.py against slow loops: advantages by turn, masks, gradients, the critic, two
-ranks."""
+"""Batches and updates of rl.py against slow loops, on one rank and on two."""
 import itertools
 import math
 from copy import deepcopy
@@ -9,14 +8,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as mp
 
 import dreamgym.model
 from dreamgym import rl, run, tiny
 from dreamgym.episode import Episode, Step, StopReason, Task, TokenSegment
 from dreamgym.logprobs import TrainSample, token_logprobs
 from dreamgym.model import shard
-from tests.conftest import free_port
+from tests.conftest import on_two_ranks
 
 ALONE = run.Dist()
 
@@ -30,8 +28,7 @@ def settings(**changes):
 
 
 def episode(name, task, reward, lengths, invalid=(), segments=1):
-    """Turns of `lengths` trained tokens, each after two prompt tokens, spread over segments; length 0: an
-    action that had no room."""
+    """Turns of `lengths` trained tokens (0: no room), each after two prompt tokens, over `segments`."""
     last = len(lengths) - 1
     steps = [Step(state="s", action="a", next_state="s" if t in invalid else "t",
                   reward=float(reward * (t == last)),
@@ -317,11 +314,8 @@ def test_nan_stops_and_names_rows(model):
 FORMS = (0, 10**9)                    # REPLICATED_BELOW: no model is replicated, all are
 
 
-def rank_update(rank, port, folder):
+def rank_update(rank, folder):
     """Trains on every second episode group; both ranks write what they end with."""
-    torch.set_num_threads(1)
-    run.os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="2",
-                          MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), CUDA_VISIBLE_DEVICES="")
     dist = run.init_dist(0)
     for below in FORMS:
         dreamgym.model.REPLICATED_BELOW = below
@@ -347,7 +341,7 @@ def one_update(dist):
 
 def test_two_ranks_are_one_process(tmp_path):
     """Gradients that are averaged over unequal shares, whitening by rank, a critic that drifts apart."""
-    mp.spawn(rank_update, args=(free_port(), str(tmp_path)), nprocs=2)
+    on_two_ranks(rank_update, str(tmp_path))
     vector, stats = one_update(ALONE)
     for rank, below in itertools.product(range(2), FORMS):
         found, seen = torch.load(tmp_path / f"{rank}-{below}.pt", weights_only=True)

@@ -1,5 +1,4 @@
-"""Rollouts: segments that only grow, cut contexts, budgets, sessions that are given back, imitation of the
-same."""
+"""Rollouts: segments that only grow, cut contexts, budgets, sessions, imitation of the same."""
 
 import zlib
 

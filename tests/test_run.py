@@ -1,5 +1,4 @@
-"""dreamgym/run.py and checkpoint.py: ranks, named randomness, logs, checkpoints that survive a kill, Ctrl-C. Flags:
-test_presets.py."""
+"""run.py and checkpoint.py: ranks, named randomness, logs, saves that survive a kill, Ctrl-C."""
 import contextlib
 import io
 import json
@@ -9,22 +8,23 @@ import random
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import dreamgym.model
 from benchmarks import timing
 from dreamgym import checkpoint, run, tiny
 from dreamgym.logprobs import TrainSample
 from dreamgym.model import load_model, load_optimizer_states, optimizer_states, save_model, shard
 from dreamgym.sft import sft_step
-from tests.conftest import ROOT, free_port
+from tests.conftest import on_two_ranks
 
 ALONE = run.Dist()
 
@@ -83,55 +83,32 @@ def test_several_nodes_meet_over_their_network(monkeypatch, local, loopback):
     assert ("GLOO_SOCKET_IFNAME" in os.environ) == ("NCCL_SOCKET_IFNAME" in os.environ) == loopback
 
 
-WORKER = """
-import os, signal, sys
-from pathlib import Path
-from types import SimpleNamespace
-from dreamgym import checkpoint, run
-from tests.conftest import ROOT
-dist = run.init_dist(5)
-me, out = dist.rank, Path(sys.argv[1])
-run.check_ranks(SimpleNamespace(lr=0.1, seed=0), out, dist)
-try:
-    run.check_ranks(SimpleNamespace(lr=0.1 * me, seed=0), out, dist)
-except ValueError as error:
-    refused = str(error)
-log = run.Log(out / f"log{me}", dist, -1)
-log.step("train", 0, {"loss": 1.0}, [])
-with run.graceful(log) as stop:
-    if me == 1:
-        os.kill(os.getpid(), signal.SIGTERM)
-    alone, agreed = stop.requested, stop.agreed(dist)
-def write(folder):
-    (folder / f"part{me}").write_text(str(me))
-checkpoint.save(out, "policy", write, {"step": 0}, dist)
-checkpoint.save(out, "policy", write, {"step": 1}, dist)
-found = {
-    "sum": dist.all_reduce_sum(me + 0.5), "sums": dist.all_reduce_sum([float(me), 1.0]),
-    "gather": dist.gather([{"from": me, "text": "\\u00e9" * i} for i in range(3 * me)]),
-    "broadcast": dist.broadcast({"secret": [me, None, "x" * 50]} if me == 0 else "other"),
-    "alone": alone, "agreed": agreed, "refused": refused, "found": str(checkpoint.latest(out, "policy", dist)),
-}
-run.write_json(out / f"found{me}.json", found)
-dist.close()
-"""
-
-
-def on_two_ranks(folder, code):
-    """Runs the Python text `code` in `folder` on two gloo ranks."""
-    (folder / "worker.py").write_text(code)
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2",
-               "--master-addr=127.0.0.1", f"--master-port={free_port()}", "worker.py", str(folder)]
-    environ = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(command, check=False, cwd=folder, env=environ, capture_output=True, text=True,
-                          timeout=600)
-    assert done.returncode == 0, done.stderr[-3000:]
+def agree(me, out):
+    """What a rank finds, in found{me}.json."""
+    dist = run.init_dist(5)
+    run.check_ranks(SimpleNamespace(lr=0.1, seed=0), out, dist)
+    with pytest.raises(ValueError) as refused:
+        run.check_ranks(SimpleNamespace(lr=0.1 * me, seed=0), out, dist)
+    log = run.Log(out / f"log{me}", dist, -1)
+    log.step("train", 0, {"loss": 1.0}, [])
+    with run.graceful(log) as stop:
+        if me == 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+        alone, agreed = stop.requested, stop.agreed(dist)
+    for step in range(2):
+        checkpoint.save(out, "policy", lambda folder: (folder / f"part{me}").write_text(str(me)), {"step": step}, dist)
+    run.write_json(out / f"found{me}.json", {
+        "sum": dist.all_reduce_sum(me + 0.5), "sums": dist.all_reduce_sum([float(me), 1.0]),
+        "gather": dist.gather([{"from": me, "text": "é" * i} for i in range(3 * me)]),
+        "broadcast": dist.broadcast({"secret": [me, None, "x" * 50]} if me == 0 else "other"),
+        "alone": alone, "agreed": agreed, "refused": str(refused.value),
+        "found": str(checkpoint.latest(out, "policy", dist))})
+    dist.close()
 
 
 def test_two_gloo_ranks(tmp_path):
-    """Stops ranks that disagree on flags, sums, records, stopping or checkpoints, and a second rank that writes
-    logs."""
-    on_two_ranks(tmp_path, WORKER)
+    """Ranks that disagree on flags, sums, stopping or checkpoints; a second rank that logs."""
+    on_two_ranks(agree, tmp_path)
     for rank in range(2):
         assert run.read_json(tmp_path / f"found{rank}.json") == {
             "sum": 2.0, "sums": [1.0, 2.0], "gather": [{"from": 1, "text": "é" * i} for i in range(3)],
@@ -165,26 +142,21 @@ def train_some(resume, save, dist):
     return number
 
 
-TRAIN_SOME = """
-import sys
-from pathlib import Path
-from dreamgym import model, run
-from tests.test_run import train_some
-model.REPLICATED_BELOW = 0
-dist, out = run.init_dist(0), Path(sys.argv[1])
-for resume, name in ((None, "two"), (out / "two", "two-two"), (out / "one", "one-two")):
-    numbers = dist.gather([train_some(resume, out / name, dist)])
-    if dist.is_main:
-        run.write_json(out / f"{name}.json", numbers)
-dist.close()
-"""
+def train_on_two(rank, out):
+    dreamgym.model.REPLICATED_BELOW = 0
+    dist = run.init_dist(0)
+    for resume, name in ((None, "two"), (out / "two", "two-two"), (out / "one", "one-two")):
+        numbers = dist.gather([train_some(resume, out / name, dist)])
+        if dist.is_main:
+            run.write_json(out / f"{name}.json", numbers)
+    dist.close()
 
 
 def test_a_checkpoint_of_n_ranks_is_read_by_m(tmp_path, capsys):
     """A sharded optimizer that only as many ranks can read, or that comes back mixed up."""
     train_some(None, tmp_path / "one", ALONE)
     train_some(tmp_path / "one", tmp_path / "whole", ALONE)
-    on_two_ranks(tmp_path, TRAIN_SOME)
+    on_two_ranks(train_on_two, tmp_path)
     assert train_some(tmp_path / "two", tmp_path / "two-one", ALONE) == 10
     assert "saved by 2 ranks, continued by 1" in capsys.readouterr().out
     assert run.read_json(tmp_path / "two-two.json") == [10, 11]
@@ -212,8 +184,7 @@ def log_steps(folder, steps, value, resume_step):
 
 
 def test_resume_cuts_metrics_and_time_goes_on(tmp_path):
-    """A resumed curve that repeats steps, in the file or in TensorBoard; a resume that chokes on the half line
-    of a kill."""
+    """A resumed curve that repeats steps; a resume that chokes on the half line of a kill."""
     path = tmp_path / "metrics.jsonl"
     log_steps(tmp_path, range(5), 0.0, -1)
     records = [json.dumps(record | {"time_s": 100.0 + record["step"]}) + "\n" for record in lines(path)]
@@ -430,8 +401,7 @@ def test_save_refuses_a_folder_that_is_no_checkpoint(tmp_path):
 
 
 def test_fresh_leaves_nothing_to_go_on_from(tmp_path):
-    """--fresh after a kill between two renames: the model of before comes back as this run's. And a folder of
-    something else that goes."""
+    """--fresh after a kill between two renames: the old model comes back; a folder that is lost."""
     save(tmp_path, 1)
     (tmp_path / "policy").rename(tmp_path / ".policy.old")
     checkpoint.remove(tmp_path, "policy", ALONE)

@@ -1,5 +1,4 @@
-"""The experience model behind a server of our own on 127.0.0.1: the same answers as in this process, and
-every way a server can fail."""
+"""The experience model behind a server on 127.0.0.1: the same answers, and every way it can fail."""
 import json
 import threading
 from contextlib import ExitStack
@@ -117,8 +116,7 @@ BUSY = 429, b"slower", {"Retry-After": 7}
     ([(401, {"error": "bad key sk-12345"})], r"AuthenticationError: bad key \*\*\*.*A_KEY: set"),
     (["refuse"], "APIConnectionError: .*refused")])
 def test_a_server_that_fails(server, workspace, monkeypatch, capfd, replies, found):
-    """Hours of imitation before the first question shows that nobody answers; a run that ends because of
-    trouble that passes; lost requests that nobody sees; a traceback; a key in a message."""
+    """A run that ends because of trouble that passes, lost requests unseen, a key in a message."""
     monkeypatch.setenv("A_KEY", "sk-12345")
     if "silence" in replies:
         monkeypatch.setattr("dreamgym.served_model.Endpoint", partial(Endpoint, retries=1, timeout_s=0.3))
@@ -141,8 +139,7 @@ def test_a_server_that_fails(server, workspace, monkeypatch, capfd, replies, fou
 
 
 def test_64_requests_at_once(server, workspace):
-    """Requests that wait for each other (here none is answered before 64 have come), or answers in another
-    order than their questions."""
+    """Requests that wait for each other, or answers in another order than their questions."""
     together = threading.Barrier(64)
 
     def reply(messages, settings):

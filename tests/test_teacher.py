@@ -53,8 +53,7 @@ def is_annotated(e: Episode) -> bool:
 
 @pytest.fixture
 def server(monkeypatch):
-    """A chat endpoint that gives `replies` (status, text, headers) in turn, then the last one; `seen` are the
-    requests."""
+    """A chat endpoint: `replies` (status, text, headers) in turn, then the last; `seen`: requests."""
     def answer(method, path, headers, body):
         state.seen.append((path, json.loads(body), headers.get("Authorization")))
         status, text, more = state.replies[min(len(state.seen), len(state.replies)) - 1]

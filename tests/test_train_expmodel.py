@@ -1,5 +1,4 @@
-"""The rows of train_expmodel.py: shares, reproducible draws, who is drawn, and words that the tokenizer
-knows."""
+"""The rows of train_expmodel.py: shares, reproducible draws, who is drawn, known words."""
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,7 +9,7 @@ from dreamgym import tiny
 from dreamgym.episode import Episode, Step, Task
 from dreamgym.logprobs import TrainSample
 from dreamgym.prompts import Demo, Question, next_prompt, rename_question
-from train_expmodel import Args, Rows, Training, check, steps_of_epochs
+from train_expmodel import Args, Rows, Training, steps_of_epochs
 
 
 class Model:
@@ -82,8 +81,7 @@ def test_each_question_has_its_own_prompt_loss():
 
 
 def test_first_steps_may_see_short_questions_alone():
-    """--short-first-steps that does nothing, never ends, drowns the judgement in the prompt, or asks for a
-    page that the state does not show."""
+    """--short-first-steps that does nothing, never ends, or asks for what is not shown."""
     rows = rows_of(short_first_steps=2, reward_prompt_loss=0.1, rename_share=0.5)
     first = rows.draw(1)
     assert [row[0] for row in first] == ["next"] * 6 + ["reward"] * 14
@@ -137,15 +135,6 @@ def test_the_tokenizer_knows_what_is_asked():
     question = Question("find red", step.state, step.action, [(step.state, step.action)], [demo], [demo])
     pieces = tokenizer.tokenize(next_prompt(question, "diff"))
     assert sum(len(piece.strip("▁")) == 1 and piece.strip("▁").isalpha() for piece in pieces) == 0
-
-
-@pytest.mark.parametrize(("flags", "text"), [
-    ({"quantize": "nf4", "model": "x"}, "--lora-rank"), ({"lora_rank": 4}, "trained in full"),
-    ({"reward_share": 0.8, "counterfactual_share": 0.3}, "more than 1"),
-    ({"short_first_steps": 9, "steps": 9}, "expected fewer")])
-def test_flags_that_contradict_each_other(flags, text):
-    with pytest.raises(ValueError, match=text):
-        check(Args(**flags))
 
 
 def test_a_checkpoint_of_an_older_version_is_refused(tmp_path):

@@ -1,5 +1,4 @@
-"""The pieces of train_policy.py: phases of a run, what the curriculum is fed, what a resume cuts, its child's
-Ctrl-C."""
+"""The pieces of train_policy.py: phases, what the curriculum is fed, its child's Ctrl-C."""
 import os
 import signal
 import threading
@@ -8,10 +7,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch.multiprocessing as mp
+import torch
 
 import dreamgym.model
-from conftest import EXAMPLE, SMALL_RUN, free_port, one_step, run_main
+from tests.conftest import EXAMPLE, SMALL_RUN, free_port, on_two_ranks, one_step, run_main
 from dreamgym import prepare, run
 from dreamgym.curriculum import Curriculum
 from dreamgym.envs.base import Player
@@ -105,7 +104,7 @@ def test_ctrl_c_reaches_the_script_that_is_running(tmp_path, monkeypatch):
 
 
 def test_generated_tasks_of_a_file_are_played(trained, tmp_path):
-    """A file of generate_tasks.py that nothing reads, or that puts tasks without a generated mark into the dream."""
+    """A file that nothing reads; tasks without a generated mark in the dream."""
     run_main("generate_tasks", "--expmodel", trained.expmodel, "--data", trained.data, "--count", 3, "--out",
              tmp_path / "made.jsonl")
     made = read_tasks(tmp_path / "made.jsonl")
@@ -124,26 +123,21 @@ def test_generated_tasks_of_a_file_are_played(trained, tmp_path):
             run_main("train_policy", *flags, *more)
 
 
-def sharded_rank(rank, port, flags):
-    os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="2",
-                      MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), CUDA_VISIBLE_DEVICES="")
+def sharded_rank(rank, out, port, flags):
     dreamgym.model.REPLICATED_BELOW = 0
-    run_main("train_policy", *flags)
+    (out / f"machine{rank}").mkdir()
+    os.chdir(out / f"machine{rank}")
+    with pytest.raises(ValueError, match="does not see it; expected a folder that all machines share"):
+        run_main("train_policy", *flags, "--out", "not-shared")
+    torch.distributed.destroy_process_group()
+    os.environ["MASTER_PORT"] = str(port)
+    run_main("train_policy", *flags, "--out", out)
 
 
 def test_two_ranks_with_sharded_models(trained, tmp_path):
-    """Ranks that wait for each other for ever: rank 0 alone asks a sharded experience model for new tasks and
-    for the page of the end, and the ranks' rollouts differ in length."""
-    flags = ["--env", EXAMPLE, "--data", trained.data, "--expmodel", trained.expmodel, "--out", tmp_path,
-             "--iterations", 2, "--generate-every", 1, "--tasks", 2, "--rollouts", 2, "--eval-tasks", 3,
-             "--test-tasks", 3, "--imitation-episodes", 4, "--imitation-epochs", 1, "--max-malformed", 1,
-             "--no-drop-malformed", "--model", "scratch:16x1"]
-    ranks = mp.spawn(sharded_rank, args=(free_port(), flags), nprocs=2, join=False)
-    end = time.monotonic() + 600
-    try:
-        while not ranks.join(timeout=10):
-            assert time.monotonic() < end, "the ranks wait for each other"
-    finally:
-        for process in ranks.processes:
-            process.kill()
+    """Ranks that wait for each other: rank 0 alone asks for new tasks, rollouts differ in length. And machines
+    that do not share a folder."""
+    flags = ["--env", EXAMPLE, "--data", trained.data, "--expmodel", trained.expmodel, *SMALL_RUN,
+             "--generate-every", 1, "--eval-tasks", 3, "--test-tasks", 3, "--max-malformed", 1, "--no-drop-malformed"]
+    on_two_ranks(sharded_rank, tmp_path, free_port(), flags)
     assert (tmp_path / "result.json").is_file() and (tmp_path / "dream.html").is_file()

@@ -99,8 +99,7 @@ def test_an_outcome_is_turned_at_the_step_limit_too(world, rates, paid):
 
 
 def test_errors_at_random_and_errors_that_can_be_exploited(world):
-    """Rates that are not kept; errors of a group that always fall alike, or never do; draws that a resumed run
-    repeats."""
+    """Rates that are not kept, groups that always fall alike, draws that a resume repeats."""
     won = [e for e in world.episodes if e.success][:8]
     outcomes = lambda noisy: [[replay(noisy, e)[0][-1].reward for e in won] for _ in range(25)]
     noisy = world.make(pages="true", false_negatives=0.4)
