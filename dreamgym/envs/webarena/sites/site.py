@@ -164,7 +164,7 @@ def _templates() -> jinja2.Environment:
                        trim_blocks=True, lstrip_blocks=True, auto_reload=False,
                        undefined=jinja2.StrictUndefined)
     env.filters["money"] = lambda cents: f"${cents / 100:,.2f}"
-    env.globals |= {"g": g, "request": request}
+    env.globals["g"] = g
     macros = env.get_template("macros.html").module
     env.globals |= {name: getattr(macros, name) for name in dir(macros) if not name.startswith("_")}
     return env
