@@ -135,28 +135,28 @@ def sent_logins(world) -> int:
 
 def test_logins_are_kept_looked_at_and_renewed(browser, served, tmp_path):
     """A state that is not logged in, and one that others can read."""
-    first = sent_logins(served.sites)
+    first = sent_logins(served)
     state = patient(served.bases, tmp_path / "logins").state(browser.chromium, ["gitlab", "reddit", "map"])
-    assert sent_logins(served.sites) == first + 2
+    assert sent_logins(served) == first + 2
     kept, = (tmp_path / "logins").iterdir()
     assert [stat.S_IMODE(path.stat().st_mode) for path in (kept, kept.parent)] == [0o600, 0o700]
     assert kept.name.startswith("gitlab.reddit-")
     assert not any(password in kept.read_text() for _, password in live.ACCOUNTS.values())
     logins = patient(served.bases, tmp_path / "logins")      # another process looks at it, and sends nothing
     assert logins.state(browser.chromium, ["reddit", "gitlab"]) == state
-    assert sent_logins(served.sites) == first + 2
+    assert sent_logins(served) == first + 2
 
-    served.sites.reset()                                     # all sessions are gone
+    served.reset()                                     # all sessions are gone
     assert logins.state(browser.chromium, ["reddit", "gitlab"]) == state              # trusted for a while
     logins.seen.clear()
     renewed = logins.state(browser.chromium, ["gitlab", "reddit"])
-    assert sent_logins(served.sites) == first + 2            # the reset took the old two back
+    assert sent_logins(served) == first + 2            # the reset took the old two back
 
     soon = {**renewed, "cookies": [{**cookie, "expires": time.time() + 60} for cookie in renewed["cookies"]]}
     kept.write_text(json.dumps(soon))
     os.utime(kept, (0, 0))
     logins.state(browser.chromium, ["gitlab", "reddit"])
-    assert sent_logins(served.sites) == first + 4
+    assert sent_logins(served) == first + 4
 
 
 @pytest.mark.parametrize("site", WITH_LOGIN)

@@ -1,14 +1,14 @@
 """Four sources of accessibility nodes for `page.abstract`: a browser's tree (CDP), HTML, and the text
 observations of WebArena and BrowserGym. One page gives the same nodes from each.
 
-Three of them are trees of `Row`s that `_reduce` thins out. HTML, the hot path, computes roles and names as
-Chromium does for the elements that the own sites have (no aria attributes but aria-label). WebArena's text
-lacks texts that occur in one of the three lines before: what the names of cells and groups tell is put back.
+Each is a tree of `Row`s that `_reduce` thins out. Roles and names of HTML are computed as Chromium does for
+the elements that the own sites have (no aria attributes but aria-label). WebArena's text lacks texts that
+occur in one of the three lines before: what the names of cells and groups tell is put back.
 """
 import ast
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -193,30 +193,31 @@ def from_html(html: str) -> tuple[str, list[Node]]:
     for label in root.iter("label"):
         target = label.get("for") or next(label.iter("input", "select", "textarea"), None)
         labels.setdefault(target, label)
-    nodes: list[Node] = []
-    _walk(body, False, labels, nodes)
-    return root.findtext("head/title") or "", nodes
+    return root.findtext("head/title") or "", _reduce(_html_rows(body, 0, labels))
 
 
-def _walk(el: Element, inside: bool, labels: dict, nodes: list[Node]) -> None:
-    """Appends the nodes of an element. `inside` a named control texts, images and headings are its name."""
-    tag = el.tag
-    if tag in _UNSEEN or el.get("hidden") is not None:
+def _html_rows(el: Element, depth: int, labels: dict) -> Iterator[Row]:
+    """An element without a role has no row, and what is inside has its depth."""
+    if el.tag in _UNSEEN or el.get("hidden") is not None:
         return
-    role = _role(el)
-    if role and not (inside and role in SILENT):
-        name = _name(el, role, labels)
-        nodes.append(_node(el, role, name))
+    if role := _role(el):
+        value = value_of(el) if role in ("textbox", "searchbox") else ""
+        value = "•" * len(value) if el.get("type") == "password" else value
+        yield Row(depth, role, _name(el, role, labels), value, el.get("checked") is not None, ref=el)
+        if role == "combobox":
+            chosen = chosen_option(el)
+            yield from (Row(depth + 1, "option", option_label(option), selected=option is chosen)
+                        for option in el.iter("option"))
         if role in FIELDS:
             return
-        inside = inside or (role in NAMED and bool(name))
-    if not inside and el.text and not el.text.isspace():
-        nodes.append(Node("StaticText", el.text, ref=el))
+        depth += 1
+    if el.text and not el.text.isspace():
+        yield Row(depth, "StaticText", el.text, ref=el)
     for child in el:
         if isinstance(child.tag, str):
-            _walk(child, inside, labels, nodes)
-        if not inside and child.tail and not child.tail.isspace():
-            nodes.append(Node("StaticText", child.tail, ref=el))
+            yield from _html_rows(child, depth, labels)
+        if child.tail and not child.tail.isspace():
+            yield Row(depth, "StaticText", child.tail, ref=el)
 
 
 def _role(el: Element) -> str:
@@ -225,50 +226,29 @@ def _role(el: Element) -> str:
     return "" if el.tag == "a" and el.get("href") is None else _TAGS.get(el.tag, "")
 
 
-def _node(el: Element, role: str, name: str) -> Node:
-    if el.tag == "select":
-        chosen = chosen_option(el)
-        return Node(role, name, "" if chosen is None else option_label(chosen), None,
-                    tuple(map(option_label, el.iter("option"))), el)
-    if role in CHECKED:
-        return Node(role, name, checked=el.get("checked") is not None, ref=el)
-    value = el.get("value", "") if el.tag == "input" else el.text or "" if role in FIELDS else ""
-    return Node(role, name, "•" * len(value) if el.get("type") == "password" else value, ref=el)
-
-
 def _name(el: Element, role: str, labels: dict) -> str:
     """The accessible name, in Chromium's order: aria-label, the label, the element's own text."""
-    if name := el.get("aria-label", "").strip():
-        return name
     label = labels.get(el.get("id")) if el.get("id") else None
     label = labels.get(el) if label is None else label
-    if label is not None:
-        return _content(label, el)
-    return el.get("alt", "") if role == "img" else _content(el) if role in NAMED else ""
+    name = el.get("aria-label", "").strip()
+    if not name and label is not None:
+        name = _content(label, el)
+    elif not name:
+        name = el.get("alt", "") if role == "img" else _content(el) if role in NAMED else ""
+    return " ".join(name.split())
 
 
 def _content(el: Element, but: Element | None = None) -> str:
-    if not len(el):
-        return " ".join((el.text or "").split())
-    parts: list[str] = []
-    _gather(el, parts, but)
-    return " ".join("".join(parts).split())
-
-
-def _gather(el: Element, parts: list[str], but: Element | None) -> None:
     """The text of an element as a name: blanks around what is not inline, images by their alternative
     text."""
-    parts.append(el.text or "")
+    parts = [el.text or ""]
     for child in el:
         if isinstance(child.tag, str) and child is not but:
             space = "" if child.tag in _INLINE else " "
-            parts.append(space)
-            if child.tag == "img":
-                parts.append(child.get("alt", ""))
-            else:
-                _gather(child, parts, but)
-            parts.append(space)
+            said = child.get("alt", "") if child.tag == "img" else _content(child, but)
+            parts += (space, said, space)
         parts.append(child.tail or "")
+    return "".join(parts)
 
 
 def option_label(option: Element) -> str:

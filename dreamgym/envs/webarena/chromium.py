@@ -87,7 +87,6 @@ class Workers:
     """`count` threads with a Browser each: `pairs` of (thread, browser). Raises as `Browser`."""
 
     def __init__(self, count: int, hosts: Iterable[str] = ()):
-        find_chromium()
         threads = [ThreadPoolExecutor(1) for _ in range(count)]
         starting = [thread.submit(Browser, hosts) for thread in threads]
         wait(starting)

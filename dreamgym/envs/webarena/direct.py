@@ -149,9 +149,7 @@ class Tab:
         elif key.lower() != "enter":
             return
         elif tag == "a":
-            url = urljoin(self.url, element.get("href").strip())
-            if self.browser.addresses.site(url):
-                self.goto(url)
+            self.goto(urljoin(self.url, element.get("href").strip()))
         elif tag == "textarea":
             self.held[element] = value_of(element, self.held.get(element)) + "\n"
         elif tag in ("button", "input"):
@@ -170,9 +168,9 @@ class Tab:
         self.held[node.ref] = index
 
     def submit(self, form: Element | None) -> None:
-        url = urljoin(self.url, form.get("action", self.url)) if form is not None else ""
-        if not self.browser.addresses.site(url):
+        if form is None:
             return
+        url = urljoin(self.url, form.get("action", ""))
         if form.get("method", "get").lower() == "post":
             self.load("POST", canonical(url), self.values(form))
         else:                                    # a form writes two characters not as Python does

@@ -7,13 +7,15 @@ when there is no judge.
 import os
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor, Future, wait
+from concurrent.futures import Executor, ThreadPoolExecutor, wait
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import cycle
 from pathlib import Path
 from random import Random
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 
@@ -196,15 +198,6 @@ class Stage:
         return self.browser.open(located(task, self.bases).start_urls, **self.session(task), **log)
 
 
-class SameThread(Executor):
-    """Runs at once what it is given."""
-
-    def submit(self, work: Callable, /, *arguments: Any) -> Future:
-        future: Future = Future()
-        future.set_result(work(*arguments))
-        return future
-
-
 def together(futures: Any) -> list:
     """The results in order, when all have ended."""
     started = list(futures)
@@ -213,26 +206,24 @@ def together(futures: Any) -> list:
 
 
 class OwnSites:
-    """Our sites, a database for each episode: the one of its task. They are used again after a rollback; once
-    there are `slots` of them, one becomes another (1 ms)."""
+    """Our sites, a database for each episode: a new one, or one that was played on and becomes that of the
+    task."""
 
     def __init__(self, seed: int, backend: str, workers: int):
-        self.seed, self.free, self.served, self.made = seed, [], [], 0
+        self.seed, self.free, self.served = seed, [], ExitStack()
         self.slots = max(1, workers) if backend == "chromium" else OWN_SLOTS
         self.workers = chromium().Workers(self.slots) if backend == "chromium" else None
-        self.turns = cycle(self.workers.pairs if self.workers else [(SameThread(), None)])
+        self.turns = cycle(self.workers.pairs if self.workers else [(ThreadPoolExecutor(1), None)])
 
     def take(self, task: Task) -> Stage:
         name = task.goal["database"]
-        fits = [i for i, stage in enumerate(self.free) if stage.sites.name == name]
-        if fits or (self.free and self.made >= self.slots):
-            stage = self.free.pop(fits[0] if fits else 0)
+        if self.free:
+            stage = self.free.pop()
             stage.sites.reset(name)
             return stage
-        self.made += 1
         sites, (thread, running) = SiteDatabase(self.seed, name), next(self.turns)
         if running:
-            self.served.append(sites.serve())
+            self.served.enter_context(sites.serve())
         browser = chromium().Chromium(Addresses(sites.bases), running) if running else InProcessBrowser(sites)
         return Stage(sites.bases, PAGE_HELPERS, browser, thread,
                      lambda task: {"cookies": {site: sites.login(site) for site in sites.bases}}, sites)
@@ -243,9 +234,8 @@ class OwnSites:
     def close(self) -> None:
         if self.workers:
             self.workers.close()
-        for served in self.served:
-            served.close()
-        self.free, self.served = [], []
+        self.served.close()
+        self.free = []
 
 
 class LiveSites:
@@ -256,7 +246,7 @@ class LiveSites:
         for instance in instances:
             live.check_answers(instance.bases)
         self.slots, self.is_reset, self.free = len(instances), False, []
-        hosts = set().union(*(Addresses(instance.bases).hosts for instance in instances))
+        hosts = {urlsplit(base).hostname for instance in instances for base in instance.bases.values()}
         self.workers = chromium().Workers(self.slots, hosts)
         for instance, (thread, running) in zip(instances, self.workers.pairs):
             logins, shop = live.Logins(instance.bases, accounts, LOGINS), instance.bases.get("shopping")

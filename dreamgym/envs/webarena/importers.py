@@ -16,7 +16,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import lru_cache, partial
-from itertools import takewhile
+from itertools import takewhile, zip_longest
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
@@ -182,7 +182,7 @@ def episodes(run: Run, read_action: Callable[[str], Aimed | None], short: Short)
             state = steps[-1].next_state
         if action.kind == "stop":
             if run.success is not None:
-                steps.append(_stop(state, action, run.success))
+                steps.append(_step(state, action, STOPPED, run.success))
             break
         if action.kind in ON_ELEMENT:
             action = Action(action.kind, wanted[1], action.text, action.enter)
@@ -193,21 +193,16 @@ def episodes(run: Run, read_action: Callable[[str], Aimed | None], short: Short)
     return _named(run, [part for part in parts if part], whole=bool(parts[-1]))
 
 
-def _step(state: str, action: Action, next_state: str) -> Step:
-    return Step(state=state, action=str(action), next_state=next_state, grounded=ground(state, str(action)))
-
-
-def _stop(state: str, action: Action, success: bool) -> Step:
-    step = _step(state, action, STOPPED)
-    step.reward, step.done = float(success), True
-    return step
+def _step(state: str, action: Action, next_state: str, success: bool = False) -> Step:
+    return Step(state=state, action=str(action), next_state=next_state, reward=float(success),
+                done=action.kind == "stop", grounded=ground(state, str(action)))
 
 
 def _named(run: Run, parts: list[list[Step]], whole: bool) -> list[Episode]:
     """`whole`: the last part reaches the run's last page. BrowserGym's runs end at success: `stop` is
     added."""
     if whole and parts and run.success and not parts[-1][-1].done:
-        parts[-1].append(_stop(parts[-1][-1].next_state, Action("stop"), True))
+        parts[-1].append(_step(parts[-1][-1].next_state, Action("stop"), STOPPED, True))
     made = []
     for i, steps in enumerate(parts, 1):
         stop = StopReason.STEP_LIMIT if i == len(parts) and whole else StopReason.RUNNING
@@ -250,7 +245,7 @@ def _render_runs(path: Path, short: Short) -> Iterator[Run]:
 
 def _render_moves(file: Path, root: etree._Element, short: Short) -> list[Move]:
     def texts(path: str) -> list[str]:
-        return ["".join(element.itertext()) for element in root.xpath(path)]
+        return ["".join(element.itertext()).strip("\n") for element in root.xpath(path)]
 
     # the trace never closes its state_obv divs: later steps lie inside earlier ones
     shown = texts("//div[@class='state_obv']/pre[1]")
@@ -261,10 +256,8 @@ def _render_moves(file: Path, root: etree._Element, short: Short) -> list[Move]:
                          f"raw_parsed_prediction; expected the same number of each, at least one")
     seen = [Seen(text, short(url.removeprefix("URL: ").strip()), *webarena_tabs(text))
             for text, url in zip(shown, urls)]
-    meant += [""] * (len(said) - len(meant))
     # the agent's own words where they hold an action, else what WebArena made of them
-    spoken = [raw if parse(raw) else parsed or raw for raw, parsed in
-              zip(*([text.strip("\n") for text in column] for column in (said, meant)))]
+    spoken = [raw if parse(raw) else parsed or raw for raw, parsed in zip_longest(said, meant, fillvalue="")]
     return [*map(Move, seen, spoken, [*seen[1:], None])]
 
 

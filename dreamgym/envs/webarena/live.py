@@ -212,20 +212,21 @@ class Logins:
         digest = hashlib.sha256(key.encode()).hexdigest()[:12]
         path = self.folder / f"{'.'.join(sites) or 'none'}-{digest}.json"
         state = read_state(path)
-        if state is None or time.monotonic() - self.seen.get(sites, -TRUST_S) >= TRUST_S:
-            if state is None or self.logged_out(browser, state, sites):
-                state = self.visit(browser, None, sites, log_in)[1]
-                if out := self.logged_out(browser, state, sites):
-                    places = ", ".join(f"{site} at {self.bases[site]}" for site in out)
-                    names = ", ".join(f"$WA_{site.upper()}_USERNAME and _PASSWORD" for site in out)
-                    raise ValueError(f"login failed: after it, {places} still asks for one. Check {names}. "
-                                     "Sites of one host name may overwrite each other's cookies")
-                self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-                part = path.with_suffix(f".{os.getpid()}.part")      # another process may read it at any time
-                part.touch(0o600)
-                part.write_text(json.dumps(state), encoding="utf-8")
-                part.replace(path)
-            self.seen[sites] = time.monotonic()
+        if state and time.monotonic() - self.seen.get(sites, -TRUST_S) < TRUST_S:
+            return state
+        if state is None or self.logged_out(browser, state, sites):
+            state = self.visit(browser, None, sites, log_in)[1]
+            if out := self.logged_out(browser, state, sites):
+                places = ", ".join(f"{site} at {self.bases[site]}" for site in out)
+                names = ", ".join(f"$WA_{site.upper()}_USERNAME and _PASSWORD" for site in out)
+                raise ValueError(f"login failed: after it, {places} still asks for one. Check {names}. "
+                                 "Sites of one host name may overwrite each other's cookies")
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            part = path.with_suffix(f".{os.getpid()}.part")          # another process may read it at any time
+            part.touch(0o600)
+            part.write_text(json.dumps(state), encoding="utf-8")
+            part.replace(path)
+        self.seen[sites] = time.monotonic()
         return state
 
     def logged_out(self, browser: Any, state: dict, sites: tuple[str, ...]) -> list[str]:

@@ -189,11 +189,6 @@ class Addresses:
         self._longest = sorted(((base, site) for site, base in self.bases.items()),
                                key=lambda pair: -len(pair[0]))
 
-    @property
-    def hosts(self) -> set[str]:
-        """What a browser must be able to reach."""
-        return {urlsplit(base).hostname for base in self.bases.values()}
-
     def site(self, url: str) -> str:
         """The site a full url belongs to, '' for none."""
         return next((site for base, site in self._longest

@@ -8,7 +8,7 @@ import numpy as np
 from dreamgym.envs.base import Player, Session
 from dreamgym.envs.webarena.actions import Action, parse
 from dreamgym.envs.webarena.evaluators import NOT_ACHIEVABLE
-from dreamgym.envs.webarena.page import FIELDS, PASSIVE, Node, Page, quotable
+from dreamgym.envs.webarena.page import PASSIVE, TYPED, Node, Page, quotable
 from dreamgym.envs.webarena.tasks import TaskConstraints, fact, filled, is_missing, read_task
 from dreamgym.envs.webarena.text import read_page
 
@@ -206,7 +206,7 @@ def explorer(_: Session, rng: np.random.Generator) -> Callable[[str], str]:
         node = lines[number]
         if node.options:
             return f"type [{number}] [{rng.choice(node.options)}] [1]"
-        if node.role in FIELDS and node.role not in ("checkbox", "radio"):
+        if node.role in TYPED:
             return f"type [{number}] [{rng.choice(_WORDS)}] [{rng.integers(2)}]"
         return f"click [{number}]"
     return act

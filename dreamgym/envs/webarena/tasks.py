@@ -7,6 +7,7 @@ from random import Random
 from typing import NamedTuple
 from urllib.parse import quote_plus
 
+from dreamgym.envs.webarena.direct import InProcessBrowser
 from dreamgym.envs.webarena.evaluators import NOT_ACHIEVABLE, exact_match, url_match
 from dreamgym.envs.webarena.page import quotable
 from dreamgym.envs.webarena.sites import DATABASES, SiteDatabase
@@ -267,7 +268,6 @@ def turn(*lists: Iterable) -> Iterator:
 
 def _first_states(world: SiteDatabase) -> Callable[[str], str]:
     """start addresses -> the page on which an episode begins."""
-    from dreamgym.envs.webarena.direct import InProcessBrowser       # a back end is needed here only
     browser, cookies = InProcessBrowser(world), {site: world.login(site) for site in world.accounts}
     return lru_cache(maxsize=None)(lambda start: browser.open(start.split(" |AND| "), cookies).text)
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import io
 import sqlite3
 import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
 from http.cookies import SimpleCookie
@@ -18,9 +20,10 @@ from urllib.parse import unquote_to_bytes, urlencode, urlsplit
 import flask
 from werkzeug.serving import WSGIRequestHandler, make_server
 
+from dreamgym.envs.webarena.live import ACCOUNTS
 from dreamgym.envs.webarena.sites import cms, code, forum, homepage, shop
 from dreamgym.envs.webarena.sites import map as maps
-from dreamgym.envs.webarena.sites.site import DATABASE, FOLDER, build_app, open_session
+from dreamgym.envs.webarena.sites.site import DATABASE, FOLDER, open_session
 
 _SITES = {module.SITE.name: module.SITE for module in (shop, cms, forum, code, maps, homepage)}
 SITES = tuple(_SITES)
@@ -48,53 +51,35 @@ def _first_data(seed: int, name: str) -> sqlite3.Connection:
     db = _connect()
     db.executescript((FOLDER / "schema.sql").read_text())
     for module in (shop, cms, forum, code, maps):
-        db.execute("BEGIN")
         module.fill(db, Random(f"{seed} {name} {module.SITE.name}"), name.split()[0])
-        db.execute("COMMIT")
-        if module.SITE.account:
-            _open_account(db, module.SITE.name)
+    for site in ACCOUNTS:
+        _open_account(db, site)
     return db
 
 
 def _open_account(db: sqlite3.Connection, site: str) -> str:
-    user = db.execute("SELECT id FROM users WHERE site = ? AND name = ?", (site, _SITES[site].account[0]))
+    user = db.execute("SELECT id FROM users WHERE site = ? AND name = ?", (site, ACCOUNTS[site][0]))
     return open_session(db, user.fetchone()[0], "login")
-
-
-def _no_commit(action: int, name: str | None, *_) -> int:
-    refused = action == sqlite3.SQLITE_TRANSACTION and name == "COMMIT"
-    return sqlite3.SQLITE_DENY if refused else sqlite3.SQLITE_OK
-
-
-@cache
-def _apps() -> dict[str, flask.Flask]:
-    """The sites' apps, made once for all databases: they keep nothing of them."""
-    return {name: build_app(site) for name, site in _SITES.items()}
 
 
 class SiteDatabase:
     """All sites with their data, which follow from the seed and the name, one of DATABASES. Databases of two
     splits share no product, person, post, project, issue, town or place. `accounts`: (user, password) of the
-    agents by site. All writes to `db` are one transaction that `reset` rolls back: a commit is refused."""
+    agents by site. `apps`: the sites, which keep nothing of a database."""
 
     def __init__(self, seed: int = 7, name: str = DATABASES[0]):
-        self.seed, self.name, self.db, self.lock = seed, "", _connect(), threading.RLock()
-        self.db.set_authorizer(_no_commit)
-        self.db.execute("BEGIN")
-        self.reset(name)
+        self.seed, self.name, self.db, self.lock = seed, name, _connect(), threading.RLock()
+        self.reset()
         self.bases = {name: f"http://{name}.test" for name in SITES}
-        self.accounts = {name: site.account for name, site in _SITES.items() if site.account}
-        self.apps = _apps()
+        self.accounts, self.apps = ACCOUNTS, _SITES
 
     def reset(self, name: str = "") -> None:
-        """Undoes everything that was done; sessions that `login` gave out stay good. With another `name` it
-        becomes that database."""
+        """Undoes everything that was done, in 1 ms; sessions that `login` gave out stay good. With another
+        `name` it becomes that database."""
         with self.lock:
-            self.db.execute("ROLLBACK")
-            if name and name != self.name:
-                self.name, self.first = name, _first_data(self.seed, name)
-                self.first.backup(self.db)
-            self.db.execute("BEGIN")
+            self.name = name or self.name
+            self.first = _first_data(self.seed, self.name)
+            self.first.backup(self.db)
 
     def login(self, site: str) -> dict[str, str]:
         """Cookies of the session of the site's account; none for a site without accounts."""
@@ -122,39 +107,28 @@ class SiteDatabase:
                for name, morsel in SimpleCookie(value).items()}
         return Response(answer.status_code, dict(answer.headers), answer.get_data(as_text=True), jar)
 
-    def serve(self) -> Served:
-        return Served(self)
+    @contextmanager
+    def serve(self) -> Iterator[SiteDatabase]:
+        """The sites over HTTP on loopback ports, which are the `bases` meanwhile. One request is answered at
+        a time, whichever thread brings them."""
+        before = self.bases
+        servers = {site: make_server("127.0.0.1", 0, partial(self._serve_one, site), threaded=True,
+                                     request_handler=_Handler) for site in SITES}
+        self.bases = {site: f"http://127.0.0.1:{server.server_port}" for site, server in servers.items()}
+        for server in servers.values():
+            threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        try:
+            yield self
+        finally:
+            for server in servers.values():
+                server.shutdown()                # waits for its thread
+                server.server_close()
+            self.bases = before
+
+    def _serve_one(self, site: str, environ: dict, start_response: Callable) -> Iterable[bytes]:
+        return self.answer(site, environ)(environ, start_response)
 
 
 class _Handler(WSGIRequestHandler):
     def log(self, *_) -> None:
         """Quiet."""
-
-
-class Served:
-    """A SiteDatabase over HTTP on loopback ports, which are its `bases` until this is closed. Requests are
-    answered one at a time, whichever thread brings them."""
-
-    def __init__(self, sites: SiteDatabase):
-        self.sites, self.before = sites, sites.bases
-        self.servers = {site: make_server("127.0.0.1", 0, partial(self._answer, site), threaded=True,
-                                          request_handler=_Handler) for site in SITES}
-        sites.bases = self.bases = {site: f"http://127.0.0.1:{server.server_port}"
-                                    for site, server in self.servers.items()}
-        for server in self.servers.values():
-            threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-
-    def _answer(self, site: str, environ: dict, start_response):
-        return self.sites.answer(site, environ)(environ, start_response)
-
-    def close(self) -> None:
-        for server in self.servers.values():
-            server.shutdown()                    # waits for its thread
-            server.server_close()
-        self.sites.bases = self.before
-
-    def __enter__(self) -> Served:
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.close()

@@ -6,14 +6,13 @@ from random import Random
 
 from flask import request
 
-from dreamgym.envs.webarena.sites.data import STATUSES
-from dreamgym.envs.webarena.sites.shop import close_order, order_items
+from dreamgym.envs.webarena.sites.shop import STATUSES, close_order, order_items
 from dreamgym.envs.webarena.sites.site import (
     Site, asked, chosen, go, number, one, page, paged, rows, run, words)
 
 NAV = ("Products", "Orders", "Customers", "Reviews")
 SITE = Site("shopping_admin", "Shop Admin", {"Home": "/"} | {name: f"/{name.lower()}" for name in NAV},
-            account=("admin", "admin1234"), login_text="Sign in", private=True)
+            private=True)
 SHOWN = {"All": "1", "Enabled": "enabled", "Disabled": "NOT enabled", "Out of stock": "stock = 0"}
 SOLD = """SELECT name, slug, sum(quantity) AS sold FROM shop_order_items
     JOIN shop_orders ON shop_orders.id = order_id JOIN shop_products ON shop_products.id = product_id

@@ -15,9 +15,7 @@ from dreamgym.envs.webarena.sites.site import (
     paged, rows, run, toggle, words)
 
 SITE = Site("gitlab", "Code", {"Projects": "/", "My issues": "/issues",
-                               "My merge requests": "/merge-requests", "Account": "/account"},
-            search="/search", account=("byteblaze", "hello1234"), login_path="/users/sign_in",
-            login_text="Sign in", user_label="Username or email")
+                               "My merge requests": "/merge-requests", "Account": "/account"}, "/search")
 NAMES = WORDS["code"]
 LABELS = ("bug", "feature", "docs", "question")
 LICENSES = ("MIT", "Apache 2.0", "GPL 3.0", "none")

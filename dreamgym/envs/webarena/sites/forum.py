@@ -9,8 +9,7 @@ from dreamgym.envs.webarena.sites.site import (
     PEOPLE, TODAY, WORDS, Site, all_words, asked, chosen, day, go, insert, of_split, one, page, paged, rows,
     run, toggle, words)
 
-SITE = Site("reddit", "Forum", {"Forums": "/", "Account": "/account"}, search="/search",
-            account=("MarvelsGrantMan136", "test1234"))
+SITE = Site("reddit", "Forum", {"Forums": "/", "Account": "/account"}, "/search")
 NAMES = WORDS["forum"]
 SORTS = {"hot": "score + posts.id / 8 DESC, posts.id DESC", "new": "posts.id DESC",
          "top": "score DESC, posts.id DESC"}

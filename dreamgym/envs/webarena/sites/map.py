@@ -16,7 +16,7 @@ from flask import abort, g
 
 from dreamgym.envs.webarena.sites.site import WORDS, Site, asked, chosen, of_split, page, paged
 
-SITE = Site("map", "Map", {"Towns": "/", "Directions": "/directions"}, search="/search")
+SITE = Site("map", "Map", {"Towns": "/", "Directions": "/directions"}, "/search")
 SPEED = {"car": 40, "bike": 15, "foot": 5}                            # km/h, everywhere
 TOWNS = ((8000, 7000, "10101"), (21000, 9000, "10202"), (11000, 19000, "10303"), (25000, 22000, "10404"))
 ROADS = ((0, 1, "Road 1"), (0, 2, "Road 2"), (1, 3, "Road 3"), (2, 3, "Road 4"))      # between TOWNS
@@ -145,9 +145,7 @@ def minutes(metres: int, by: str) -> int:
 
 # ---- pages -------------------------------------------------------------------------------------------------
 
-@cache
-def atlas_of(first: sqlite3.Connection) -> Atlas:
-    return Atlas(first)                          # no page changes what is on the map
+atlas_of = cache(Atlas)                          # by the first data: no page changes what is on the map
 
 
 def _atlas() -> Atlas:

@@ -19,34 +19,56 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
 import jinja2
-from flask import Blueprint, Flask, Response, abort, g, request
+from flask import Flask, Response, abort, g, request
 from markupsafe import Markup
 from werkzeug.exceptions import HTTPException, NotFound
+
+from dreamgym.envs.webarena.live import ACCOUNTS, RECIPES
 
 DATABASE = "dreamgym.site_database"              # in a request's environ
 FOLDER = Path(__file__).parent
 TODAY = "2024-06-01"                             # the clock stands still, so that an episode repeats exactly
-WORDS = {part: SimpleNamespace(**words)          # what the first data are made of, by site
+# What the first data are made of, by site: so few words that a tiny language model can read and write them
+WORDS = {part: SimpleNamespace(**words)
          for part, words in tomllib.loads((FOLDER / "words.toml").read_text()).items()}
 PEOPLE = WORDS["people"]
 
 
 @dataclass(eq=False)
-class Site(Blueprint):
-    name: str                                    # one of SITES; also the body's class in the stylesheet
+class Site(Flask):
+    """The Flask app of a site: its views, login, logout, static files. A request brings its SiteDatabase."""
+    # One of SITES; also the body's class in the stylesheet. `field()`: Flask's own `name` is no default of it
+    name: str = field()
     title: str
     nav: dict[str, str]                          # text -> path of the header's links
     search: str = ""                             # path of the header's search form (field `q`); "" for none
-    account: tuple[str, str] | None = None       # (user, password) that agents use
-    login_path: str = "/login"
-    login_text: str = "Log in"                   # of the header's link and of the form's button
-    user_label: str = "Username"
     private: bool = False                        # True: every page asks for a login
     # part of a route -> (its text, the parts loaded before) -> what the view gets in its place
     loaders: dict[str, Callable[[Any, dict], Any]] = field(default_factory=dict)
 
     def __post_init__(self):
-        super().__init__(self.name, __name__)
+        super().__init__(__name__)
+        self.account = ACCOUNTS.get(self.name)   # (user, password) that agents use
+        self.config.update(PROPAGATE_EXCEPTIONS=True, SEND_FILE_MAX_AGE_DEFAULT=3600)
+        self.before_request(self._visitor)
+        self.register_error_handler(HTTPException, _refused)
+        # a number that no database holds
+        self.register_error_handler(OverflowError, lambda _: _refused(NotFound()))
+        if self.account:
+            path, self.user_label, self.login_text = RECIPES[self.name]
+            self.login_path = path or "/login"
+            self.add_url_rule(self.login_path, "login", _login, methods=["GET", "POST"])
+            self.add_url_rule("/logout", "logout", _logout, methods=["POST"])
+
+    def _visitor(self) -> Response | None:
+        g.sites, g.site, g.user, g.filters, g.options = request.environ[DATABASE], self, None, {}, {}
+        g.db = g.sites.db
+        if sid := request.cookies.get(f"sid_{self.name}"):
+            g.user = run("SELECT users.*, sid, message FROM sessions JOIN users ON users.id = user_id "
+                         "WHERE sid = ? AND site = ?", sid, self.name).fetchone()
+        g.name = g.user["name"] if g.user else ""
+        open_to_all = not self.private or request.path == self.login_path or request.endpoint == "static"
+        return None if g.user or open_to_all else ask_login()
 
     def get(self, *rules: str, member: bool = False) -> Callable:
         """Registers a view. `member`, as every `post`: others get the login form, and come back after it."""
@@ -142,7 +164,7 @@ def _templates() -> jinja2.Environment:
                        trim_blocks=True, lstrip_blocks=True, auto_reload=False,
                        undefined=jinja2.StrictUndefined)
     env.filters["money"] = lambda cents: f"${cents / 100:,.2f}"
-    env.globals |= {"g": g, "request": request}
+    env.globals["g"] = g
     macros = env.get_template("macros.html").module
     env.globals |= {name: getattr(macros, name) for name in dir(macros) if not name.startswith("_")}
     return env
@@ -156,7 +178,7 @@ def page(title: str, view: str = "", code: int = 200, **context: Any) -> Respons
     context |= {"title": title, "site": g.site, "user": g.user, "path": request.path}
     file = "common" if view in ("login", "error") else g.site.name
     template = _templates().get_template(f"{file}.html")
-    block = template.blocks[view or request.endpoint.rpartition(".")[2]]
+    block = template.blocks[view or request.endpoint]
     content = Markup("".join(block(template.new_context(context))))
     body = _templates().get_template("base.html").render(context, message=message, content=content)
     return Response(body, code, {"Cache-Control": "no-store"}, content_type="text/html; charset=utf-8")
@@ -221,7 +243,7 @@ def paged(found: list | str, *arguments: Any, size: int = 8) -> Paged:
     return Paged(part, page, pages, total)
 
 
-# ---- apps --------------------------------------------------------------------------------------------------
+# ---- logins, and what is refused ---------------------------------------------------------------------------
 
 def ask_login() -> Response:
     back = quote(request.path) + f"?{request.query_string.decode('latin-1')}".rstrip("?")
@@ -250,33 +272,7 @@ def _logout() -> Response:
     return answer
 
 
-def build_app(site: Site) -> Flask:
-    """The Flask app of a site: its views, login, logout, static files. Each request brings its
-    SiteDatabase."""
-    app = Flask(site.name, static_folder=str(FOLDER / "static"))
-    app.config.update(PROPAGATE_EXCEPTIONS=True, SEND_FILE_MAX_AGE_DEFAULT=3600)
-
-    @app.before_request
-    def visitor() -> Response | None:
-        g.sites, g.site, g.user, g.filters, g.options = request.environ[DATABASE], site, None, {}, {}
-        g.db = g.sites.db
-        if sid := request.cookies.get(f"sid_{site.name}"):
-            g.user = run("SELECT users.*, sid, message FROM sessions JOIN users ON users.id = user_id "
-                         "WHERE sid = ? AND site = ?", sid, site.name).fetchone()
-        g.name = g.user["name"] if g.user else ""
-        open_to_all = not site.private or request.path == site.login_path or request.endpoint == "static"
-        return None if g.user or open_to_all else ask_login()
-
-    @app.errorhandler(HTTPException)
-    def refused(error: HTTPException) -> Response:
-        if error.code == 404:
-            return page("Not found", "error", 404, explanation="There is no such page.")
-        return page(error.name, "error", error.code, explanation="This cannot be done here.")
-
-    # a number that no database holds
-    app.register_error_handler(OverflowError, lambda _: refused(NotFound()))
-    if site.account:
-        app.add_url_rule(site.login_path, "login", _login, methods=["GET", "POST"])
-        app.add_url_rule("/logout", "logout", _logout, methods=["POST"])
-    app.register_blueprint(site)
-    return app
+def _refused(error: HTTPException) -> Response:
+    if error.code == 404:
+        return page("Not found", "error", 404, explanation="There is no such page.")
+    return page(error.name, "error", error.code, explanation="This cannot be done here.")
