@@ -191,7 +191,7 @@ def test_every_trace_agrees_with_what_happened(everything):
 def test_traces_are_short_plain_lines(everything, others):
     for _, step in steps_of([*everything, *others]):
         for trace in (step.reasoning, step.reward_reasoning):
-            assert trace == " ".join(trace.lower().split()) and not TAGS.search(trace) and len(trace) < 200
+            assert trace == " ".join(trace.lower().split()) and not TAGS.search(trace) and len(trace) < 400
     words = [len(step.reward_reasoning.split()) for _, step in steps_of(everything) if not step.reward]
     assert np.median(words) <= 3
 
@@ -203,7 +203,7 @@ PUT, LAMP, LIT = "at desk 1: | apple 1 | holding: nothing", *(
     f"at desk 1: | {lit}desklamp 1 | holding: apple 1" for lit in ("", "lit "))
 MICROWAVE, FRIDGE = "at microwave 1 closed | holding: ", "at fridge 1 open: | egg 1 | "
 HEAT, LOOK, TWO = "put a hot apple in desk", "look at apple under the desklamp", "put two apple in fridge"
-HOLD, FITS = "hold apple 1 : apple 1 yes", "at desk 1 : desk 1 yes ; fits yes so it is put there"
+HOLD, FITS = "hold apple 1 : apple 1 yes", "at desk 1 : desk 1 yes ; fits yes so it is put there alone"
 
 
 # (task, state, action, next state ("=": the same), why it follows, why the reward follows)
@@ -212,17 +212,17 @@ HOLD, FITS = "hold apple 1 : apple 1 yes", "at desk 1 : desk 1 yes ; fits yes so
     (HEAT, ROOM, "go to desk 1", DESK, "keep nothing ; desk 1 is new ; apple yes", "go: no"),
     (LOOK, ROOM, "go to desk 1", "at desk 1: | book 1 | holding: nothing",
      "keep nothing ; desk 1 is new ; apple no desklamp no", "go: no"),
-    (HEAT, SHUT, "go to desk 1", DESK, "keep nothing ; desk 1 is known", "go: no"),
+    (HEAT, SHUT, "go to desk 1", DESK, "keep nothing ; desk 1 is known ; held nothing yes", "go: no"),
     (HEAT, DESK, "go to drawer 9", "=", "drawer 9 is not in the room", ""),
     (HEAT, DESK, "go to desk 1", "=", "already at desk 1", ""),
     (HEAT, SHUT, "open drawer 1", "at drawer 1 open: | apple 2 | holding: nothing",
      "drawer 1 is closed yes and new ; apple yes", "open: no"),
     (HEAT, DESK, "open desk 1", "=", "desk 1 is closed no", ""),
     (HEAT, DESK, "take apple 1 from desk 1", "at desk 1: | knife 2 | desklamp 1 | holding: apple 1",
-     "hold nothing : nothing yes ; at desk 1 : desk 1 yes ; look for apple 1 : apple 1 yes so it is taken",
+     "hold nothing : nothing yes ; at desk 1 : desk 1 yes ; look for apple 1 : knife 2 no apple 1 yes so it is taken",
      "take: no"),
     (HEAT, DESK, "take mug 1 from desk 1", "=",
-     "hold nothing : nothing yes ; at desk 1 : desk 1 yes ; look for mug 1 : none no", ""),
+     "hold nothing : nothing yes ; at desk 1 : desk 1 yes ; look for mug 1 : knife 2 no apple 1 no desklamp 1 no", ""),
     (HEAT, AT_DESK + "apple 1", "take mug 1 from desk 1", "=", "hold nothing : apple 1 no", ""),
     (HEAT, MICROWAVE + "apple 1", "heat apple 1 with microwave 1", MICROWAVE + "hot apple 1",
      f"{HOLD} ; at microwave : microwave yes ; can be hot yes so it is hot", "heat: no"),
@@ -236,15 +236,15 @@ HOLD, FITS = "hold apple 1 : apple 1 yes", "at desk 1 : desk 1 yes ; fits yes so
     (HEAT, "at microwave 1 open: | nothing | holding: pot 1", "move pot 1 to microwave 1", "=",
      "hold pot 1 : pot 1 yes ; at microwave 1 : microwave 1 yes ; open : open yes ; fits no", ""),
     (TWO, FRIDGE + "holding: apple 1", "move apple 1 to fridge 1", FRIDGE + "apple 1 | holding: nothing",
-     f"{HOLD} ; at fridge 1 : fridge 1 yes ; open : open yes ; fits yes so it is put there",
+     f"{HOLD} ; at fridge 1 : fridge 1 yes ; open : open yes ; fits yes so it is put there after egg 1",
      "apple : apple yes fridge : fridge yes another apple : nothing no so no"),
     (LOOK, LAMP, "use desklamp 1", LIT, "look for desklamp 1 : desklamp 1 yes so it is on",
      "apple : apple yes desklamp : on yes so yes"),
-    (LOOK, SHUT.replace("nothing", "apple 1"), "go to desk 1", LIT, "keep apple 1 ; desk 1 is known",      # the lamp came first
+    (LOOK, SHUT.replace("nothing", "apple 1"), "go to desk 1", LIT, "keep apple 1 ; desk 1 is known ; held nothing no",  # the lamp came first
      "apple : apple yes desklamp : on yes so yes"),
     (HEAT, LAMP, "use desklamp 1", LIT, "look for desklamp 1 : desklamp 1 yes so it is on",
      "desk : use no so no"),
-    (HEAT, DESK, "use apple 1", "=", "look for apple 1 : apple 1 yes ; is a lamp no", ""),
+    (HEAT, DESK, "use apple 1", "=", "look for apple 1 : knife 2 no apple 1 yes ; is a lamp no", ""),
     (HEAT, DESK, "inventory", "=", "only looks", ""),
     (HEAT, DESK, "put apple 1 in desk 1", "=", "not a command", ""),
     # what somebody else recorded, and no rule explains
@@ -258,7 +258,7 @@ def test_what_a_trace_says(task, state, action, after, trace, reward_trace):
     """Stops a change of the words that trained models conclude from."""
     if after == "=":
         after, trace, reward_trace = state, f"{trace} so the same page", "same page: no"
-    seen = [ROOM, DESK] if trace.endswith("known") else [ROOM]
+    seen = [ROOM, DESK] if " is known" in trace else [ROOM]
     before = [Step(state=page(short), action="look", next_state="") for short in seen]
     paid = reward_trace.endswith(" so yes") or reward_trace.startswith("paid")
     step = Step(state=page(state), action=action, next_state=page(after), reward=float(paid), done=paid)

@@ -46,7 +46,8 @@ def conditions(command: Command, view: View) -> list[Row]:
     verb, thing, place, here = command.verb, command.thing, command.place, view.place == command.place
     at = (f"at {place}", view.place or "room", here)
     holds = lambda name: (f"hold {name}", view.held or NOTHING, view.held == name)
-    look_for = (f"look for {thing}", thing if thing in view.names else "none", thing in view.names)
+    looked = view.names[:view.names.index(thing) + 1] if thing in view.names else view.names
+    look_for = (f"look for {thing}", " no ".join(looked) or "none", thing in view.names)
     if verb in TREATED:
         tool, kind = TREATED[verb][0], kind_of(view.place)
         return [holds(thing), (f"at {tool}", kind or "room", here and kind == tool)]
@@ -76,7 +77,7 @@ def explain(task: Task, history: list[Step], step: Step) -> tuple[str, str]:
     else:
         pages = [view for page in [*(s.state for s in history), step.state] if (view := read_view(page))]
         facts = {"go": _go, "open": _open, "close": _close}.get(t.command.verb, _act)(t, pages, wanted)
-        verdict = _verdict(t.command.verb) if t.changed else SAME
+        verdict = _verdict(t) if t.changed else SAME
         reason = f"{' ; '.join(facts)} {verdict}".rstrip()
     return reason, _explain_reward(t, wanted)
 
@@ -98,7 +99,10 @@ def _plausible(t: Transition) -> bool:
     return command.verb in TREATED and before.held == after.held == command.thing
 
 
-def _verdict(verb: str) -> str:
+def _verdict(t: Transition) -> str:
+    verb = t.command.verb
+    if verb == "move" and t.after.things[-1:] == [t.before.holding]:
+        return f"so it is put there {f'after {t.before.things[-1]}' if t.before.things else 'alone'}"
     said = {"close": "closed", "take": "taken", "move": "put there", "use": "on", "slice": "sliced"}
     said |= {verb: result for verb, (_, result) in TREATED.items()}
     return f"so it is {said[verb]}" if verb in said else ""
@@ -111,8 +115,9 @@ def _go(t: Transition, pages: list[View], wanted: Wanted | None) -> list[str]:
         absent = place != t.before.place and place not in room
         return [f"{place} is not in the room" if absent else f"already at {place}"]
     keep = f"keep {t.after.holding or NOTHING}"
-    if any(view.place == place for view in pages):
-        return [keep, f"{place} is known"]
+    if known := next((view for view in reversed(pages) if view.place == place), None):
+        same = _yes(known.holding == t.after.holding)
+        return [keep, f"{place} is known", f"held {known.holding or NOTHING} {same}"]
     if t.after.opened is False:
         return [keep, f"{place} is new and closed"]
     return [keep, f"{place} is new", *_shown(t, wanted)]
