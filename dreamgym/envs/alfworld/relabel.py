@@ -46,6 +46,7 @@ def conditions(command: Command, view: View) -> list[Row]:
     verb, thing, place, here = command.verb, command.thing, command.place, view.place == command.place
     at = (f"at {place}", view.place or "room", here)
     holds = lambda name: (f"hold {name}", view.held or NOTHING, view.held == name)
+    # everything up to the thing, one by one: a model that says "none" at once has not looked
     looked = view.names[:view.names.index(thing) + 1] if thing in view.names else view.names
     look_for = (f"look for {thing}", " no ".join(looked) or "none", thing in view.names)
     if verb in TREATED:
@@ -100,6 +101,7 @@ def _plausible(t: Transition) -> bool:
 
 
 def _verdict(t: Transition) -> str:
+    """What came of a command; of a move, also after which thing of the list this one is put."""
     verb = t.command.verb
     if verb == "move" and t.after.things[-1:] == [t.before.holding]:
         return f"so it is put there {f'after {t.before.things[-1]}' if t.before.things else 'alone'}"
