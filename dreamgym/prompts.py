@@ -163,7 +163,7 @@ def known_pages(question: Question) -> dict[str, str]:
     return pages
 
 
-def _done(action: str, question: Question, page_format: str) -> str:
+def _marked(action: str, question: Question, page_format: str) -> str:
     """An action of the prompt. The compact form says where it is the asked one: a small model compares
     badly."""
     return f"{MARK}action" if page_format == "diff" and action == question.action else action
@@ -176,9 +176,10 @@ def _shown(demos: list[Demo], tag: str, question: Question, pages: dict[str, str
     text = ""
     for i, demo in zip(range(len(demos), 0, -1), demos):
         before, after = demo.state, demo.next_state
+        action = _marked(demo.action, question, page_format)
         if page_format == "diff":
             before, after = encode(before, pages), encode(after, {"there": before} | pages)
-        text += f"{tag} {i}:\n{before}\naction: {_done(demo.action, question, page_format)}\nnext:\n{after}\n"
+        text += f"{tag} {i}:\n{before}\naction: {action}\nnext:\n{after}\n"
         text += f"reward: {int(demo.reward)}\n" if demo.reward else ""
     return text
 
@@ -187,7 +188,7 @@ def next_prompt(question: Question, page_format: str) -> str:
     """The first question: what is the next state?"""
     q, count = question, len(question.recent)
     pages = {"state": q.state} | {f"before {count - i}": state for i, (state, _) in enumerate(q.recent)}
-    recent = "".join(f"before {count - i}:\n{s}\naction: {_done(a, q, page_format)}\n"
+    recent = "".join(f"before {count - i}:\n{s}\naction: {_marked(a, q, page_format)}\n"
                      for i, (s, a) in enumerate(q.recent))
     earlier = _shown(q.earlier, "earlier", q, pages, page_format)
     similar = _shown(q.demos, "similar", q, pages, page_format)

@@ -160,9 +160,10 @@ def test_option_traces_look_before_they_choose(played):
             after, same = text.read_item(step.next_state).chosen, step.next_state == step.state
             groups = {name: [set(values) & set(chosen) for chosen in (item.chosen, after)]
                       for name, values in item.options.items()}
-            facts += "; " * (kind == "option") + " ; ".join(
-                f"{name} {'takes' if now != had else 'has'} {''.join(now) or 'none'}"
-                for name, (had, now) in groups.items() if kind == "option") + " " * (kind == "option")
+            if kind == "option":
+                why = [f"{name} {'takes' if now != had else 'has'} {''.join(now) or 'none'}"
+                       for name, (had, now) in groups.items()]
+                facts += f"; {' ; '.join(why)} "
             assert step.reasoning == f"look for {value} : {facts}so {'the same page' if same else ' / '.join(after)}"
             ends[kind, same, len(after)] += 1
     assert ends["refused", True, 0] > 30 and ends["option", False, 2] > 30 and ends["option", True, 1] > 3

@@ -47,8 +47,9 @@ def conditions(command: Command, view: View) -> list[Row]:
     at = (f"at {place}", view.place or "room", here)
     holds = lambda name: (f"hold {name}", view.held or NOTHING, view.held == name)
     # everything up to the thing, one by one: a model that says "none" at once has not looked
-    looked = view.names[:view.names.index(thing) + 1] if thing in view.names else view.names
-    look_for = (f"look for {thing}", " no ".join(looked) or "none", thing in view.names)
+    names = view.names
+    looked = names[:names.index(thing) + 1] if thing in names else names
+    look_for = (f"look for {thing}", " no ".join(looked) or "none", thing in names)
     if verb in TREATED:
         tool, kind = TREATED[verb][0], kind_of(view.place)
         return [holds(thing), (f"at {tool}", kind or "room", here and kind == tool)]
