@@ -382,15 +382,17 @@ def generate(job: Job, state: Run) -> dict:
 
 # ---- evaluation on the way, and at both ends ---------------------------------------------------------------
 
-def evaluate(job: Job, state: Run, tasks: list[Task], temperatures: tuple,
-             name: str) -> tuple[dict, list[dict]]:
+def evaluate(job: Job, state: Run, tasks: list[Task], temperatures: tuple, name: str,
+             in_dream: bool) -> tuple[dict, list[dict]]:
     """Plays each task once in the real environment, if there is one, at each temperature, and once in the
-    dream at 1; all ranks play a share. Returns reports by "real 0", "real 0.4", "dream 1", and the first 20
-    episodes of each as records."""
+    dream at 1, if asked or if there is no other world; all ranks play a share. Returns reports by "real 0",
+    "real 0.4", "dream 1", and the first 20 episodes of each as records."""
     state.experience_model.clear_caches()
     plan = [("real", job.env, t) for t in temperatures] if job.env.is_real else []
+    if in_dream or not plan:
+        plan.append(("dream", state.experience_model, 1.0))
     found, episodes = {}, []
-    for kind, world, temperature in [*plan, ("dream", state.experience_model, 1.0)]:
+    for kind, world, temperature in plan:
         key, mine = f"{kind} {temperature:g}", tasks[job.dist.rank::job.dist.world_size]
         played = gather(play(job, state, world, mine, temperature, f"{name}-{key.replace(' ', '-')}"),
                         job.dist)
@@ -402,7 +404,8 @@ def evaluate(job: Job, state: Run, tasks: list[Task], temperatures: tuple,
 def validate(job: Job, state: Run) -> None:
     """Validation on the way: real at two temperatures, dream at 1; the gap alarm."""
     tasks, log = job.splits["valid"], job.log
-    found, episodes = evaluate(job, state, tasks, (job.args.eval_temperature, 1.0), f"valid-{state.step}")
+    found, episodes = evaluate(job, state, tasks, (job.args.eval_temperature, 1.0), f"valid-{state.step}",
+                               in_dream=True)
     if job.dist.is_main:
         run.write_jsonl(job.out / "evaluations.jsonl", episodes, append=True)
     entry = {"iteration": state.step, "tasks": len(tasks), **state.transitions()}
@@ -419,8 +422,9 @@ def validate(job: Job, state: Run) -> None:
 
 
 def test(job: Job, state: Run, name: str) -> dict:
-    """The test tasks, played once for the starting policy and once for the final one."""
-    found, episodes = evaluate(job, state, job.splits["test"], TEMPERATURES, f"test-{name}")
+    """The test tasks, played once for the starting policy and once for the final one. Not in the dream:
+    success there says nothing about the real one."""
+    found, episodes = evaluate(job, state, job.splits["test"], TEMPERATURES, f"test-{name}", in_dream=False)
     if job.dist.is_main:
         run.write_jsonl(job.out / f"test-{name}.jsonl", episodes, append=False)
     entry = {"policy": name, "tasks": len(job.splits["test"]), **state.transitions()}

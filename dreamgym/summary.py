@@ -43,18 +43,20 @@ def finish(job, state, results: list[dict]) -> None:
     picture = plots.training_curve(out)
     job.log.say(f"\n{env.name}, {env.label}: {results[0]['tasks']} test tasks, world and temperature, 95 % "
                 f"Wilson intervals\n{run.summary_table(rows)}\n{note}")
-    page = show_test(job, state, results[-1]["policy"])
+    page = show_validation(job, state)
     job.log.say(f"everything is in {out}: result.json, metrics.jsonl, episodes.jsonl, expmodel/report.json, "
                 f"policy/; picture {picture}; page to read {page}\n"
                 f"next: python evaluate.py --env {job.args.env} --policy {out / 'policy'} --play 10   |   "
                 f"tensorboard --logdir {out}")
 
 
-def show_test(job, state, name: str) -> Path:
-    """Writes OUT/dream.html: the test episodes on file that were played at the dream's temperature."""
-    episodes, cut = viewer.read_tail(job.out / f"test-{name}.jsonl", kind=Episode)
-    alike = [e for e in episodes if e.id.startswith((f"test-{name}-real-1-", f"test-{name}-dream-1-"))]
+def show_validation(job, state) -> Path:
+    """Writes OUT/dream.html: the last validation's episodes on file that were played at the dream's
+    temperature, in the real environment and in the dream."""
+    episodes, cut = viewer.read_tail(job.out / "evaluations.jsonl", kind=Episode)
+    kinds = tuple(f"valid-{state.step}-{world}-1-" for world in ("real", "dream"))
+    alike = [e for e in episodes if e.id.startswith(kinds)]
     state.experience_model.clear_caches()
-    about = f"test tasks at temperature 1, policy {name} RL"
+    about = f"validation tasks at temperature 1, after {state.step} iterations"
     viewer.write_page(job.out / "dream.html", job.env, about, alike, state.experience_model, job.out, [cut])
     return job.out / "dream.html"

@@ -118,7 +118,7 @@ def test_the_tutorials_commands(base):
     assert {"full", "without history", "without retrieval", "without reasoning"} <= report.keys()
     assert [row["policy"] for row in result["rows"]] == ["start (imitation)",
                                                          "after RL"] and not result["note"]
-    assert set(result["test"][1]["reports"]) == {"real 0", "real 0.4", "real 1", "dream 1"}
+    assert set(result["test"][1]["reports"]) == {"real 0", "real 0.4", "real 1"}
     assert result["settings"]["env"] == "examples/files.py" and result["settings"]["tasks"] == 2
     episodes = read_episodes(base / "episodes.jsonl")
     assert len(episodes) == 8 and {e.world for e in episodes} == {"dream"}
