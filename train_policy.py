@@ -28,7 +28,7 @@ from dreamgym.episode import Episode, StopReason, Task, read_episodes, read_task
 from dreamgym.evaluation import failed_probes, gap_alarm, policy_report, with_interval
 from dreamgym.experience_model import ExperienceModel, fill_buffer
 from dreamgym.flags import BelowOne, Count, Natural, Share, Weight
-from dreamgym.imitation import starting_policy
+from dreamgym.imitation import LEFT_DREAM, load_reference, starting_policy
 from dreamgym.model import (load_optimizer_states, optimizer_states, save_model, trainable_parameters,
                             unsharded)
 from dreamgym.offline import environment_of
@@ -78,7 +78,8 @@ class Args:
     updates: Count = 4                 # optimizer steps per iteration
     lr: float = 1e-6                   # RL learning rate (verl-agent: 1e-6 for full fine-tuning)
     value_lr: float = 1e-5             # learning rate of PPO's value head
-    kl_coef: Weight = 0.01             # weight of the KL to the starting policy (verl-agent: 0.01)
+    kl_coef: Weight = 0.01             # weight of the KL to the policy at the start, in S2R to the one that
+                                       # left the dream (verl-agent: 0.01)
     kl: Literal["k2", "k3"] = "k3"     # estimator of that KL
     clip_low: BelowOne = 0.2           # policy ratio clip below
     clip_high: Weight = 0.2            # policy ratio clip above
@@ -155,6 +156,7 @@ class Run:
     step: int = 0
     dream_transitions: int = 0
     real_transitions: int = 0
+    left_dream: bool = False           # real RL has begun after the dream; the reference is its first policy
     evaluations: list = field(default_factory=list)
 
     def save(self, path: Path, dist) -> None:
@@ -169,7 +171,8 @@ class Run:
             self.experience_model.buffer.save(path / "replay")
             run.write_json(path / "run.json",
                            {"curriculum": self.curriculum.get_state(), "step": self.step,
-                            "evaluations": self.evaluations, **self.transitions()})
+                            "left_dream": self.left_dream, "evaluations": self.evaluations,
+                            **self.transitions()})
 
     def load(self, path: Path, dist) -> None:
         """Goes on from what `save` wrote, weights and replay buffer apart, with any number of ranks."""
@@ -184,6 +187,7 @@ class Run:
         values = run.read_json(path / "run.json")
         self.curriculum.set_state(values["curriculum"])
         self.step, self.evaluations = values["step"], values["evaluations"]
+        self.left_dream = values["left_dream"]
         self.dream_transitions = values["dream_transitions"]
         self.real_transitions = values["real_transitions"]
 
@@ -252,6 +256,8 @@ def train(job: Job, state: Run) -> list[dict]:
         bar.update(state.step)
         asked = stop.agreed(dist)
         while not asked and (phase := state.phase(args)):
+            if phase == "real" and state.dream_transitions and not state.left_dream:
+                leave_dream(job, state)
             values, episodes = iterate(job, state, timer)
             log_iteration(job, state, values, episodes)
             malformed = sum(e.stop == StopReason.MALFORMED for e in episodes)
@@ -275,6 +281,15 @@ def train(job: Job, state: Run) -> list[dict]:
         raise SystemExit(130)
     first = dist.broadcast(run.read_json(before) if dist.is_main else None)
     return [first] + ([test(job, state, "after")] if state.step else [])
+
+
+def leave_dream(job: Job, state: Run) -> None:
+    """S2R begins: from here on the KL term is to the policy that the dream made, not to imitation."""
+    folder = checkpoint.save(job.out, LEFT_DREAM,
+                             lambda path: save_model(state.policy.model, state.policy.tokenizer, path), {},
+                             job.dist)
+    state.reference = load_reference(job.args, folder, state.policy, job.dist)
+    state.left_dream = True
 
 
 def iterate(job: Job, state: Run, timer: run.Timer) -> tuple[dict, list[Episode]]:

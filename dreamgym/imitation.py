@@ -20,18 +20,25 @@ from dreamgym.names import Names
 from dreamgym.rollout import Policy, PolicySettings, imitation_segments
 from dreamgym.sft import sft_step
 
+LEFT_DREAM = "dream-policy"            # the policy with which real RL began after the dream
+
 
 def starting_policy(args, env: Environment, folders: tuple[Path, Path | None], episodes: list[Episode],
                     resume: Path | None, dist, log) -> tuple[Policy, torch.nn.Module | None]:
     """(policy, reference). The policy has the weights of `resume`, else those of imitation: the folder
-    --imitation or OUT/imitation, made where it is missing. The reference has those of imitation, frozen, for
-    the KL term; None without one."""
+    --imitation or OUT/imitation, made where it is missing. The reference has those of imitation, or of the
+    policy that left the dream, if `resume` is later."""
     start = imitation_checkpoint(args, env, folders, episodes, dist, log)
-    policy, reference = make_policy(args, env, str(resume or start), dist), None
-    if args.kl_coef and args.algo in ("grpo", "ppo"):
-        reference, _ = load_frozen(str(start), "reference", policy.model, args.dtype, args.quantize,
-                                   str(dist.device))
-    return policy, reference
+    policy = make_policy(args, env, str(resume or start), dist)
+    left_dream = bool(resume) and run.read_json(resume / "run.json")["left_dream"]
+    return policy, load_reference(args, folders[0] / LEFT_DREAM if left_dream else start, policy, dist)
+
+
+def load_reference(args, folder: Path, policy: Policy, dist) -> torch.nn.Module | None:
+    """The frozen policy in `folder` for the KL term; None without one."""
+    if not args.kl_coef or args.algo not in ("grpo", "ppo"):
+        return None
+    return load_frozen(str(folder), "reference", policy.model, args.dtype, args.quantize, str(dist.device))[0]
 
 
 def make_policy(args, env: Environment, name: str, dist, lora_rank: int = 0) -> Policy:

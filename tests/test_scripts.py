@@ -162,12 +162,14 @@ def interrupted(monkeypatch, go, *cuts):
     go()
 
 
-RUNS = {"dream": ["--iterations", 3], "real": ["--algo", "ppo", "--iterations", 1, "--real-transitions", 25]}
+RUNS = {"dream": ["--iterations", 3],
+        "real": ["--algo", "ppo", "--iterations", 1, "--real-transitions", 25, "--updates", 1]}
 
 
 @pytest.mark.parametrize("kind", RUNS)
-def test_an_interrupted_policy_run_ends_bit_equal(kind, policy, monkeypatch, tmp_path, capfd):
-    """A resume that loses or repeats anything: Ctrl-C, a kill, Ctrl-C in every iteration left."""
+def test_an_interrupted_policy_run_ends_bit_equal(kind, base, policy, monkeypatch, tmp_path, capfd):
+    """A resume that loses or repeats anything: Ctrl-C, a kill, Ctrl-C in every iteration left. Real RL after the
+    dream that is held to the policy before the dream."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     policy(whole, *RUNS[kind])
     ctrl_c = train_policy, "iterate", 1, False
@@ -179,7 +181,11 @@ def test_an_interrupted_policy_run_ends_bit_equal(kind, policy, monkeypatch, tmp
     for name in ("episodes.jsonl", "evaluations.jsonl"):
         assert (parts / name).read_bytes() == (whole / name).read_bytes()
     if kind == "real":
-        assert records(parts, "rl")[-1]["real_transitions"] == 25
+        dreamt, first, *_ = rows = records(parts, "rl")
+        assert (dreamt["world"], first["world"], rows[-1]["real_transitions"]) == ("dream", "real", 25)
+        assert abs(first["kl_ref"]) < 1e-6
+        weights = [load_file(folder / "model.safetensors") for folder in (base / "imitation/model", whole / "dream-policy")]
+        assert any(not torch.equal(weights[0][name], value) for name, value in weights[1].items())
 
 
 def test_an_interrupted_experience_model_ends_bit_equal(base, preset, monkeypatch, tmp_path):
