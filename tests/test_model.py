@@ -239,7 +239,7 @@ def logprobs(model):
 
 @pytest.mark.parametrize("lora_rank", [0, 4])
 def test_weights_and_reference(folder, tmp_path, lora_rank):
-    """Checkpoints that lose weights (tied ones first of all)."""
+    """Checkpoints that lose weights (tied ones first of all). A new reference that is still the old one."""
     model, tokenizer = load_model(folder, dtype="float32", lora_rank=lora_rank)
     train(model)                                       # from here on adapters are no longer zero
     trainable, initial_N = len(trainable_parameters(model)), logprobs(model)
@@ -252,6 +252,8 @@ def test_weights_and_reference(folder, tmp_path, lora_rank):
     assert len(trainable_parameters(model)) == trainable
     assert not torch.allclose(logprobs(model), initial_N)
     save_model(model, tokenizer, tmp_path / "a")
+    newer, _ = load_frozen(str(tmp_path / "a"), "reference", model)      # S2R: the policy that left the dream
+    torch.testing.assert_close(reference_logprobs(newer, sharing()), logprobs(model))
     loaded, loaded_tokenizer = load_model(str(tmp_path / "a"))
     torch.testing.assert_close(logprobs(loaded), logprobs(model))
     assert loaded_tokenizer.get_vocab() == tokenizer.get_vocab()
