@@ -64,12 +64,14 @@ def ask_recorded(model: ExperienceModel, episodes: list[Episode], dist,
     the step, question, prediction). Each rank of `dist`, a run.Dist, asks its part."""
     rows, pairs = [(e, i) for e in episodes for i in range(len(e.steps))], []
     first, end = (len(rows) * rank // dist.world_size for rank in (dist.rank, dist.rank + 1))
-    for start in range(first, end, batch):
-        part = rows[start:min(start + batch, end)]
-        steps = [e.steps[i] for e, i in part]
-        questions = model.questions([e.task.text for e, _ in part], [e.steps[:i] for e, i in part],
-                                    [s.state for s in steps], [s.shown_action for s in steps])
-        pairs += zip(questions, model.predict(questions))
+    with run.progress(end - first, "experience model on recorded steps") as bar:
+        for start in range(first, end, batch):
+            part = rows[start:min(start + batch, end)]
+            steps = [e.steps[i] for e, i in part]
+            questions = model.questions([e.task.text for e, _ in part], [e.steps[:i] for e, i in part],
+                                        [s.state for s in steps], [s.shown_action for s in steps])
+            pairs += zip(questions, model.predict(questions))
+            bar.update(len(part))
     return [(*row, *pair) for row, pair in zip(rows, dist.gather(pairs))]
 
 
