@@ -288,6 +288,7 @@ def leave_dream(job: Job, state: Run) -> None:
     folder = checkpoint.save(job.out, LEFT_DREAM,
                              lambda path: save_model(state.policy.model, state.policy.tokenizer, path), {},
                              job.dist)
+    state.reference = None             # its memory is for the new one
     state.reference = load_reference(job.args, folder, state.policy, job.dist)
     state.left_dream = True
 
