@@ -1,7 +1,6 @@
 """collect.py as a user meets it: files, splits, recorded episodes, refused input, language models."""
 import json
 import shutil
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -201,7 +200,7 @@ def episode_of(name: str, *actions: str) -> Episode:
 
 
 def test_a_prober_does_what_does_not_fit():
-    """Probes that are never about another thing, never at another time, never the same again, or of one kind."""
+    """Probes that are never about another thing, never at another time, or always of one kind."""
     rng, said = np.random.default_rng(0), ["search[red mug]", "click[3]", "click[buy now]"]
     counter = iter(range(10_000))
     player = Player(lambda session, rng: lambda state: said[next(counter) % 3])
@@ -211,7 +210,6 @@ def test_a_prober_does_what_does_not_fit():
     act = offline.probing(player, before, [other], names).make(None, rng)
     actions = [act(f"page of 7 lamps, {'green' if i % 2 else 'red'}") for i in range(900)]
     assert sum(action in said for action in actions) == pytest.approx(400, abs=60)
-    assert sum(action == after for action, after in pairwise(actions)) > 40    # once more
     probes = {action for action in actions if action not in said}
     at_another_time = {"click[blue]", "click[size 9]", "click[green]"}
     about_another_thing = {"search[green mug]", "search[blue mug]", "search[black mug]", "click[7]", "click[lamps now]"}
