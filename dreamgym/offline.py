@@ -14,7 +14,6 @@ from dreamgym.names import Names
 SPLITS = ("train", "valid", "test")
 PROBE_PROBABILITY = 0.6                # of a probe, where the player's action begins like no recorded one
 EARLIER_SHARE = 0.4                    # of the probes: an action of another time; the others are mutations
-AGAIN_SHARE = 0.3                      # of those: the last action once more
 SPLICE_SHARE = 0.2                     # of the mutations: two actions joined
 ANY_NAME_SHARE = 0.5                   # of the other mutations: with a name that may stand nowhere in sight
 TEACHER_CONTEXT_TOK = 16_384           # of a local teacher: an episode with its reasoning
@@ -73,31 +72,27 @@ def mutated(action: str, other: str, text: str, names: Names, rng: np.random.Gen
 
 def probing(player: Player, before: Episode, others: list[Episode], names: Names) -> Player:
     """A player that acts like `player`, but often tries something else first: a damaged copy of the wanted
-    action, or an earlier action: its own last one, one of the episode `before`, which had the same task, or
-    one of the `others`.
+    action, or an earlier action, of the episode `before`, which had the same task, or of one of the `others`.
     If the state stays the same, the wanted action follows, so that data show what fits beside what does not;
     if it changes, `player` is asked again. Fewer probes come before an action, where many recorded ones begin
     with the same two words."""
     def make(session, rng):
-        act, wanted, last, asked_in = player.make(session, rng), "", "", None
+        act, wanted, asked_in = player.make(session, rng), "", None
 
         def earlier() -> str:
             episode = before if rng.random() < 0.5 else others[rng.integers(len(others))]
             return episode.steps[rng.integers(len(episode.steps))].action
 
         def probe(state: str) -> str:
-            nonlocal wanted, last, asked_in
+            nonlocal wanted, asked_in
             if state != asked_in:
                 wanted, asked_in = act(state), state
             action = wanted
             if rng.random() < PROBE_PROBABILITY and beginning(earlier()) != beginning(wanted):
-                if rng.random() < EARLIER_SHARE:
-                    action = last if last and rng.random() < AGAIN_SHARE else earlier()
-                else:
-                    action = mutated(wanted, earlier(), f"{before.task.text}\n{state}", names, rng)
+                action = earlier() if rng.random() < EARLIER_SHARE else mutated(
+                    wanted, earlier(), f"{before.task.text}\n{state}", names, rng)
             if action == wanted:
                 asked_in = None
-            last = action
             return action
         return probe
     return Player(make)
