@@ -145,8 +145,8 @@ def check(args: Args) -> None:
 
 @dataclass
 class Run:
-    """What changes during a run. `save` writes it, but for the frozen reference, the starting policy. The
-    replay buffer is the experience model's."""
+    """What changes during a run. `save` writes it, but for the frozen reference, the policy with which this
+    phase began: see `leave_dream`. The replay buffer is the experience model's."""
     policy: Policy
     reference: torch.nn.Module | None  # none without a KL term
     value_head: torch.nn.Module | None
@@ -156,7 +156,6 @@ class Run:
     step: int = 0
     dream_transitions: int = 0
     real_transitions: int = 0
-    left_dream: bool = False           # real RL has begun after the dream; the reference is its first policy
     evaluations: list = field(default_factory=list)
 
     def save(self, path: Path, dist) -> None:
@@ -171,8 +170,7 @@ class Run:
             self.experience_model.buffer.save(path / "replay")
             run.write_json(path / "run.json",
                            {"curriculum": self.curriculum.get_state(), "step": self.step,
-                            "left_dream": self.left_dream, "evaluations": self.evaluations,
-                            **self.transitions()})
+                            "evaluations": self.evaluations, **self.transitions()})
 
     def load(self, path: Path, dist) -> None:
         """Goes on from what `save` wrote, weights and replay buffer apart, with any number of ranks."""
@@ -187,7 +185,6 @@ class Run:
         values = run.read_json(path / "run.json")
         self.curriculum.set_state(values["curriculum"])
         self.step, self.evaluations = values["step"], values["evaluations"]
-        self.left_dream = values["left_dream"]
         self.dream_transitions = values["dream_transitions"]
         self.real_transitions = values["real_transitions"]
 
@@ -256,7 +253,7 @@ def train(job: Job, state: Run) -> list[dict]:
         bar.update(state.step)
         asked = stop.agreed(dist)
         while not asked and (phase := state.phase(args)):
-            if phase == "real" and state.dream_transitions and not state.left_dream:
+            if phase == "real" and state.dream_transitions and not state.real_transitions:
                 leave_dream(job, state)
             values, episodes = iterate(job, state, timer)
             log_iteration(job, state, values, episodes)
@@ -290,7 +287,6 @@ def leave_dream(job: Job, state: Run) -> None:
                              job.dist)
     state.reference = None             # its memory is for the new one
     state.reference = load_reference(job.args, folder, state.policy, job.dist)
-    state.left_dream = True
 
 
 def iterate(job: Job, state: Run, timer: run.Timer) -> tuple[dict, list[Episode]]:

@@ -30,8 +30,10 @@ def starting_policy(args, env: Environment, folders: tuple[Path, Path | None], e
     policy that left the dream, if `resume` is later."""
     start = imitation_checkpoint(args, env, folders, episodes, dist, log)
     policy = make_policy(args, env, str(resume or start), dist)
-    left_dream = bool(resume) and run.read_json(resume / "run.json")["left_dream"]
-    return policy, load_reference(args, folders[0] / LEFT_DREAM if left_dream else start, policy, dist)
+    saved = run.read_json(resume / "run.json") if resume else {}
+    if saved.get("dream_transitions") and saved["real_transitions"]:
+        start = folders[0] / LEFT_DREAM
+    return policy, load_reference(args, start, policy, dist)
 
 
 def load_reference(args, folder: Path, policy: Policy, dist) -> torch.nn.Module | None:
