@@ -23,7 +23,7 @@ from dreamgym.run import Dist
 
 TEMPLATE = Path(__file__).with_name("viewer.html")
 SHOWN = 50              # episodes of each list: the page stays small enough for any browser
-CURVES = {"entropy": "entropy", "kl_ref": "KL to the starting policy", "length": "steps an episode",
+CURVES = {"entropy": "entropy", "kl_ref": "KL to the reference policy", "length": "steps an episode",
           "invalid": "share of invalid actions", "malformed": "malformed episodes",
           "zero_variance": "groups without variance"}
 
