@@ -9,7 +9,9 @@
 Writes SPLIT.jsonl (episodes) and tasks_SPLIT.jsonl of train, valid and test and, last, meta.json: it says
 that the rest is there. No reward of the policy's training comes from here.
 """
+import contextlib
 import os
+from collections import defaultdict
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -106,11 +108,14 @@ def gather(env: Environment, args: Args, out: Path, settings: dict) -> None:
                          "a model that plays (--player)")
     out.mkdir(parents=True, exist_ok=True)
     (out / "meta.json").unlink(missing_ok=True)    # until all of it is there again
+    played = {split: out / f"played-{split}-{run.fingerprint(settings)}.jsonl" for split in SPLITS}
     for split in SPLITS:
         if players and not (split == "train" and args.import_file):
             count = args.transitions if split == "train" else args.heldout
-            rng = run.rng(args.seed, "collect", split)
-            parts[split] = offline.play_many(env, players, tasks[split], count, args.probe_share, rng, split)
+            path = played[split]
+            if args.fresh:
+                path.unlink(missing_ok=True)
+            parts[split] = offline.play_many(env, players, tasks[split], count, args, split, path)
         count = args.counterfactuals if split == "train" else args.counterfactuals_heldout
         rng = run.rng(args.seed, "counterfactuals", split)
         parts[split] += offline.counterfactuals(env, parts, tasks, split, count, rng)
@@ -124,7 +129,7 @@ def gather(env: Environment, args: Args, out: Path, settings: dict) -> None:
                   *list(failed.values())[:1])
         run.write_jsonl(out / f"{split}.jsonl", map(to_json, parts[split]), append=False)
         run.write_jsonl(out / f"tasks_{split}.jsonl", map(to_json, tasks[split]), append=False)
-    sources = {episode.source: [] for episode in parts["train"]}
+    sources = defaultdict(list)
     for episode in parts["train"]:
         sources[episode.source].append(episode)
     rows = [{"source": source, "episodes": len(part), "success": successes(part),
@@ -132,6 +137,8 @@ def gather(env: Environment, args: Args, out: Path, settings: dict) -> None:
     run.write_json(out / "meta.json", {
         "schema": run.SCHEMA, "settings": settings, "environment": env.describe(), "label": env.label,
         "max_steps": env.max_steps, "sources": rows})
+    for path in played.values():
+        path.unlink(missing_ok=True)
     print(f"{out}: {env.label or env.name}\n{run.summary_table(rows)}")
 
 
@@ -143,12 +150,8 @@ def main() -> None:
         print(f"{out}: fits these flags, kept (--fresh collects again)")
         return
     env = make_env(args.env, args.data_dir, args.env_seed, args.env_options, file=args.import_file)
-    try:
+    with contextlib.closing(env):
         gather(env, args, out, settings)
-    except teacher.EndpointError as error:
-        raise ValueError(str(error)) from None
-    finally:
-        env.close()
 
 
 if __name__ == "__main__":

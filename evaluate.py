@@ -71,7 +71,10 @@ def folders(args: Args) -> tuple[Path | None, Path | None, Path]:
     expmodel = trained_folder(args)
     base = out_folder(args.env)
     policy = None if args.expmodel and not args.policy else Path(args.policy or base / "policy")
-    base = policy.parent if policy else Path(expmodel).parent if expmodel else base
+    if policy and policy.exists():               # else a hub name
+        base = policy.parent
+    elif expmodel and not policy:
+        base = Path(expmodel).parent
     base = base.parent if base.name == "imitation" else base         # OUT/imitation/model
     if not is_url(args.expmodel):
         expmodel = expmodel or base / "expmodel"
@@ -88,7 +91,7 @@ def make_environment(args: Args, data: Path, dist) -> tuple[Environment, list[Ta
         tasks = read_tasks(data / f"tasks_{args.split}.jsonl")
     else:
         print(f"trained in {meta['environment']}, evaluated in {env.describe()}")
-        tasks = env.tasks(args.split)
+        tasks = offline.tasks_with_start(env, args.split)
     return env, run.sample(tasks, args.tasks, 0, args.split)
 
 
@@ -97,15 +100,24 @@ def judge_option(args: Args) -> str:
 
 
 def load_policy(args: Args, folder: Path, env: Environment, device) -> Policy:
-    """A policy with the prompts it was trained on; a hub name gets the default ones."""
-    meta = run.load_meta(folder) if (folder / "meta.json").exists() else {}
+    """A policy with the prompts it was trained on; another model's folder, or a hub name, gets the default
+    ones."""
+    meta = run.load_meta(folder) if (folder / "meta.json").exists() else {"policy": {}}
+    if "policy" not in meta:
+        raise ValueError(f"{folder}: its meta.json names no prompts of a policy; expected OUT/policy of "
+                         "train_policy.py, or OUT/imitation/model")
     trained = meta.get("settings") or meta.get("imitation") or {"quantize": "none"}
     model, tokenizer = load_model(str(folder), quantize=trained["quantize"], device=str(device), frozen=True)
-    return Policy(model, tokenizer, env, PolicySettings(**meta.get("policy", {})), args.slots, args.seed)
+    return Policy(model, tokenizer, env, PolicySettings(**meta["policy"]), args.slots, args.seed)
 
 
 def play_player(args: Args) -> tuple[dict, list[Episode]]:
     """A player of the environment in place of a policy, without data or training. "null" does nothing."""
+    wrong = [flag for flag, given in (("--world dream", args.world == "dream"), ("--bound", args.bound),
+                                      ("--html", args.html), ("--others", args.others)) if given]
+    if wrong:
+        raise ValueError(f"{wrong[0]}: expected the folder of a policy; --policy {args.policy} is a player "
+                         "of the real environment")
     env = make_env(args.env, args.data_dir, options=args.env_options, judge=judge_option(args))
     with contextlib.closing(env):
         players = {"null": Player(lambda session, rng: lambda state: "")} | env.players()
@@ -173,11 +185,9 @@ def show_play(args: Args, env: Environment, played: dict[str, list[Episode]],
         report = reports[name] = policy_report(episodes, env.audit)
         report["outcomes"] = outcomes(episodes)
         report |= {"pass_at_k": pass_at_k(report["outcomes"])} if args.repeats > 1 else {}
-        if args.judge and args.world == "dream":
-            ask = teacher.Endpoint(args.judge, args.judge_model, args.judge_key_env).complete
-            report["judge_rubrics"] = teacher.judge(episodes, ask, workers=8)
         print("".join(f"{readable(episode)}\n\n" for episode in episodes[:args.play]), end="")
-    print(f"{env.label}, {args.world} world, {args.split} tasks, 95 % Wilson intervals")
+    print(f"{env.label}, {args.world} world, {args.split} tasks, 95 % Wilson intervals (of repeated tasks by "
+          "the effective sample size)")
     columns = ("n", "success", "low", "high", "raw_score", "length", "invalid", "inconsistent")
     print(run.summary_table([{by: t} | {c: r[c] for c in columns} for t, r in reports.items()]))
     for name, report in reports.items():
@@ -224,6 +234,7 @@ def evaluate_model(args: Args, dist) -> None:
         in_dream = args.world == "dream" or not folder
         if not in_dream and not env.is_real:
             raise ValueError(f"--world real: {env.name} is no world to play in; use --world dream")
+        judge = teacher.Endpoint(args.judge, args.judge_model, args.judge_key_env) if args.judge else None
         policy, model = load_policy(args, folder, env, dist.device) if folder else None, None
         if in_dream or args.bound or (args.html and (is_url(args.expmodel) or (expmodel / "model").is_dir())):
             model = open_experience_model(args, expmodel, env, data / "train.jsonl", dist.device,
@@ -238,7 +249,11 @@ def evaluate_model(args: Args, dist) -> None:
             report, episodes, found = experience_report(model, on_file, dist), [], {}
             print(f"{experience_tables(report)}\nreward confusion {report['reward_confusion']}\n"
                   f"{theorem_1(report, args.gamma)}")
-        save(args, report, episodes, found)      # the page takes a while
+        save(args, report, episodes, found)      # what follows takes a while, or fails
+        if judge and policy and in_dream:
+            found["judge_rubrics"] = teacher.judge(episodes, judge.complete, workers=8)
+            print(f"judge of the dreamt steps: {found['judge_rubrics']}")
+            save(args, report, episodes, found)
         if args.html:                            # of several temperatures the first
             played = episodes[:len(repeated(args, tasks, args.temperatures[0]))] if policy else on_file
             write_html(args, policy, env, model, recorded(played))

@@ -14,6 +14,7 @@ from dreamgym.curriculum import task_value
 from dreamgym.envs.base import env_of_data
 from dreamgym.episode import Task, read_episodes, read_tasks, to_json
 from dreamgym.experience_model import load_experience_model
+from dreamgym.offline import SPLITS
 from dreamgym.task_generation import CANDIDATES, SAMPLING_TEMPERATURE, known_words, write_tasks
 
 
@@ -47,7 +48,7 @@ def main() -> None:
     data, dist = Path(args.data or folder.parent / "data"), run.one_process(args.seed)
     settings = run.load_meta(data)["settings"]
     env = env_of_data(settings["env"], settings)
-    tasks = {split: read_tasks(data / f"tasks_{split}.jsonl") for split in ("train", "valid", "test")}
+    tasks = {split: read_tasks(data / f"tasks_{split}.jsonl") for split in SPLITS}
     seeds = (valuable_tasks(args.episodes, args.count) if args.episodes
              else run.sample(tasks["train"], args.count, args.seed, "seeds"))
     model = load_experience_model(folder, env, dist.device, seed=args.seed)

@@ -22,8 +22,9 @@ import numpy as np
 
 from dreamgym import checkpoint, run, summary, tiny
 from dreamgym.envs.base import out_folder
-from dreamgym.episode import Episode, Source, Step, read_episodes, read_tasks, recorded, rename_step
-from dreamgym.evaluation import experience_report, failed_probes, replayed_inconsistencies
+from dreamgym.episode import (Episode, Source, Step, StopReason, read_episodes, read_tasks, recorded,
+                              rename_step)
+from dreamgym.evaluation import experience_report, failed_probes, probe_verdict, replayed_inconsistencies
 from dreamgym.experience_model import ExperienceModel, ExperienceSettings, new_retrieval, save_settings
 from dreamgym.flags import Count, Natural, Share, Weight
 from dreamgym.logprobs import TrainSample
@@ -35,7 +36,7 @@ from dreamgym.offline import environment_of
 from dreamgym.page_diff import encode
 from dreamgym.prepare import check_model
 from dreamgym.prompts import Question, rename_question
-from dreamgym.sft import sft_step
+from dreamgym.sft import make_optimizers, set_rate, sft_step
 from dreamgym.task_generation import variation_samples
 
 
@@ -130,6 +131,8 @@ class Rows:
         self.short_steps = args.short_first_steps if self.short else 0
         weight = np.array([1.0 if e.steps[i].valid else args.invalid_weight for e, i in self.steps])
         self.p = weight / weight.sum()
+        known = [not (e.steps[i].done and e.stop == StopReason.NOT_JUDGED) for e, i in self.steps]
+        self.p_judged = weight * known / (weight * known).sum()
         self.variations = variation_samples(tasks, 2_000,
                                             run.rng(args.seed, "variations")) if args.variation_share else []
         self.too_long = self.drawn = 0
@@ -137,9 +140,8 @@ class Rows:
     def draw(self, step: int, share: slice = slice(None)) -> list[TrainSample]:
         """The rows of one optimizer step, or a rank's `share` of them."""
         a, rng = self.args, run.rng(self.args.seed, "rows", step)
-        n_reward, n_counterfactual, n_variation = (round(a.rows * s)
-                                                   for s in (a.reward_share, a.counterfactual_share,
-                                                             a.variation_share))
+        shares = np.cumsum([0, a.reward_share, a.counterfactual_share, a.variation_share])
+        n_reward, n_counterfactual, n_variation = np.diff((a.rows * shares).round().astype(int)).tolist()
         short = step < self.short_steps
         steps, p = (self.short, None) if short else (self.steps, self.p)
         if short:
@@ -149,7 +151,7 @@ class Rows:
         n_next = a.rows - n_reward - n_counterfactual - n_variation
         pick = lambda rows, n, p=None: [rows[i] for i in rng.choice(len(rows), n, p=p)] if n else []
         picked = [("next", row) for row in pick(steps, n_next, p)]
-        picked += [("reward", row) for row in pick(self.steps, n_reward, self.p)
+        picked += [("reward", row) for row in pick(self.steps, n_reward, self.p_judged)
                    + pick(self.counterfactual, n_counterfactual)]
         picked += [("variation", row) for row in pick(self.variations, n_variation)]
         mine = {"next": [], "reward": [], "variation": []}
@@ -272,7 +274,7 @@ def make_training(args: Args, env, data: Path, meta: dict, resume: Path | None, 
     if args.gradient_checkpointing:
         checkpoint_layers(model)
     experience = ExperienceModel(model, tokenizer, env, settings, retrieval, slots=args.slots)
-    optimizers = tiny.make_optimizers(experience.model, args.lr, args.muon_lr, args.weight_decay)
+    optimizers = make_optimizers(experience.model, args.lr, args.muon_lr, args.weight_decay)
     training = Training(experience, optimizers, Rows(args, experience, episodes, tasks), meta)
     if resume:
         training.load(resume, dist)
@@ -289,10 +291,9 @@ def train(args: Args, training: Training, valid: list[Episode], out: Path, log, 
         bar.update(training.step)
         while training.step < args.max_steps:
             if training.step >= args.steps and (training.step - args.steps) % args.probe_every == 0:
-                failed = failed_probes(report_on(training, probe, dist))
-                found = "not passed: " + "; ".join(failed) if failed else "passed"
-                log.say(f"step {training.step}: probes {found}")
-                if not failed:
+                found = report_on(training, probe, dist)
+                log.say(f"step {training.step}: {probe_verdict(found)}")
+                if not failed_probes(found):
                     break
             values = train_step(args, training, dist)
             training.step += 1
@@ -351,8 +352,7 @@ def main() -> None:
     if resume and run.load_meta(resume)["finished"]:
         if dist.is_main:
             print(f"{out}: finished and fits these flags, kept (--fresh starts over)")
-            export(args, out)
-        return dist.close()
+        return export(args, out, dist)
     if not tiny.is_scratch(args.model):
         check_memory(budget(args, measure(args.model), args.context, dist.world_size, dist.device.type), dist)
     training = make_training(args, env, data, meta, resume, dist)
@@ -368,16 +368,16 @@ def main() -> None:
         run.write_json(out / "report.json", report)
     training.save(out, dist, finished=True)
     summary.show_experience(log, report)
-    if dist.is_main:
-        export(args, out)
     log.close()
-    dist.close()
+    env.close()
+    export(args, out, dist)
 
 
-def export(args: Args, out: Path) -> None:
-    """Writes the finished model as a plain Hugging Face folder, which any server loads. A kill leaves no half
-    folder, and a folder of something else is refused."""
-    if args.export:
+def export(args: Args, out: Path, dist) -> None:
+    """Ends the ranks. The first one writes the finished model as a plain Hugging Face folder, which any
+    server loads. A kill leaves no half folder, and a folder of something else is refused."""
+    dist.close()                                 # one rank alone can load no weights that ranks share
+    if args.export and dist.is_main:
         to = Path(args.export)
         checkpoint.save(to.parent, to.name, partial(export_model, out / "model"), {}, run.Dist())
         print(f"{args.export}: serve it, then: train_policy.py --expmodel URL --expmodel-name NAME "
@@ -393,8 +393,8 @@ def introduce(args: Args, training: Training, log, dist) -> None:
                          f"--max-next-tok {args.max_next_tok} or --max-reward-tok {args.max_reward_tok} "
                          "allow; raise them, or use --page-format diff")
     length = np.mean([len(s.ids) for s in first])
-    parameters = sum(p.numel() for p in model.model.parameters())
-    log.say(f"experience model {args.model}: {parameters:,} parameters, vocabulary {len(model.tokenizer)}; "
+    log.say(f"experience model {args.model}: {parameter_count(model.model):,} parameters, "
+            f"vocabulary {len(model.tokenizer)}; "
             f"{len(rows.steps)} transitions, {len(rows.counterfactual)} counterfactual steps; "
             f"{args.rows} rows of {length:.0f} tokens a step over {dist.world_size} rank(s); "
             f"{sum(map(len, rows.names.groups))} names in {len(rows.names.groups)} groups")
@@ -405,7 +405,7 @@ def train_step(args: Args, training: Training, dist) -> dict:
     rows, step, optimizers = training.rows, training.step, training.optimizers
     first = rows.short_steps
     start, end = (0, first) if step < first else (first, args.steps)     # each phase has its own cosine
-    tiny.set_rate(optimizers, step - start, end - start, args.warmup, args.lr_floor)
+    set_rate(optimizers, step - start, end - start, args.warmup, args.lr_floor)
     mine = rows.draw(step, slice(dist.rank, None, dist.world_size))
     values = sft_step(training.experience.model, mine, optimizers, args.micro_batch_tok, dist)
     return {**values, "lr": optimizers[0].param_groups[0]["lr"], "too_long": rows.too_long / rows.drawn}

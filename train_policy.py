@@ -132,9 +132,10 @@ def check(args: Args) -> None:
                          "are compared on the same tasks and recorded transitions")
     if args.generated_tasks and not args.max_generated_fraction:
         raise ValueError("--generated-tasks: expected --max-generated-fraction above 0, which bounds them")
-    if args.generated_tasks and not all(task.generated for task in read_tasks(args.generated_tasks)):
-        raise ValueError(f"--generated-tasks {args.generated_tasks}: found a task with `generated` false; "
-                         "expected a file of generate_tasks.py")
+    generated = read_tasks(args.generated_tasks) if args.generated_tasks else []
+    if not all(task.generated for task in generated) or len({task.id for task in generated}) < len(generated):
+        raise ValueError(f"--generated-tasks {args.generated_tasks}: found a task with `generated` false, or "
+                         "an id twice; expected a file of generate_tasks.py")
     check_server(args)
     if is_url(args.expmodel) and args.init == "expmodel" and not args.expmodel_folder:
         raise ValueError("--init expmodel: found a server's URL, which gives no weights; expected --init "
@@ -193,10 +194,10 @@ class Run:
 
     def phase(self, args: Args) -> Literal["dream", "real", ""]:
         """What the next iteration plays; "" when the run is over. Dream iterations come first, then real
-        transitions (S2R)."""
+        transitions (S2R): no more --iterations make a run dream again."""
         if args.algo == "imitation":
             return ""
-        if args.world == "dream" and self.step < args.iterations:
+        if args.world == "dream" and self.step < args.iterations and not self.real_transitions:
             return "dream"
         return "real" if self.real_transitions < args.real_transitions else ""
 
@@ -226,7 +227,7 @@ class Job:
     splits: dict[str, list[Task]]
     known_words: set[str]                  # of training tasks and pages: a generated task has no others
     probes: dict                           # what the experience model's report found
-    meta: dict                             # settings and environment, which must be equal at resume
+    meta: dict                             # settings and environment, which must be equal at resume; "policy"
     out: Path
     log: run.Log
     dist: run.Dist
@@ -237,8 +238,7 @@ class Job:
 def train(job: Job, state: Run) -> list[dict]:
     """The loop. Returns the reports on the test tasks, before and after."""
     args, dist, timer, before = job.args, job.dist, run.Timer(), job.out / "before.json"
-    meta = job.meta | {"policy": asdict(state.policy.settings)}
-    save = lambda: checkpoint.save(job.out, "policy", lambda path: state.save(path, dist), meta, dist)
+    save = lambda: checkpoint.save(job.out, "policy", lambda path: state.save(path, dist), job.meta, dist)
     most = args.tasks * args.rollouts * job.env.max_steps        # transitions of an iteration
     total = args.iterations * (args.world == "dream") + math.ceil(args.real_transitions / most)
     clock = run.Clock(args.save_minutes)
@@ -282,9 +282,8 @@ def train(job: Job, state: Run) -> list[dict]:
 
 def leave_dream(job: Job, state: Run) -> None:
     """S2R begins: from here on the KL term is to the policy that the dream made, not to imitation."""
-    folder = checkpoint.save(job.out, LEFT_DREAM,
-                             lambda path: save_model(state.policy.model, state.policy.tokenizer, path), {},
-                             job.dist)
+    write = lambda path: save_model(state.policy.model, state.policy.tokenizer, path)
+    folder = checkpoint.save(job.out, LEFT_DREAM, write, job.meta, job.dist)
     state.reference = None             # its memory is for the new one
     state.reference = load_reference(job.args, folder, state.policy, job.dist)
 
@@ -400,7 +399,7 @@ def evaluate(job: Job, state: Run, tasks: list[Task], temperatures: tuple, name:
     dream at 1, if asked or if there is no other world; all ranks play a share. Returns reports by "real 0",
     "real 0.4", "dream 1", and the first 20 episodes of each as records."""
     state.experience_model.clear_caches()
-    plan = [("real", job.env, t) for t in temperatures] if job.env.is_real else []
+    plan = [("real", job.env, t) for t in dict.fromkeys(temperatures)] if job.env.is_real else []
     if in_dream or not plan:
         plan.append(("dream", state.experience_model, 1.0))
     found, episodes = {}, []
@@ -460,6 +459,7 @@ def main() -> None:
         run.check_meta(run.load_meta(expmodel / "model"),
                        {"environment": meta["environment"], "finished": True}, expmodel,
                        "train the experience model on this data to its end")
+        meta["expmodel"] = run.fingerprint(run.load_meta(expmodel / "model"))
     resume = checkpoint.find(out, "policy", meta, dist)
     splits = read_splits(args, data)
     offline = recorded(read_episodes(data / "train.jsonl"))
@@ -480,6 +480,7 @@ def main() -> None:
         tiny.check_tokenizer(policy.tokenizer, model.tokenizer)
     state = make_run(args, policy, reference, model, splits["train"], resume, dist)
     words = known_words([t.text for t in splits["train"]] + [s.state for e in offline for s in e.steps])
+    meta["policy"] = asdict(policy.settings)
     job = Job(args, env, splits, words, probes, meta, out, log, dist)
     results = train(job, state)
     with unsharded(model.model):                 # all ranks gather what rank 0 asks for the page

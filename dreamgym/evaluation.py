@@ -7,8 +7,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from scipy import stats
-
 from dreamgym import run
 from dreamgym.envs.base import Audit
 from dreamgym.episode import Episode, Source, Step, StopReason, Task
@@ -21,18 +19,30 @@ REFUSAL_LIMIT = 0.10        # share of refused actions that change the imagined 
 MALFORMED_LIMIT = 0.02      # share of answers that cannot be read
 
 
-def interval(successes: float, n: int) -> tuple[float, float]:
-    """Wilson 95 % interval of a share; (0, 1) for n = 0."""
+def interval(mean: float, n: float) -> tuple[float, float]:
+    """Wilson 95 % interval of a share `mean` of n outcomes; (0, 1) for n = 0."""
     if not n:
         return 0.0, 1.0
-    found = stats.binomtest(round(successes), n).proportion_ci(method="wilson")
-    return float(found.low), float(found.high)
+    z2 = 1.959964 ** 2
+    middle, half = mean + z2 / (2 * n), (z2 * (mean * (1 - mean) / n + z2 / (4 * n * n))) ** 0.5
+    return max(0.0, (middle - half) / (1 + z2 / n)), min(1.0, (middle + half) / (1 + z2 / n))
 
 
-def share(rows: Sequence[bool]) -> dict:
-    """Count, share and Wilson interval of a list of outcomes."""
-    low, high = interval(sum(rows), len(rows))
-    return {"n": len(rows), "share": sum(rows) / len(rows) if rows else None, "low": low, "high": high}
+def share(rows: Sequence[bool], tasks: Sequence[str] = ()) -> dict:
+    """Count, share and Wilson 95 % interval of a list of outcomes. With the task of each, outcomes of one
+    task count as one as far as they are alike: the interval is that of the effective sample size, at least
+    the number of tasks (Korn and Graubard, 1998)."""
+    n, mean = len(rows), sum(rows) / len(rows) if rows else None
+    size = n
+    if len(set(tasks)) < len(tasks):
+        by_task = defaultdict(list)
+        for task, row in zip(tasks, rows):
+            by_task[task].append(row)
+        means, fewest = [np.mean(part) for part in by_task.values()], len(by_task)
+        variance = np.var(means, ddof=1) / fewest if fewest > 1 else 0.0       # of the mean over tasks
+        size = float(np.clip(mean * (1 - mean) / variance, fewest, n)) if variance else fewest
+    low, high = interval(mean, size)
+    return {"n": n, "share": mean, "low": low, "high": high}
 
 
 def with_interval(cell: dict, sign: str = "") -> str:
@@ -100,7 +110,7 @@ def experience_report(model: ExperienceModel, episodes: list[Episode], dist, bat
             refused.append(changes(prediction, step.state))
         elif i and not episode.steps[i - 1].valid:
             after_refusal.append(exact[kind][-1])
-        if step.done or paid:
+        if (step.done and episode.stop != StopReason.NOT_JUDGED) or paid:
             verdicts.append((paid, bool(step.reward)))
     flat, scores = sum(exact.values(), []), sum(f1.values(), [])
     steps = [e.steps[i] for e, i, *_ in asked if e.source != Source.COUNTERFACTUAL]
@@ -153,6 +163,17 @@ def failed_probes(report: dict) -> list[str]:
             if cell["n"] and sign * cell["share"] > sign * limit]
 
 
+def probe_verdict(report: dict) -> str:
+    """Which probes did not pass, and which there were no recorded steps for, in a line."""
+    failed, paid = failed_probes(report), report["near_miss_paid"]
+    counts = {"near misses": sum(cell["n"] for name, cell in paid.items() if name != "none"),
+              "what fulfils the task": paid.get("none", {"n": 0})["n"],
+              "refused actions": report["refusals_accepted"]["n"]}
+    missing = [name for name, n in counts.items() if not n]
+    verdict = "PROBES NOT PASSED: " + "; ".join(failed) if failed else "probes passed"
+    return verdict + f"; not probed, for the data hold none: {', '.join(missing)}" * bool(missing)
+
+
 def experience_tables(report: dict) -> str:
     """What `experience_report` found, for the console: errors by action type beside the lookup null, probes
     of the reward."""
@@ -163,8 +184,7 @@ def experience_tables(report: dict) -> str:
     probes |= {"refused action accepted": report["refusals_accepted"], "malformed": report["malformed"]}
     tables = [run.summary_table([{name: key, **cells} for key, cells in table.items()])
               for name, table in {"exact next state": rows, "probe": probes}.items()]
-    failed = failed_probes(report)
-    return "\n\n".join([*tables, "PROBES NOT PASSED: " + "; ".join(failed) if failed else "probes passed"])
+    return "\n\n".join([*tables, probe_verdict(report)])
 
 
 def theorem_1(report: dict, gamma: float) -> str:
@@ -192,7 +212,8 @@ def policy_report(episodes: list[Episode], audit: Audit) -> dict:
                 if s.valid and e.stop != StopReason.MALFORMED
                 and (truth := audit.success(e.task, s.state, s.action, s.next_state)) is not None]
     n, transitions = max(1, len(episodes)), sum(len(e.steps) for e in episodes)
-    pairs, outcome = [audit.inconsistencies(e.steps) for e in episodes], share([e.success for e in episodes])
+    pairs = [audit.inconsistencies(e.steps) for e in episodes]
+    outcome = share([e.success for e in episodes], [e.task.id for e in episodes])
     return {
         "n": outcome["n"], "success": outcome["share"] or 0.0, "low": outcome["low"], "high": outcome["high"],
         "raw_score": sum(e.raw_score for e in episodes) / n, "transitions": transitions,
@@ -209,8 +230,8 @@ def by_group(results: Iterable[tuple[Task, bool]]) -> dict[str, dict]:
     groups = defaultdict(list)
     for task, result in results:
         for name in task.groups:
-            groups[name].append(result)
-    return {name: share(rows) for name, rows in sorted(groups.items())}
+            groups[name].append((result, task.id))
+    return {name: share(*zip(*rows)) for name, rows in sorted(groups.items())}
 
 
 # ---- dream against world -----------------------------------------------------------------------------------
@@ -242,7 +263,7 @@ def coupling_bound(model: ExperienceModel, real: list[Episode], dreamt: list[Epi
     world, and a replay buffer that stays as it is. `real` and `dreamt`: episodes of one policy at one
     temperature, on the same tasks. The bound is split by what differs first; `wrong_page` and `wrong_reward`
     are shares of steps, `granted` is the share of refused actions that change the imagined page. Intervals:
-    95 %, of the gap by bootstrap over tasks, of shares by Wilson."""
+    95 %, of the gap by bootstrap over tasks, of shares see `share`."""
     real = [e for e in real if e.stop != StopReason.NOT_JUDGED]
     predictions = defaultdict(list)
     for episode, _, _, prediction in ask_recorded(model, real, dist):
@@ -252,11 +273,16 @@ def coupling_bound(model: ExperienceModel, real: list[Episode], dreamt: list[Epi
     pairs = [pair for e in real for pair in zip(e.steps, predictions[e.id])]
     wrong = [differences(*pair) for pair in pairs]
     granted = [changes(p, step.state) for step, p in pairs if not step.valid]
-    return {"real": share([e.success for e in real]), "dream": share([e.success for e in dreamt]), "gap": gap,
-            "bound": share([bool(what) for what in found]),
-            **{f"bound_{name}": share([what == name for what in found]) for name in ("page", "reward")},
-            "wrong_page": share([page for page, _ in wrong]),
-            "wrong_reward": share([verdict for _, verdict in wrong]), "granted": share(granted)}
+    tasks = [e.task.id for e in real]
+    of_steps = [e.task.id for e in real for _ in e.steps]
+    return {"real": share([e.success for e in real], tasks),
+            "dream": share([e.success for e in dreamt], [e.task.id for e in dreamt]), "gap": gap,
+            "bound": share([bool(what) for what in found], tasks),
+            "bound_page": share([what == "page" for what in found], tasks),
+            "bound_reward": share([what == "reward" for what in found], tasks),
+            "wrong_page": share([page for page, _ in wrong], of_steps),
+            "wrong_reward": share([verdict for _, verdict in wrong], of_steps),
+            "granted": share(granted, [e.task.id for e in real for step in e.steps if not step.valid])}
 
 
 # ---- tables over seeds -------------------------------------------------------------------------------------

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import torch
 
-from dreamgym import checkpoint, run, tiny
+from dreamgym import checkpoint, run
 from dreamgym.envs.base import Environment
 from dreamgym.episode import Episode, Source, TokenSegment, rename_episode, successes
 from dreamgym.model import (checkpoint_layers, load_frozen, load_model, load_optimizer_states,
                             optimizer_states, save_model)
 from dreamgym.names import Names
 from dreamgym.rollout import Policy, PolicySettings, imitation_segments
-from dreamgym.sft import sft_step
+from dreamgym.sft import make_optimizers, set_rate, sft_step
 
 LEFT_DREAM = "dream-policy"            # the policy with which real RL began after the dream
 
@@ -112,7 +112,7 @@ def imitate(args, policy: Policy, episodes: list[Episode], resume: Path | None,
                      "policy starts from the model as it is")
         return
     names = Names(episode.task.text for episode in episodes)
-    optimizers = tiny.make_optimizers(policy.model, args.imitation_lr, args.imitation_muon_lr)
+    optimizers = make_optimizers(policy.model, args.imitation_lr, args.imitation_muon_lr)
     step, resume_step, total_steps = 0, 0, None
     if resume:
         state, _ = checkpoint.load_state(resume, dist)
@@ -127,7 +127,7 @@ def imitate(args, policy: Policy, episodes: list[Episode], resume: Path | None,
                 step += 1
                 if step <= resume_step:
                     continue
-                tiny.set_rate(optimizers, step - 1, total_steps, warmup=20, floor=0.0)
+                set_rate(optimizers, step - 1, total_steps, warmup=20, floor=0.0)
                 batch = rows[start:start + args.imitation_rows]
                 sft_step(policy.model, batch[dist.rank::dist.world_size], optimizers, args.micro_batch_tok,
                          dist)

@@ -177,12 +177,6 @@ def value_loss(value_N: Tensor, value_old_N: Tensor, return_N: Tensor, clip: flo
     return 0.5 * torch.maximum((value_N - return_N).square(), (near_N - return_N).square())
 
 
-def sft_loss(logp_N: Tensor) -> Tensor:
-    """Negative log-likelihood of the trained tokens: [N]; for the experience model they are reasoning and
-    next state (DreamGym, Eq. 5)."""
-    return -logp_N
-
-
 def dpo_loss(chosen_P: Tensor, rejected_P: Tensor, beta: float) -> Tensor:
     """DPO for each pair of episodes, [P] (arXiv 2305.18290, Eq. 7). `chosen_P` and `rejected_P` are
     log p - log p_ref, summed over the trained tokens of an episode."""

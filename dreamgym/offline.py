@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from dreamgym import prompts, run, teacher
 from dreamgym.envs.base import Environment, Player, env_of_data, record_step
-from dreamgym.episode import Episode, Source, Step, Task, check_episode, read_episodes
+from dreamgym.episode import Episode, Source, Step, Task, check_episode, read_episodes, to_json
 from dreamgym.names import Names
 
 SPLITS = ("train", "valid", "test")
@@ -16,6 +16,7 @@ PROBE_PROBABILITY = 0.6                # of a probe, where the player's action b
 EARLIER_SHARE = 0.4                    # of the probes: an action of another time; the others are mutations
 SPLICE_SHARE = 0.2                     # of the mutations: two actions joined
 ANY_NAME_SHARE = 0.5                   # of the other mutations: with a name that may stand nowhere in sight
+PLAYER_TURNS = 10                      # before the present one that a language model is sent
 TEACHER_CONTEXT_TOK = 16_384           # of a local teacher: an episode with its reasoning
 TEACHER_ANSWER_TOK = 4_096             # ... and the reasoning alone
 
@@ -103,41 +104,48 @@ def beginning(action: str) -> list[str]:
     return re.findall(r"[^\W_]+", action)[:2]
 
 
-def play_many(env: Environment, players: dict[str, Player], tasks: list[Task], transitions: int,
-              probe_share: float, rng: np.random.Generator, label: str) -> list[Episode]:
-    """Real episodes of the players by their shares, until there are `transitions` steps. A `probe_share` of
-    them plays the task of an earlier one again, with probes: the data need refused actions."""
-    episodes: list[Episode] = []
-    plain: list[Episode] = []                  # those without probes
+def play_many(env: Environment, players: dict[str, Player], tasks: list[Task], transitions: int, args,
+              label: str, done_path: Path) -> list[Episode]:
+    """Real episodes of the players by their shares, until there are `transitions` steps. An
+    `args.probe_share` of them plays the task of an earlier one again, with probes: the data need refused
+    actions. Resumable: each episode is appended to `done_path` at once."""
+    run.mend_jsonl(done_path)
+    episodes = read_episodes(done_path) if done_path.exists() else []
+    plain = [episode for episode in episodes if episode.source != Source.PROBER]
     shares = np.array([player.share for player in players.values()])
     names = Names(task.text for task in tasks)
-    played = 0
+    played = sum(len(episode.steps) for episode in episodes)
     with run.progress(transitions, f"{label} episodes") as bar:
+        bar.update(played)
         while played < transitions:
+            rng = run.rng(args.seed, "collect", label, len(episodes))
             task = tasks[rng.integers(len(tasks))]
             name = str(rng.choice(list(players), p=shares / shares.sum()))
             player = players[name]
-            if plain and rng.random() < probe_share:
+            if plain and rng.random() < args.probe_share:
                 before = plain[rng.integers(len(plain))]
                 task, player, name = before.task, probing(player, before, plain, names), Source.PROBER
-            episode = play(env, task, player, rng, f"{label}-{len(episodes)}")
-            episodes.append(replace(episode, source=name))
+            episode = replace(play(env, task, player, rng, f"{label}-{len(episodes)}"), source=name)
+            run.write_jsonl(done_path, [to_json(episode)], append=True)
+            episodes.append(episode)
             if name != Source.PROBER:
-                plain.append(episodes[-1])
+                plain.append(episode)
             played += len(episode.steps)
             bar.update(len(episode.steps))
     return episodes
 
 
 def language_model_player(env: Environment, ask: teacher.Ask, share: float) -> Player:
-    """A language model as a player: the episode is one conversation with it."""
+    """A language model as a player: the episode is one conversation with it, of which it is sent the first
+    turn and the last ones."""
     def make(session, rng):
         messages = [{"role": "system", "content": prompts.policy_system(env.prompts, "tags")}]
 
         def act(state: str) -> str:
             text = prompts.policy_turn(session.task.text, state, numbered=env.numbered_lines)
             messages.append({"role": "user", "content": text})
-            messages.append({"role": "assistant", "content": ask(messages)})
+            sent = messages[:3] + messages[3:][-2 * PLAYER_TURNS - 1:]
+            messages.append({"role": "assistant", "content": ask(sent)})
             return prompts.parse_action(messages[-1]["content"])
         return act
     return Player(make, share)
@@ -208,7 +216,7 @@ def by_split(env: Environment, episodes: list[Episode],
              tasks: dict[str, list[Task]]) -> dict[str, list[Episode]]:
     """Recorded episodes by the split of their task; unknown tasks are for training. Ids get a prefix, so that
     they meet none of ours."""
-    home = {task.text: split for split in reversed(SPLITS) for task in tasks[split]}
+    home = {prompts.clean(task.text): split for split in reversed(SPLITS) for task in tasks[split]}
     ours = (*env.players(), Source.LANGUAGE_MODEL, Source.PROBER, Source.COUNTERFACTUAL)
     parts: dict[str, list[Episode]] = {split: [] for split in SPLITS}
     for episode in episodes:

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure             # not pyplot, which looks for a
 from dreamgym.viewer import success_lines
 
 REAL, DREAM, GREY = "#c2410c", "#1d4ed8", "#6b7280"
-STYLES = ((REAL, "s--"), (REAL, "^--"), (REAL, "o-"), (DREAM, "o-"), (GREY, "-"))     # of success_lines
+STYLES = {"real dashed": (REAL, "s--"), "real": (REAL, "o-"), "dream": (DREAM, "o-"), "": (GREY, "-")}
 
 
 def training_curve(folder: Path) -> Path:
@@ -15,8 +15,9 @@ def training_curve(folder: Path) -> Path:
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     figure = Figure(figsize=(7, 4.2), layout="tight")
     axes = figure.subplots()
-    for line, (colour, style) in zip(success_lines(records), STYLES):
+    for line in success_lines(records):
         if line["points"]:
+            colour, style = STYLES[line["kind"]]
             x, y, *band = zip(*line["points"])
             axes.plot(x, y, style, color=colour, label=line["name"], markersize=4,
                       linewidth=1.5 if band else 0.8)

@@ -18,6 +18,7 @@ from dreamgym.episode import Task, read_tasks
 from dreamgym.flags import ROOT
 from dreamgym.memory import budget, check_memory, measure
 from dreamgym.model import base_of
+from dreamgym.offline import SPLITS
 from dreamgym.served_model import reach_server
 from dreamgym.teacher import is_url
 
@@ -115,7 +116,7 @@ def check_tasks(args, data: Path) -> None:
 
 def read_splits(args, data: Path) -> dict[str, list[Task]]:
     """All training tasks, and as many validation and test tasks as are played, the same ones in every run."""
-    splits = {name: read_tasks(data / f"tasks_{name}.jsonl") for name in ("train", "valid", "test")}
+    splits = {name: read_tasks(data / f"tasks_{name}.jsonl") for name in SPLITS}
     for name, count in (("valid", args.eval_tasks), ("test", args.test_tasks)):
         splits[name] = run.sample(splits[name], count, 0, name)
     return splits

@@ -40,9 +40,10 @@ class Batch:
 
 
 def usable(episodes: list[Episode], drop_malformed: bool) -> list[Episode]:
-    """Without dreams that broke off in a malformed answer, if asked: nobody knows what their actions were
-    worth (ours)."""
-    return [e for e in episodes if not (drop_malformed and e.stop == StopReason.MALFORMED)]
+    """Without episodes that nobody could judge, and, if asked, without dreams that broke off in a malformed
+    answer: nobody knows what their actions were worth (ours)."""
+    dropped = {StopReason.NOT_JUDGED} | ({StopReason.MALFORMED} if drop_malformed else set())
+    return [e for e in episodes if e.stop not in dropped]
 
 
 def turns(segment: TokenSegment) -> list[tuple[int, int]]:
@@ -51,13 +52,14 @@ def turns(segment: TokenSegment) -> list[tuple[int, int]]:
     return list(zip([0, *segment.turn_ends[:-1]], segment.turn_ends))
 
 
-def group_turn_advantages(episodes: list[Episode], args) -> dict[str, list[float]]:
+def group_turn_advantages(episodes: list[Episode], args) -> dict[str, tuple]:
     """GRPO (Eq. 3): the advantage of an episode within its group, the episodes of one task, at each of its
-    turns. The penalty is taken from the turn's reward, hence divided like it."""
+    turns, twice, as `gae_turn_advantages` has returns. The penalty is taken from the turn's reward, hence
+    divided like it."""
     groups = [e.task.id for e in episodes]
     advantages, divisors = losses.group_advantages([e.reward for e in episodes], groups, args.normalize_std)
     penalty = lambda step: args.invalid_penalty * (not step.valid)
-    return {e.id: [advantage - penalty(step) / divisor for step in e.steps]
+    return {e.id: ([advantage - penalty(step) / divisor for step in e.steps],) * 2
             for e, advantage, divisor in zip(episodes, advantages.tolist(), divisors.tolist())}
 
 
@@ -82,8 +84,7 @@ def make_batch(episodes: list[Episode], policy, value_head, args, dist) -> Batch
         starts = {e.id: [at_start(s, a, b) for s in e.segments for a, b in turns(s)] for e in episodes}
         by_turn = gae_turn_advantages(episodes, starts, args)
     else:
-        by_turn = {name: (advantage, advantage)
-                   for name, advantage in group_turn_advantages(episodes, args).items()}
+        by_turn = group_turn_advantages(episodes, args)
     batch = Batch(samples, [torch.tensor(s.logps) for _, s in segments], [], [], values, [])
     for episode in episodes:
         advantage, returns = map(torch.tensor, by_turn[episode.id])
@@ -236,9 +237,12 @@ def summary(batch: Batch, sums: dict[str, float], stats: dict[str, float], with_
     found = {name: total[name] / n for name in ("kl_ref", "entropy", "kl_old")}
     found |= {"loss": total["loss"] / dist.world_size, "clip_fraction": total["clipped"] / n,
               "dual_clip_fraction": total["dual_clipped"] / n, "trained_tok": total["tokens"], **stats}
+    for name in ("ratio_max", "sampler_gap"):
+        found[name] = max(dist.gather([stats[name]]))
     if with_critic:
         found["value_loss"] = total["value_loss"] / dist.world_size
-        starts = torch.cat(batch.first).bool() if batch.first else torch.zeros(0, dtype=torch.bool)
-        flat = lambda part: torch.cat(part)[starts] if part else torch.zeros(0)
-        found["explained_variance"] = float(losses.explained_variance(flat(batch.value), flat(batch.returns)))
+        at_start = [(value_N[first_N.bool()], return_N[first_N.bool()])
+                    for value_N, return_N, first_N in zip(batch.value, batch.returns, batch.first)]
+        value_T, return_T = map(torch.cat, zip(*dist.gather(at_start) or [(torch.zeros(0),) * 2]))
+        found["explained_variance"] = float(losses.explained_variance(value_T, return_T))
     return found

@@ -26,7 +26,6 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from dreamgym.episode import read_jsonl
 from dreamgym.flags import ROOT, is_main, main, parse  # noqa: F401  (scripts say run.parse, run.main)
 
 SCHEMA = 1                                   # of metrics.jsonl and of checkpoints
@@ -204,22 +203,35 @@ def mend_jsonl(path: str | Path) -> None:
     """Ends the file on a whole line: a record without its newline gets one, half a record is cut."""
     if Path(path).exists():
         with open(path, "r+b") as file:
-            data = file.read()
-            last_line = data.rfind(b"\n") + 1
-            try:
-                json.loads(data[last_line:])
-                file.write(b"\n")
-            except ValueError:      # nothing, half a record, or half a UTF-8 character
-                file.truncate(last_line)
+            start = end = 0
+            for line in file:
+                start, end = end, end + len(line)
+            if end and not line.endswith(b"\n"):
+                try:
+                    json.loads(line)
+                    file.write(b"\n")
+                except ValueError:  # half a record, or half a UTF-8 character
+                    file.truncate(start)
 
 
 def cut_jsonl(path: Path, last: int, key: str = "step") -> dict | None:
-    """Drops the records whose `key` is above `last`, which a resumed run makes again, and half a line that a
-    kill left. Returns the last record kept."""
+    """Cuts the file where the records begin whose `key` is above `last`: a resumed run makes them again.
+    Later records have no smaller one. Half a line that a kill left goes, too. Returns the last record
+    kept."""
     mend_jsonl(path)
-    kept = [r for _, r in read_jsonl(path) if r[key] <= last] if path.exists() else []
-    write_jsonl(path, kept, append=False)
-    return kept[-1] if kept else None
+    end, kept = 0, None
+    if path.exists():
+        with path.open("r+b") as file:           # line by line: episodes of a long run are gigabytes
+            for number, line in enumerate(file, 1):
+                try:
+                    record = json.loads(line)
+                except ValueError:
+                    raise ValueError(f"{path}:{number}: not JSON") from None
+                if record[key] > last:
+                    break
+                end, kept = end + len(line), record
+            file.truncate(end)
+    return kept
 
 
 def _replace(path: Path, lines: Iterable[str]) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from dreamgym.model import attends_fully, autocast, compute_dtype
+from dreamgym.model import attends_fully, autocast, compute_dtype, without_adapters
 
 CHUNK_TOK = 4096  # padded tokens per prefill forward; the allocator re-uses temporaries of this size
 PIECE_TOK = 1024  # columns per forward; bounds the mask of a very long prompt
@@ -152,7 +152,7 @@ class Sampler:
 
     def __init__(self, model, slots: int, context: int, stop_ids: Sequence[int], seed_or_generator):
         # PEFT keeps its adapters inside the modules of the base model
-        self.inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+        self.inner = without_adapters(model)
         config = self.inner.config
         if not attends_fully(config, context):
             raise ValueError(f"The sampler cannot decode {type(self.inner).__name__} with sliding_window = "

@@ -1,15 +1,20 @@
 """One supervised step on token samples: what training the experience model and imitating demonstrations
 share.
 
+    optimizers = make_optimizers(model, lr=1e-5)
+    set_rate(optimizers, step, steps, warmup=20)
     values = sft_step(model, my_samples, optimizers, micro_batch_tok=8192, dist=dist)
 
-Left out on purpose: which samples (the scripts draw them) and the learning rate (tiny.set_rate).
+Left out on purpose: which samples (the scripts draw them).
 """
+import math
+
 import torch
 
-from dreamgym.losses import aggregate, check_finite, sft_loss
+from dreamgym.losses import aggregate, check_finite
 from dreamgym.logprobs import TrainSample, even_micro_batches, token_logprobs
-from dreamgym.model import optimizer_step
+from dreamgym.model import optimizer_step, trainable_parameters
+from dreamgym.tiny import Muon
 
 
 def sft_step(model: torch.nn.Module, samples: list[TrainSample], optimizers: list[torch.optim.Optimizer],
@@ -24,9 +29,40 @@ def sft_step(model: torch.nn.Module, samples: list[TrainSample], optimizers: lis
     loss_sum = 0.0
     for indices in even_micro_batches(samples, micro_batch_tok, dist):
         logp_N = token_logprobs(model, [samples[i] for i in indices], with_entropy=False)[0]
-        loss = aggregate(sft_loss(logp_N), tokens / dist.world_size)   # gradients are averaged over ranks
+        loss = aggregate(-logp_N, tokens / dist.world_size)   # gradients are averaged over ranks
         check_finite(loss, f"supervised loss of samples {indices}")
         loss.backward()
         loss_sum += loss.item() / dist.world_size
     norm = optimizer_step(model.parameters(), optimizers, dist)
     return {"loss": dist.all_reduce_sum(loss_sum), "grad_norm": norm, "tokens": tokens}
+
+
+def make_optimizers(model: torch.nn.Module, lr: float, muon_lr: float = 0.0, weight_decay: float = 0.01,
+                    ) -> list[torch.optim.Optimizer]:
+    """AdamW. With `muon_lr` the layers' matrices take Muon instead (arXiv 2502.16982), and `weight_decay` is
+    theirs alone: a model from scratch learns to copy and compare words several times sooner
+    (docs/lab-notes.md)."""
+    inner = {id(p) for name, p in model.named_parameters() if muon_lr and p.ndim == 2 and ".layers." in name}
+    trained = trainable_parameters(model)
+    matrices, others = [p for p in trained if id(p) in inner], [p for p in trained if id(p) not in inner]
+    optimizers: list[torch.optim.Optimizer] = []
+    if others:                                   # none with LoRA, whose adapters are all matrices of layers
+        decay = 0.0 if muon_lr else weight_decay
+        optimizers.append(torch.optim.AdamW(others, lr=lr, betas=(0.9, 0.95), weight_decay=decay))
+    if matrices:
+        optimizers.append(Muon(matrices, lr=muon_lr, weight_decay=weight_decay))
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["peak_lr"] = group["lr"]
+    return optimizers
+
+
+def set_rate(optimizers: list[torch.optim.Optimizer], step: int, steps: int, warmup: int,
+             floor: float = 0.0) -> None:
+    """Linear warm-up over `warmup` steps, cosine from the peak to `floor` x peak at `steps`, constant
+    after."""
+    cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, step / steps)))
+    share = min(1.0, (step + 1) / warmup) * (floor + (1 - floor) * cosine)
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["peak_lr"] * share

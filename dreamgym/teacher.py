@@ -34,7 +34,7 @@ def is_url(name: str) -> bool:
     return name.startswith(("http://", "https://"))
 
 
-class EndpointError(Exception):
+class EndpointError(ValueError):
     """The endpoint did not serve a request: it refused it, or all tries failed. Never holds the key."""
 
 
@@ -152,7 +152,7 @@ what makes it fail. Then write for each step:
   possible there, and end with what comes next.
 - reward_plan: why this step fulfils the task or does not. Where an action ends the episode, go through the
   wishes of the task one at a time, facts first, and end with the verdict. Where it plainly cannot end the
-  episode, a few words are enough ("not a purchase so no").
+  episode, a few words are enough ("not the last step so no").
 Argue from this step and earlier ones only: do not mention later steps, the recorded outcome, or that there
 is a recording. At most 60 words each, plain text, no line breaks. Answer with one JSON object and nothing
 around it:

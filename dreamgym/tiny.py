@@ -1,12 +1,10 @@
-"""All that exists only for models made from scratch: their size, their word tokenizer, their optimizers.
+"""All that exists only for models made from scratch: their size, their word tokenizer, their optimizer.
 
     tokenizer = build_tokenizer(corpus(episodes, tasks))
     model = create("scratch:64x3", tokenizer)          # hidden size 64, 3 layers
-    optimizers = make_optimizers(model, lr=1e-2, muon_lr=0.02, weight_decay=0.01)
 
 Training them is a preset: configs/tiny/*.json.
 """
-import math
 import re
 from collections import Counter
 from collections.abc import Iterable
@@ -17,7 +15,6 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from dreamgym.episode import Episode, Task, rename_episode
-from dreamgym.model import trainable_parameters
 from dreamgym.names import Names
 from dreamgym.prompts import (Demo, Question, next_answer, next_prompt, reward_answer, reward_prompt,
                               variation_prompt)
@@ -145,27 +142,7 @@ def check_tokenizer(tokenizer_a: PreTrainedTokenizerBase, tokenizer_b: PreTraine
                          "Use the checkpoint's own tokenizer, or train the model again with this one.")
 
 
-# ---- optimizers --------------------------------------------------------------------------------------------
-
-def make_optimizers(model: torch.nn.Module, lr: float, muon_lr: float = 0.0, weight_decay: float = 0.01,
-                    ) -> list[torch.optim.Optimizer]:
-    """AdamW. With `muon_lr` the layers' matrices take Muon instead (arXiv 2502.16982), and `weight_decay` is
-    theirs alone: a model from scratch learns to copy and compare words several times sooner
-    (docs/lab-notes.md)."""
-    inner = {id(p) for name, p in model.named_parameters() if muon_lr and p.ndim == 2 and ".layers." in name}
-    trained = trainable_parameters(model)
-    matrices, others = [p for p in trained if id(p) in inner], [p for p in trained if id(p) not in inner]
-    optimizers: list[torch.optim.Optimizer] = []
-    if others:                                   # none with LoRA, whose adapters are all matrices of layers
-        decay = 0.0 if muon_lr else weight_decay
-        optimizers.append(torch.optim.AdamW(others, lr=lr, betas=(0.9, 0.95), weight_decay=decay))
-    if matrices:
-        optimizers.append(Muon(matrices, lr=muon_lr, weight_decay=weight_decay))
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["peak_lr"] = group["lr"]
-    return optimizers
-
+# ---- optimizer ---------------------------------------------------------------------------------------------
 
 class Muon(torch.optim.Optimizer):
     """Nesterov momentum, made orthogonal before the step (Jordan et al., 2024; the weight decay of arXiv
@@ -200,14 +177,3 @@ def orthogonal(matrix_MN: torch.Tensor) -> torch.Tensor:
         gram_MM = x_MN @ x_MN.T
         x_MN = 3.4445 * x_MN + (-4.7750 * gram_MM + 2.0315 * gram_MM @ gram_MM) @ x_MN
     return x_MN
-
-
-def set_rate(optimizers: list[torch.optim.Optimizer], step: int, steps: int, warmup: int,
-             floor: float = 0.0) -> None:
-    """Linear warm-up over `warmup` steps, cosine from the peak to `floor` x peak at `steps`, constant
-    after."""
-    cosine = 0.5 * (1 + math.cos(math.pi * min(1.0, step / steps)))
-    share = min(1.0, (step + 1) / warmup) * (floor + (1 - floor) * cosine)
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            group["lr"] = group["peak_lr"] * share

@@ -165,13 +165,14 @@ def by_name(metrics: list[dict], name: str) -> list[dict]:
 
 
 def success_lines(metrics: list[dict]) -> list[dict]:
-    """Success by RL transitions, of the metrics of train_policy.py: five lines, some without a point."""
-    seen = by_name(metrics, "evaluation")
-    return [curve("world, greedy", seen, "real 0/success", kind="real dashed"),
-            curve("world, temperature 0.4", seen, "real 0.4/success", kind="real dashed"),
-            curve("world, temperature 1", seen, "real 1/success", kind="real"),
-            curve("dream, temperature 1", seen, "dream 1/success", kind="dream"),
-            curve("training episodes", by_name(metrics, "rl"), "success")]
+    """Success by RL transitions, of the metrics of train_policy.py: a line for each world and temperature of
+    validation ("real 0.4/success"), and one for the training episodes."""
+    seen, lines = by_name(metrics, "evaluation"), []
+    for key in sorted({key for record in seen for key in record if key.endswith("/success")}, reverse=True):
+        world, temperature = key.removesuffix("/success").split()
+        name = f"{world}, " + (f"temperature {temperature}" if float(temperature) else "greedy")
+        lines.append(curve(name, seen, key, kind=world + " dashed" * (float(temperature) < 1)))
+    return [*lines, curve("training episodes", by_name(metrics, "rl"), "success")]
 
 
 def charts(metrics: list[dict]) -> list[dict]:

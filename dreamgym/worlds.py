@@ -104,6 +104,8 @@ class World:
             self._judge(steps)
         elif self.options.rewards == "rule":
             for task, state, action, result in steps:
+                if result.stop == StopReason.MALFORMED:
+                    continue
                 if self.env.audit.success(task, state, action, result.state):
                     result.reward, result.done = 1.0, True
                 else:

@@ -2,6 +2,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -162,16 +163,38 @@ class Counter(Environment):
 GO = {"go": Player(lambda session, rng: lambda state: "go")}
 
 
-def test_a_minimal_environment():
+def test_a_minimal_environment(tmp_path):
     """An environment of three methods that cannot be collected from: no start, and no reasons."""
     env = Counter()
     task = offline.tasks_with_start(env, "train")[0]
     assert (task.start, task.env) == ("0", "counter")
-    episodes = offline.play_many(env, GO, [task], 3, 0.0, np.random.default_rng(0), "train")
+    args, path = SimpleNamespace(seed=0, probe_share=0.0), tmp_path / "played.jsonl"
+    episodes = offline.play_many(env, GO, [task], 3, args, "train", path)
     assert [e.id for e in episodes] == ["train-0", "train-1"] and episodes[0].source == "go"
     assert to_json(episodes[0])["stop"] == "success" and len(env.ended) == 3
     cut = offline.play(Counter(max_steps=1), task, GO["go"], None, "e")
     assert len(cut.steps) == 1 and cut.stop == StopReason.STEP_LIMIT and not cut.success
+
+
+def test_interrupted_playing_goes_on(tmp_path):
+    """Hours of a language model's episodes that a kill takes, or other episodes after one."""
+    task, args = offline.tasks_with_start(Counter(), "train")[0], SimpleNamespace(seed=3, probe_share=0.5)
+    names = lambda session, rng: lambda state: f"go {rng.integers(1000)}"
+    def play(path, player):
+        return offline.play_many(Counter(), {"go": Player(player)}, [task], 40, args, "train", tmp_path / path)
+    whole, left = play("whole", names), [9]
+
+    def killed(session, rng):
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+        return names(session, rng)
+    with pytest.raises(KeyboardInterrupt):
+        play("parts", killed)
+    with (tmp_path / "parts").open("a") as file:
+        file.write('{"half": ')
+    assert 3 < len((tmp_path / "parts").read_text().splitlines()) < 10
+    assert play("parts", names) == whole and {e.source for e in whole} == {"go", "prober"}
 
 
 @pytest.mark.parametrize("answer, error, message", [
@@ -289,6 +312,18 @@ def test_a_language_model_plays(again, endpoint):
         assert said["content"] == f"task: {train[0].task.text}\nstate:\n{step.state}\n"
     train = read_episodes(again(*flags, "--transitions", 200, "--player-share", 0.5)[1] / "train.jsonl")
     assert {e.source for e in train} == {"player", "solver", "random"}
+
+
+def test_a_language_model_is_sent_a_bounded_conversation():
+    """A long episode whose last request no context holds, so that all episodes before it are lost."""
+    sent = []
+    player = offline.language_model_player(Counter(), lambda messages: sent.append(messages) or "go", 1.0)
+    act = player.make(Session(Task(id="t", text="count"), "0"), None)
+    for i in range(40):
+        act(f"state {i}")
+    assert [len(messages) for messages in sent[:14]] == [2 * i + 2 for i in range(12)] + [24, 24]
+    assert sent[-1][:3] == sent[1][:3] and "state 39" in sent[-1][-1]["content"]
+    assert [m["role"] for m in sent[-1]] == ["system"] + ["user", "assistant"] * 11 + ["user"]
 
 
 def test_a_language_model_explains(again, workspace, endpoint, monkeypatch):

@@ -93,6 +93,20 @@ def test_recorded_tasks_are_split_once(tmp_path, count, sizes):
     assert all(task.start == "s0" for task in tasks) and again.tasks("test") == parts[2]
 
 
+def test_recorded_tasks_with_blanks_stay_held_out(tmp_path):
+    """Test episodes among the training data, because one of two readers cleans the text of a task."""
+    step = Step(state="s0", action="go", next_state="s1")
+    episodes = [Episode(id=str(i), task=Task(id=str(i), text=f" find  item\u00a0{i} "), steps=[step])
+                for i in range(30)]
+    path = tmp_path / "log.jsonl"
+    write_jsonl(path, map(to_json, episodes), append=False)
+    env = make_env("logs", file=str(path))
+    tasks = {split: env.tasks(split) for split in offline.SPLITS}
+    parts = offline.by_split(env, offline.read_logs(env, str(path), ""), tasks)
+    assert {split: len(part) for split, part in parts.items()} == {"train": 24, "valid": 3, "test": 3}
+    assert all({e.task.text for e in parts[split]} == {t.text for t in tasks[split]} for split in offline.SPLITS)
+
+
 def test_logs_cannot_be_played(tmp_path):
     three, four = (Logs(write_log(tmp_path / f"{n}.jsonl", n)) for n in (3, 4))
     for call in (lambda: three.reset(three.tasks("train")), lambda: three.step([], [])):

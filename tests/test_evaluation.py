@@ -9,10 +9,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from dreamgym import evaluation as measures
 from dreamgym.envs.base import Audit, StepResult
 from dreamgym.episode import Episode, Step, StopReason, Task
 from dreamgym.evaluation import (bootstrap, experience_report, failed_probes, first_difference, gap_alarm,
-                                 interval, never_won, outcomes, pass_at_k, policy_report,
+                                 interval, never_won, outcomes, pass_at_k, policy_report, probe_verdict,
                                  replayed_inconsistencies, theorem_1, word_f1)
 from dreamgym.experience_model import Prediction
 from dreamgym.prompts import Question
@@ -63,7 +64,21 @@ def test_word_f1_against_a_loop():
     (150, 500, 0.2615, 0.3416), (0, 0, 0.0, 1.0)])
 def test_wilson_interval(wins, n, low, high):
     """The normal approximation, which gives 0 of 10 the interval [0, 0]; published values."""
-    assert interval(wins, n) == (pytest.approx(low, abs=2e-4), pytest.approx(high, abs=2e-4))
+    assert interval(wins / max(1, n), n) == (pytest.approx(low, abs=2e-4), pytest.approx(high, abs=2e-4))
+
+
+@pytest.mark.parametrize("by_task, size", [
+    ({"a": [1, 1], "b": [0, 0], "c": [1, 1], "d": [0, 0]}, 4), ({"a": [1, 0], "b": [0, 1]}, 2),
+    ({"a": [1, 1, 1, 0], "b": [0, 0, 0, 1], "c": [1, 0, 1, 0]}, 12),           # as if all were other tasks
+    ({"a": [1, 1, 1, 0], "b": [0, 0, 0, 0], "c": [1, 1, 0, 0], "d": [1, 1, 1, 1]}, 5.4),
+    ({"a": [1, 1]}, 1), ({"a": [1], "b": [0]}, 2)])
+def test_intervals_of_repeated_tasks(by_task, size):
+    """16 episodes of each task that count as 16 tasks: an interval up to four times too narrow."""
+    pairs = [(bool(row), task) for task, rows in by_task.items() for row in rows]
+    rows, tasks = zip(*pairs)
+    found = measures.share(rows, tasks)
+    assert (found["low"], found["high"]) == pytest.approx(interval(sum(rows) / len(rows), size), abs=1e-3)
+    assert found["n"] == len(rows) and found["share"] == sum(rows) / len(rows)
 
 
 def test_pass_at_k_against_all_choices():
@@ -100,6 +115,15 @@ def probes(near_miss: float = 0.0, refusals: float = 0.0, fits: float = 0.99, ma
 def test_failed_probes(report, said):
     """A limit off by its edge, fulfilled tasks taken for near misses."""
     assert failed_probes(report) == said
+    assert probe_verdict(report).startswith("PROBES NOT PASSED: " + said[0] if said else "probes passed")
+
+
+def test_probes_that_nothing_was_recorded_for():
+    """"probes passed" for an environment without counterfactuals, whose reward nobody has probed."""
+    report = {"near_miss_paid": {}, "refusals_accepted": share(40, 0.0), "malformed": share(40, 0.0)}
+    assert probe_verdict(report) == ("probes passed; not probed, for the data hold none: near misses, what fulfils "
+                                     "the task")
+    assert probe_verdict(probes()) == "probes passed"
 
 
 def test_experience_report():
@@ -279,7 +303,7 @@ def test_policy_report():
     report = policy_report(episodes, FakeAudit())
     assert report["reward_confusion"] == {"TP": 2, "FP": 2, "FN": 1, "TN": 1}
     assert (report["n"], report["success"], report["transitions"], report["length"]) == (8, 0.5, 9, 9 / 8)
-    assert (report["low"], report["high"]) == interval(4, 8) and report["raw_score"] == pytest.approx(4.5 / 8)
+    assert (report["low"], report["high"]) == interval(0.5, 8) and report["raw_score"] == pytest.approx(4.5 / 8)
     assert report["stops"] == {"success": 4, "failure": 2, "step_limit": 1, "malformed": 1, "not_judged": 1}
     assert report["invalid"] == pytest.approx(1 / 9) and report["inconsistent"] == pytest.approx(1 / 9)
     assert report["groups"]["unseen"]["n"] == 2 and report["groups"]["unseen"]["share"] == 0.5
@@ -290,7 +314,7 @@ def test_policy_report():
 # ---- the gap alarm ----
 
 def evaluation(iteration: int, dream: float, real: float, n: int = 500, fp: int = 0, tp: int = 90) -> dict:
-    low, high = interval(real * n, n)
+    low, high = interval(real, n)
     return {"iteration": iteration, "dream": {"success": dream, "reward_confusion": {"TP": tp, "FP": fp}},
             "real": {"success": real, "low": low, "high": high}}
 

@@ -150,6 +150,14 @@ def test_malformed_dreams_teach_nothing_if_asked():
     assert rl.usable([slip, *episodes], False) == [slip, *episodes]
 
 
+def test_what_nobody_could_judge_teaches_nothing():
+    """A judge that is away for a while, and right answers that count as failures meanwhile."""
+    episodes = some_episodes()
+    away = episode("away", "t1", 0, [2, 1])
+    away.stop = StopReason.NOT_JUDGED
+    assert rl.usable([away, *episodes], False) == episodes
+
+
 @pytest.mark.parametrize("with_head", [False, True])
 def test_no_episodes_at_all(model, with_head):
     head = torch.nn.Linear(16, 1) if with_head else None

@@ -23,7 +23,7 @@ from benchmarks import timing
 from dreamgym import checkpoint, run, tiny
 from dreamgym.logprobs import TrainSample
 from dreamgym.model import load_model, load_optimizer_states, optimizer_states, save_model, shard
-from dreamgym.sft import sft_step
+from dreamgym.sft import make_optimizers, sft_step
 from tests.conftest import on_two_ranks
 
 ALONE = run.Dist()
@@ -124,7 +124,7 @@ def train_some(resume, save, dist):
     step alone. Saves to `save`; returns this rank's saved number, None where it is new."""
     torch.manual_seed(0)
     model = load_model(str(resume))[0] if resume else shard(timing.tiny_llama(vocab=50, hidden=32, layers=2))
-    optimizers, start, number = tiny.make_optimizers(model, 1e-2), 0, 10 + dist.rank
+    optimizers, start, number = make_optimizers(model, 1e-2), 0, 10 + dist.rank
     if resume:
         shared, own = checkpoint.load_state(resume, dist)
         start, number = shared["step"], own.get("number")
