@@ -37,7 +37,8 @@ def explained(env: Environment, episode: Episode) -> Episode:
 
 
 def play(env: Environment, task: Task, player: Player, rng: np.random.Generator, name: str) -> Episode:
-    """One real episode. Raises ValueError where the answers of the environment make no valid episode."""
+    """One real episode. Raises ValueError where the answers of the environment make no valid episode, or a
+    state that no experience model could answer with."""
     episode, session = Episode(id=name, task=task), env.reset([task])[0]
     try:
         act = player.make(session, rng)
@@ -46,6 +47,10 @@ def play(env: Environment, task: Task, player: Player, rng: np.random.Generator,
             record_step(episode, state, action, env.step([session], [action])[0], env.max_steps)
     finally:
         env.end([session])
+    for state in [episode.steps[0].state, *(step.next_state for step in episode.steps)]:
+        if state != (plain := prompts.plain_state(state)):
+            raise ValueError(f"{env.name}, {name}: a state is {state[:80]!r}, expected {plain[:80]!r}, which "
+                             "an experience model can answer with; see dreamgym.prompts.plain_state")
     return explained(env, check_episode(episode, f"{env.name}, {name}"))
 
 
@@ -200,8 +205,9 @@ def tasks_with_start(env: Environment, split: str) -> list[Task]:
 
 
 def read_logs(env: Environment, path: str, form: str) -> list[Episode]:
-    """The recorded episodes in a file of our own form (""), or of one that the environment reads."""
-    episodes = env.read_traces(path, form) if form else read_episodes(path)
+    """The recorded episodes in a file of our own form (""), or of one that the environment reads, with plain
+    states."""
+    episodes = list(map(prompts.plain_episode, env.read_traces(path, form) if form else read_episodes(path)))
     if not episodes:
         raise ValueError(f"--import-file {path}: holds no episode; expected JSONL, one episode a line")
     for episode in episodes:
@@ -216,11 +222,11 @@ def by_split(env: Environment, episodes: list[Episode],
              tasks: dict[str, list[Task]]) -> dict[str, list[Episode]]:
     """Recorded episodes by the split of their task; unknown tasks are for training. Ids get a prefix, so that
     they meet none of ours."""
-    home = {prompts.clean(task.text): split for split in reversed(SPLITS) for task in tasks[split]}
+    home = {task.text: split for split in reversed(SPLITS) for task in tasks[split]}
     ours = (*env.players(), Source.LANGUAGE_MODEL, Source.PROBER, Source.COUNTERFACTUAL)
     parts: dict[str, list[Episode]] = {split: [] for split in SPLITS}
     for episode in episodes:
-        task = replace(episode.task, text=prompts.clean(episode.task.text), env=episode.task.env or env.name,
+        task = replace(episode.task, env=episode.task.env or env.name,
                        start=episode.task.start or episode.steps[0].state)
         episode = replace(episode, id=f"imported-{episode.id}", task=task,
                           source=episode.source if episode.source in ours else Source.IMPORTED)

@@ -10,7 +10,9 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dreamgym.episode import Step, number_lines
+from msgspec.structs import replace
+
+from dreamgym.episode import Episode, Step, number_lines
 from dreamgym.page_diff import MARK, decode, encode
 
 MAX_STATE_CHARS = 20_000
@@ -48,6 +50,19 @@ def escape(state: str) -> str:
     lines = state.split("\n")
     return "\n".join(f"> {line}" if TAGS.match(line) or line.startswith(("- ", "+ ", "= ")) else line
                      for line in lines)
+
+
+def plain_state(text: str) -> str:
+    """A state as an answer of the experience model can hold it: printable, no blanks around it, escaped."""
+    return escape("".join(c if c.isprintable() or c == "\n" else " " for c in text).strip())
+
+
+def plain_episode(episode: Episode) -> Episode:
+    """Somebody's recorded episode with plain states and a task of one clean line."""
+    task = replace(episode.task, text=clean(episode.task.text), start=plain_state(episode.task.start))
+    steps = [replace(step, state=plain_state(step.state), next_state=plain_state(step.next_state))
+             for step in episode.steps]
+    return replace(episode, task=task, steps=steps)
 
 
 # ---- policy ------------------------------------------------------------------------------------------------

@@ -38,6 +38,10 @@ class EndpointError(ValueError):
     """The endpoint did not serve a request: it refused it, or all tries failed. Never holds the key."""
 
 
+class RequestRefused(EndpointError):
+    """A request was refused as it is (status 400, 413 or 422): it may be too long."""
+
+
 @dataclass
 class Endpoint:
     """An OpenAI-compatible server. The key is in the environment variable `key_env` (unset: none is sent).
@@ -70,7 +74,7 @@ class Endpoint:
         """(the answer's text, whether it ended before max_tokens, how often the request was repeated)."""
         import openai
 
-        repeated = 0
+        repeated, refused = 0, False
         for unread in range(self.retries + 1):
             problem = "no chat completion in the body"     # a gateway's page with status 200
             try:
@@ -81,6 +85,7 @@ class Endpoint:
             except openai.OpenAIError as error:
                 said = error.__cause__ or getattr(error, "body", None) or error
                 problem = f"{type(error).__name__}: {said}"
+                refused = getattr(error, "status_code", 0) in (400, 413, 422)
                 break
             except ValueError:             # the body is no JSON
                 continue
@@ -90,7 +95,7 @@ class Endpoint:
         if self._key:
             problem = problem.replace(self._key, "***")   # an endpoint may echo it
         key = f"key from ${self.key_env}: {'set' if self._key else 'not set'}"
-        raise EndpointError(f"{self.url}: {clean(problem)[:240]} ({key})")
+        raise (RequestRefused if refused else EndpointError)(f"{self.url}: {clean(problem)[:240]} ({key})")
 
 
 def json_chat(system: str, record: dict, more: str = "") -> list[dict]:
@@ -226,7 +231,8 @@ def annotate(episodes: list[Episode], ask: Ask, prompts: Prompts, done_path: Pat
         return result
 
     for i, result in _in_threads(explain_and_keep, todo, workers, "teacher"):
-        outages = outages + 1 if isinstance(result, EndpointError) else 0
+        long = isinstance(result, RequestRefused) and done     # one that others were served after, or before
+        outages = outages + 1 if isinstance(result, EndpointError) and not long else 0
         if outages == MAX_OUTAGES:
             raise EndpointError(f"{result}; stopped after {outages} episodes in a row without an answer. "
                                 f"What is done is in {done_path}: the same command continues from there")

@@ -37,7 +37,8 @@ class Disk:
             case ["ls"]:
                 self.listed = True
             case ["grep", word] if word in WORDS:
-                self.did = f"find {word} in {' '.join(f for f in self.files() if word in self.text[f])}"
+                found = [file for file in self.files() if word in self.text[file]]
+                self.did = f"find {word} in {' '.join(found) or 'no file'}"
             case ["answer", word] if word in WORDS:             # "read KEY is WORD" -> "answer KEY"
                 read = self.did.removeprefix("read ")
                 self.did = f"answer {read.removesuffix(f' is {word}')}"

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from dreamgym.episode import Episode, Step, Task
 from dreamgym.prompts import Prompts
 from dreamgym.teacher import (MAX_ANSWERS, MAX_OUTAGES, MAX_TRACE_CHARS, Endpoint, EndpointError, Judgement,
-                              annotate, annotation_messages, judge, judge_messages, parse_annotation)
+                              RequestRefused, annotate, annotation_messages, judge, judge_messages,
+                              parse_annotation)
 from tests.conftest import http_server
 
 KEY = "sk-very-secret-0123456789"
@@ -174,6 +175,23 @@ def test_dead_endpoint_stops_the_run(explain):
     with pytest.raises(EndpointError, match="down; stopped after 5.*continues from there"):
         explain([episode(f"e{i}") for i in range(200)], dead, 4)
     assert MAX_OUTAGES <= len(asked) <= 99
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_long_episodes_are_no_outage(explain, first):
+    """Six episodes that no context holds, refused at once, and a run that can never go on; a server that
+    refuses everything."""
+    def ask(messages):
+        if "long" in shown(messages)["task"] or not first:
+            raise RequestRefused("too long")
+        return good_ask(messages)
+    given = [replace(episode("long" if i else "a"), id=f"e{i}") for i in range(8)]
+    if first:
+        _, failed = explain(given, ask)
+        assert len(failed) == 7
+    else:
+        with pytest.raises(EndpointError, match="stopped after 5"):
+            explain(given, ask)
 
 
 class Killed(BaseException):

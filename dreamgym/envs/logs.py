@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from dreamgym.envs.base import Environment
 from dreamgym.episode import Task, read_episodes, recorded
-from dreamgym.prompts import clean
+from dreamgym.prompts import plain_episode
 
 NO_WORLD = ("--env logs has only recorded episodes: no world to play in. Evaluate in the dream, or write an "
             "environment (docs/your-environment.md)")
@@ -26,9 +26,8 @@ class Logs(Environment):
     def __init__(self, file: str = ""):
         if not file:
             raise ValueError("--env logs: no recorded episodes; give --import-file FILE.jsonl to collect.py")
-        played = recorded(read_episodes(file))
-        starts = {(clean(episode.task.text), episode.steps[0].state): episode.task
-                  for episode in reversed(played)}
+        played = list(map(plain_episode, recorded(read_episodes(file))))
+        starts = {(episode.task.text, episode.steps[0].state): episode.task for episode in reversed(played)}
         texts = sorted({text for text, _ in starts}, key=lambda text: hashlib.sha256(text.encode()).digest())
         if len(texts) < 3:
             raise ValueError(f"{file}: found {len(texts)} different tasks, expected at least 3: "
@@ -36,7 +35,7 @@ class Logs(Environment):
         held_out = max(1, len(texts) // 10)
         splits = ["valid"] * held_out + ["test"] * held_out + ["train"] * len(texts)
         self.split_of = dict(zip(texts, splits))
-        self.all = [replace(starts[text, start], id=f"log-{i}", text=text, start=start)
+        self.all = [replace(starts[text, start], id=f"log-{i}", start=start)
                     for i, (text, start) in enumerate(sorted(starts))]
         self.max_steps = max(2, *(len(episode.steps) for episode in played))
         self.fingerprint = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
