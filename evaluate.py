@@ -28,7 +28,7 @@ from dreamgym.teacher import is_url
 @dataclass
 class Args:
     env: str = "webshop"               # built-in name, package.module:Class, or path/to/file.py
-    policy: str = ""                   # its folder, a hub name, or a player: null | random | oracle | ...
+    policy: str = ""                   # its folder, a hub name (with --data), or a player: null, random ...
                                        # ("": out/ENV/policy, unless --expmodel)
     expmodel: str = ""                 # folder of an experience model (default: beside the policy), or URL
     expmodel_name: str = ""            # the model's name at that URL, an OpenAI-compatible server
@@ -71,10 +71,7 @@ def folders(args: Args) -> tuple[Path | None, Path | None, Path]:
     expmodel = trained_folder(args)
     base = out_folder(args.env)
     policy = None if args.expmodel and not args.policy else Path(args.policy or base / "policy")
-    if policy and policy.exists():               # else a hub name
-        base = policy.parent
-    elif expmodel and not policy:
-        base = Path(expmodel).parent
+    base = policy.parent if policy else Path(expmodel).parent if expmodel else base
     base = base.parent if base.name == "imitation" else base         # OUT/imitation/model
     if not is_url(args.expmodel):
         expmodel = expmodel or base / "expmodel"

@@ -15,7 +15,7 @@ from dreamgym.experience_model import ExperienceSettings, fill_buffer, save_sett
 from dreamgym.model import save_model
 from dreamgym.replay import ReplayBuffer
 from dreamgym.rollout import PolicySettings
-from evaluate import Args, folders, readable
+from evaluate import Args, folders, load_policy, readable
 from test_viewer import held
 
 
@@ -129,6 +129,20 @@ def test_players_check_an_installation(tmp_path, monkeypatch, env, needs, player
     run_main("evaluate", "--env", env, "--policy", player, "--tasks", 3, "--out", tmp_path)
     played = read_episodes(tmp_path / "episodes.jsonl")
     assert [sum(e.success for e in played), len(played)] == [wins, 3]
+
+
+@pytest.mark.parametrize("flags", [("--world", "dream"), ("--bound",), ("--html", "a.html"), ("--others", "a")])
+def test_what_a_player_cannot_do(flags):
+    """A table of "the dream" whose episodes were real, and flags that did nothing."""
+    with pytest.raises(ValueError, match=f"{flags[0]}.*oracle is a player of the real environment"):
+        run_main("evaluate", "--env", "webshop", "--policy", "oracle", *flags)
+
+
+def test_a_checkpoint_that_is_no_policy(made, tmp_path):
+    """A policy that is asked with other prompts than it was trained on, and scores badly in silence."""
+    run.write_json(tmp_path / "meta.json", {"schema": 1})
+    with pytest.raises(ValueError, match="names no prompts of a policy; expected OUT/policy"):
+        load_policy(Args(), tmp_path, None, "cpu")
 
 
 def test_unknown_player():

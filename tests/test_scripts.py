@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import train_expmodel
 import train_policy
-from dreamgym import imitation, prepare, tiny
+from dreamgym import imitation, prepare, run, tiny
 from dreamgym.episode import read_episodes
 from tests.conftest import CHATML, EXAMPLE, ROOT, free_port, random_model, run_main
 
@@ -186,6 +186,8 @@ def test_an_interrupted_policy_run_ends_bit_equal(kind, base, policy, monkeypatc
         assert abs(first["kl_ref"]) < 1e-6
         weights = [load_file(folder / "model.safetensors") for folder in (base / "imitation/model", whole / "dream-policy")]
         assert any(not torch.equal(weights[0][name], value) for name, value in weights[1].items())
+        forms = [run.load_meta(whole / name)["policy"] for name in ("dream-policy", "policy")]
+        assert forms[0] == forms[1]              # evaluate.py plays both with the prompts they were trained on
 
 
 def test_an_interrupted_experience_model_ends_bit_equal(base, preset, monkeypatch, tmp_path):
