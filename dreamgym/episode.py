@@ -57,6 +57,7 @@ class Step(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fiel
     grounded: str = ""             # the action with the words of its element
     reasoning: str = ""            # why the next state follows
     reward_reasoning: str = ""     # why the reward follows
+    imitate: bool = True           # a policy may learn this action; false for probes and some players
 
     @property
     def valid(self) -> bool:

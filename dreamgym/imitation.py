@@ -13,7 +13,7 @@ import torch
 
 from dreamgym import checkpoint, run
 from dreamgym.envs.base import Environment
-from dreamgym.episode import Episode, Source, TokenSegment, rename_episode, successes
+from dreamgym.episode import Episode, TokenSegment, rename_episode, successes
 from dreamgym.model import (checkpoint_layers, load_frozen, load_model, load_optimizer_states,
                             optimizer_states, save_model)
 from dreamgym.names import Names
@@ -92,12 +92,11 @@ def imitation_checkpoint(args, env: Environment, folders: tuple[Path, Path | Non
     return save({}, finished=True)
 
 
-def demonstrations(env: Environment, episodes: list[Episode]) -> list[Episode]:
-    """The successful episodes of logs, of a language model, and of scripted players that are imitated; all of
-    these, where none is successful."""
-    sources = {name for name, player in env.players().items() if player.imitate}
-    sources |= {Source.IMPORTED, Source.LANGUAGE_MODEL}
-    found = [episode for episode in episodes if episode.source in sources]
+def demonstrations(episodes: list[Episode]) -> list[Episode]:
+    """The successful episodes with steps to imitate: of logs, of a language model, of scripted players that
+    are imitated, and of probers that play like one of these. A prober's episode shows how to go on after an
+    action that did not work. All of them, where none is successful."""
+    found = [episode for episode in episodes if any(step.imitate for step in episode.steps)]
     return [episode for episode in found if episode.success] or found
 
 
@@ -105,7 +104,7 @@ def imitate(args, policy: Policy, episodes: list[Episode], resume: Path | None,
             save: Callable[[dict], Path], dist, log) -> None:
     """Behaviour cloning. `save(state)` is called after each epoch and at Ctrl-C; `resume` is a folder that it
     wrote."""
-    demos = run.sample(demonstrations(policy.env, episodes), args.imitation_episodes, args.seed, "imitation")
+    demos = run.sample(demonstrations(episodes), args.imitation_episodes, args.seed, "imitation")
     if not demos:
         log.say("no demonstrations: the policy starts from the model as it is" if not args.imitation_episodes
                 else "found no demonstrations (of logs, a language model, or players with imitate=True): the "

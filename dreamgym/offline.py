@@ -36,6 +36,10 @@ def explained(env: Environment, episode: Episode) -> Episode:
     return replace(episode, steps=steps)
 
 
+class Probe(str):
+    """An action that a prober tries: nobody is to imitate it."""
+
+
 def play(env: Environment, task: Task, player: Player, rng: np.random.Generator, name: str) -> Episode:
     """One real episode. Raises ValueError where the answers of the environment make no valid episode, or a
     state that no experience model could answer with."""
@@ -44,7 +48,8 @@ def play(env: Environment, task: Task, player: Player, rng: np.random.Generator,
         act = player.make(session, rng)
         while not episode.stop:
             state, action = session.state, act(session.state)
-            record_step(episode, state, action, env.step([session], [action])[0], env.max_steps)
+            record_step(episode, state, str(action), env.step([session], [action])[0], env.max_steps)
+            episode.steps[-1].imitate = player.imitate and not isinstance(action, Probe)
     finally:
         env.end([session])
     for state in [episode.steps[0].state, *(step.next_state for step in episode.steps)]:
@@ -99,9 +104,9 @@ def probing(player: Player, before: Episode, others: list[Episode], names: Names
                     wanted, earlier(), f"{before.task.text}\n{state}", names, rng)
             if action == wanted:
                 asked_in = None
-            return action
+            return action if action == wanted else Probe(action)
         return probe
-    return Player(make)
+    return Player(make, imitate=player.imitate)
 
 
 def beginning(action: str) -> list[str]:
@@ -153,7 +158,7 @@ def language_model_player(env: Environment, ask: teacher.Ask, share: float) -> P
             messages.append({"role": "assistant", "content": ask(sent)})
             return prompts.parse_action(messages[-1]["content"])
         return act
-    return Player(make, share)
+    return Player(make, share, imitate=True)
 
 
 def local_teacher(name: str) -> teacher.Ask:

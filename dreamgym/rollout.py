@@ -161,7 +161,8 @@ def _turn(policy: Policy, world, running: dict[int, _Running], order: list[int],
 
 def imitation_segments(policy: Policy, episode: Episode, all_actions: bool = False) -> list[TokenSegment]:
     """The segments of somebody else's episode, with its actions as the trained tokens (log-probabilities 0):
-    behaviour cloning. Actions that changed nothing are shown and not trained, unless `all_actions` (DPO)."""
+    behaviour cloning. Actions that changed nothing, and those that are not to imitate, are shown and not
+    trained, unless `all_actions` (DPO)."""
     copy = replace(episode, steps=[], segments=[TokenSegment()])
     first = episode.steps[0].state
     running = _Running(Session(episode.task, first), copy,
@@ -170,7 +171,7 @@ def imitation_segments(policy: Policy, episode: Episode, all_actions: bool = Fal
         answer = policy_answer(step.action, step.shown_action, policy.settings.policy_format)
         ids = answer_ids(policy.tokenizer, policy.chat, answer)
         segment = copy.segments[-1]
-        if step.valid or all_actions:
+        if (step.valid and step.imitate) or all_actions:
             extend(segment, running.prompt, ids, [0.0] * len(ids), policy.chat.end_ids)
         else:
             extend(segment, running.prompt + ids, [], [], [])
