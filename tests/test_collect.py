@@ -257,6 +257,19 @@ def test_a_prober_still_does_what_the_player_wants():
     assert all(act("the same").startswith("open door") for _ in range(99))
 
 
+def test_probes_are_not_imitated(tmp_path):
+    """A policy that learns to probe, or the moves of a player that sees hidden facts."""
+    says = lambda *said: lambda session, rng: lambda state: said[int(state) % len(said)]
+    players = {"good": Player(says("take red mug", "open door 3"), imitate=True), "knows": Player(says("look up"))}
+    args = SimpleNamespace(seed=0, probe_share=0.5)
+    task = offline.tasks_with_start(Counter(), "train")[0]
+    played = offline.play_many(Counter(), players, [task], 200, args, "train", tmp_path / "played")
+    kept = {(e.source, s.action) for e in played for s in e.steps if s.imitate}
+    assert kept == {(source, action) for source in ("good", "prober") for action in ("take red mug", "open door 3")}
+    assert played == read_episodes(tmp_path / "played")
+    assert any(not s.imitate for e in played if e.source == "prober" for s in e.steps)
+
+
 def test_an_imported_prober_stays_one():
     """Probes in a log of our own that a policy would imitate."""
     step = Step(state="0", action="go", next_state="1")

@@ -288,4 +288,5 @@ def test_imitation_of_a_foreign_log(tiny_model):
     assert segment.ids.count(policy.chat.end_ids[0]) == 1 and segment.mask[-1] == 1
     assert policy.tokenizer.decode([i for i, m in zip(segment.ids, segment.mask) if m][:-1]) == "action: click[<end>]"
     refused = replace(step, next_state=step.state, done=False)
-    assert imitation_segments(policy, Episode(id="log", task=tasks(1)[0], steps=[refused])) == []
+    for shown_only in (refused, replace(step, imitate=False)):
+        assert imitation_segments(policy, Episode(id="log", task=tasks(1)[0], steps=[shown_only])) == []
