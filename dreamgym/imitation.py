@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from msgspec.structs import replace
 
 from dreamgym import checkpoint, run
 from dreamgym.envs.base import Environment
@@ -94,9 +95,11 @@ def imitation_checkpoint(args, env: Environment, folders: tuple[Path, Path | Non
 
 def demonstrations(episodes: list[Episode]) -> list[Episode]:
     """The successful episodes with steps to imitate: of logs, of a language model, of scripted players that
-    are imitated, and of probers that play like one of these. A prober's episode shows how to go on after an
-    action that did not work. All of them, where none is successful."""
-    found = [episode for episode in episodes if any(step.imitate for step in episode.steps)]
+    are imitated, and of probers that play like one of these; all of them, where none is successful. Probes
+    that changed nothing are left out: they are like the action that follows, which a policy would copy from
+    them (docs/lab-notes.md)."""
+    found = [replace(episode, steps=[step for step in episode.steps if step.imitate or step.valid])
+             for episode in episodes if any(step.imitate for step in episode.steps)]
     return [episode for episode in found if episode.success] or found
 
 

@@ -8,12 +8,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 import dreamgym.model
 from tests.conftest import EXAMPLE, SMALL_RUN, free_port, on_two_ranks, one_step, run_main
 from dreamgym import prepare, run
 from dreamgym.curriculum import Curriculum
-from dreamgym.episode import StopReason, Task, read_tasks, to_json
+from dreamgym.episode import Step, StopReason, Task, read_tasks, to_json
 from dreamgym.imitation import demonstrations
 from train_policy import Args, Run, feed_curriculum
 
@@ -47,6 +48,10 @@ def test_demonstrations_are_successful_where_any_is():
     won[0].steps[0].imitate = False
     assert [e.id for e in demonstrations(lost + won)] == ["slips-won", "imported-won"]
     assert demonstrations(lost + won[:1]) == lost
+    probe = Step(state="s", action="probe", next_state="s", imitate=False)
+    moved = replace(probe, next_state="n")
+    probing = replace(won[1], steps=[probe, *won[1].steps, moved, probe])
+    assert demonstrations([probing])[0].steps == [*won[1].steps, moved]
 
 
 def test_grpo_feeds_the_curriculum_by_task():
