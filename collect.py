@@ -108,11 +108,10 @@ def gather(env: Environment, args: Args, out: Path, settings: dict) -> None:
                          "a model that plays (--player)")
     out.mkdir(parents=True, exist_ok=True)
     (out / "meta.json").unlink(missing_ok=True)    # until all of it is there again
-    played = {split: out / f"played-{split}-{run.fingerprint(settings)}.jsonl" for split in SPLITS}
     for split in SPLITS:
         if players and not (split == "train" and args.import_file):
             count = args.transitions if split == "train" else args.heldout
-            path = played[split]
+            path = out / f"played-{split}-{run.fingerprint(settings)}.jsonl"
             if args.fresh:
                 path.unlink(missing_ok=True)
             parts[split] = offline.play_many(env, players, tasks[split], count, args, split, path)
@@ -137,8 +136,8 @@ def gather(env: Environment, args: Args, out: Path, settings: dict) -> None:
     run.write_json(out / "meta.json", {
         "schema": run.SCHEMA, "settings": settings, "environment": env.describe(), "label": env.label,
         "max_steps": env.max_steps, "sources": rows})
-    for path in played.values():
-        path.unlink(missing_ok=True)
+    for path in out.glob("played-*.jsonl"):
+        path.unlink()
     print(f"{out}: {env.label or env.name}\n{run.summary_table(rows)}")
 
 

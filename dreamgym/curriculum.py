@@ -114,8 +114,8 @@ class Curriculum:
         variance.
 
         A group is the episodes of one task (GRPO), or, with `labels` (task id -> cluster), those of one
-        cluster (PPO): its tasks share the value. A group of one episode has no
-        variance to measure and changes no value.
+        cluster (PPO): its tasks share the value. A group of one episode has no variance to measure and
+        changes no value.
         """
         label = (lambda task_id: task_id) if labels is None else labels.get
         groups: dict[object, list[float]] = {}

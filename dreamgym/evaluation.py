@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+
 from dreamgym import run
 from dreamgym.envs.base import Audit
 from dreamgym.episode import Episode, Source, Step, StopReason, Task
