@@ -108,20 +108,24 @@ def gather(env: Environment, args: Args, out: Path, settings: dict) -> None:
                          "a model that plays (--player)")
     out.mkdir(parents=True, exist_ok=True)
     (out / "meta.json").unlink(missing_ok=True)    # until all of it is there again
+
+    def unfinished(name: str) -> Path:
+        """The file from which a killed collection with these settings goes on."""
+        path = out / f"{name}-{run.fingerprint(settings)}.jsonl"
+        if args.fresh:
+            path.unlink(missing_ok=True)
+        return path
+
     for split in SPLITS:
         if players and not (split == "train" and args.import_file):
             count = args.transitions if split == "train" else args.heldout
-            path = out / f"played-{split}-{run.fingerprint(settings)}.jsonl"
-            if args.fresh:
-                path.unlink(missing_ok=True)
+            path = unfinished(f"played-{split}")
             parts[split] = offline.play_many(env, players, tasks[split], count, args, split, path)
         count = args.counterfactuals if split == "train" else args.counterfactuals_heldout
         rng = run.rng(args.seed, "counterfactuals", split)
         parts[split] += offline.counterfactuals(env, parts, tasks, split, count, rng)
         if ask:
-            path = out / f"reasoning-{split}-{run.fingerprint(settings)}.jsonl"
-            if args.fresh:
-                path.unlink(missing_ok=True)
+            path = unfinished(f"reasoning-{split}")
             workers = 8 if is_url(args.teacher) else 1
             parts[split], failed = teacher.annotate(parts[split], ask, env.prompts, path, workers)
             print(f"{path}: {len(failed)} of {len(parts[split])} episodes keep their old reasoning",

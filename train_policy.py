@@ -456,10 +456,10 @@ def main() -> None:
     meta = {"environment": env.describe(),
             "settings": {k: v for k, v in asdict(args).items() if k not in FREE}}
     if expmodel:
-        run.check_meta(run.load_meta(expmodel / "model"),
-                       {"environment": meta["environment"], "finished": True}, expmodel,
+        trained = run.load_meta(expmodel / "model")
+        run.check_meta(trained, {"environment": meta["environment"], "finished": True}, expmodel,
                        "train the experience model on this data to its end")
-        meta["expmodel"] = run.fingerprint(run.load_meta(expmodel / "model"))
+        meta["expmodel"] = run.fingerprint(trained)
     resume = checkpoint.find(out, "policy", meta, dist)
     splits = read_splits(args, data)
     offline = recorded(read_episodes(data / "train.jsonl"))
