@@ -287,8 +287,8 @@ def train(args: Args, training: Training, valid: list[Episode], out: Path, log, 
     judged = [e for e in valid if e.source == Source.COUNTERFACTUAL]
     probe = judged[:args.probe_rows] + refused[:args.probe_rows // 6]
     clock = run.Clock(args.save_minutes)
-    with run.graceful(log) as stop, run.progress(args.max_steps, "experience model") as bar:
-        bar.update(training.step)
+    bar = run.progress(args.max_steps, "experience model", training.step)
+    with run.graceful(log) as stop, bar:
         while training.step < args.max_steps:
             if training.step >= args.steps and (training.step - args.steps) % args.probe_every == 0:
                 found = report_on(training, probe, dist)

@@ -242,7 +242,7 @@ def train(job: Job, state: Run) -> list[dict]:
     most = args.tasks * args.rollouts * job.env.max_steps        # transitions of an iteration
     total = args.iterations * (args.world == "dream") + math.ceil(args.real_transitions / most)
     clock = run.Clock(args.save_minutes)
-    with run.graceful(job.log) as stop, run.progress(total, "reinforcement learning") as bar:
+    with run.graceful(job.log) as stop, run.progress(total, "reinforcement learning", state.step) as bar:
         if not state.evaluations:
             save()                               # a save that cannot work fails in the first minute
             first = test(job, state, "before")
@@ -250,7 +250,6 @@ def train(job: Job, state: Run) -> list[dict]:
                 run.write_json(before, first)
             validate(job, state)
             save()
-        bar.update(state.step)
         asked = stop.agreed(dist)
         while not asked and (phase := state.phase(args)):
             if phase == "real" and state.dream_transitions and not state.real_transitions:

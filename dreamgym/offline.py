@@ -125,8 +125,7 @@ def play_many(env: Environment, players: dict[str, Player], tasks: list[Task], t
     shares = np.array([player.share for player in players.values()])
     names = Names(task.text for task in tasks)
     played = sum(len(episode.steps) for episode in episodes)
-    with run.progress(transitions, f"{label} episodes") as bar:
-        bar.update(played)
+    with run.progress(transitions, f"{label} episodes", played) as bar:
         while played < transitions:
             rng = run.rng(args.seed, "collect", label, len(episodes))
             task = tasks[rng.integers(len(tasks))]

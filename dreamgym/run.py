@@ -370,9 +370,10 @@ class _Lines(tqdm):
             print(str(self), file=self.fp, flush=True)
 
 
-def progress(total: int, label: str) -> tqdm:
-    """A progress bar on rank 0; where stderr is no terminal, or in CI, a line every PROGRESS_EVERY_S."""
-    bar = {"total": total, "desc": label, "leave": False, "disable": not is_main()}
+def progress(total: int, label: str, done: int = 0) -> tqdm:
+    """A progress bar on rank 0; where stderr is no terminal, or in CI, a line every PROGRESS_EVERY_S. `done`
+    was done before this process began: the time that is left does not count it as work of this one."""
+    bar = {"total": total, "desc": label, "initial": done, "leave": False, "disable": not is_main()}
     if sys.stderr.isatty() and not os.environ.get("CI"):
         return tqdm(**bar, dynamic_ncols=True)
     # miniters=1: the clock is looked at on every update, else tqdm guesses from early speed and may be silent
