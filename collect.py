@@ -126,7 +126,7 @@ def gather(env: Environment, args: Args, out: Path, settings: dict) -> None:
         parts[split] += offline.counterfactuals(env, parts, tasks, split, count, rng)
         if ask:
             path = unfinished(f"reasoning-{split}")
-            workers = 8 if is_url(args.teacher) else 1
+            workers = teacher.REQUESTS if is_url(args.teacher) else 1
             parts[split], failed = teacher.annotate(parts[split], ask, env.prompts, path, workers)
             print(f"{path}: {len(failed)} of {len(parts[split])} episodes keep their old reasoning",
                   *list(failed.values())[:1])

@@ -248,7 +248,7 @@ def evaluate_model(args: Args, dist) -> None:
                   f"{theorem_1(report, args.gamma)}")
         save(args, report, episodes, found)      # what follows takes a while, or fails
         if judge and policy and in_dream:
-            found["judge_rubrics"] = teacher.judge(episodes, judge.complete, workers=8)
+            found["judge_rubrics"] = teacher.judge(episodes, judge.complete, teacher.REQUESTS)
             print(f"judge of the dreamt steps: {found['judge_rubrics']}")
             save(args, report, episodes, found)
         if args.html:                            # of several temperatures the first

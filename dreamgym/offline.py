@@ -1,6 +1,8 @@
 """How offline episodes are made: a player plays, or logs are read; rules explain; counterfactuals are added.
 Nothing here names an environment, and nothing writes a file: collect.py does."""
 import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -40,23 +42,40 @@ class Probe(str):
     """An action that a prober tries: nobody is to imitate it."""
 
 
-def play(env: Environment, task: Task, player: Player, rng: np.random.Generator, name: str) -> Episode:
-    """One real episode. Raises ValueError where the answers of the environment make no valid episode, or a
-    state that no experience model could answer with."""
-    episode, session = Episode(id=name, task=task), env.reset([task])[0]
+def play(env: Environment, roles: list[tuple[Episode, Player, np.random.Generator]],
+         workers: int = 1) -> Iterator[Episode]:
+    """Fills the empty episodes of `roles` with real steps and yields each when it ends. They run in
+    lock-step, and `workers` players are asked at the same time. Raises ValueError where the answers of the
+    environment make no valid episode, or a state that no experience model could answer with."""
+    sessions = env.reset([episode.task for episode, *_ in roles])
     try:
-        act = player.make(session, rng)
-        while not episode.stop:
-            state, action = session.state, act(session.state)
-            record_step(episode, state, str(action), env.step([session], [action])[0], env.max_steps)
-            episode.steps[-1].imitate = player.imitate and not isinstance(action, Probe)
+        acts = [player.make(session, rng) for session, (_, player, rng) in zip(sessions, roles)]
+        running = list(zip(sessions, roles, acts))
+        while running:
+            states, act = [session.state for session, *_ in running], lambda one: one[-1](one[0].state)
+            if workers == 1:
+                actions = list(map(act, running))
+            else:
+                with ThreadPoolExecutor(workers) as pool:
+                    actions = list(pool.map(act, running))
+            results = env.step([session for session, *_ in running], actions)
+            for (_, (episode, player, _), _), state, action, result in zip(running, states, actions, results):
+                record_step(episode, state, str(action), result, env.max_steps)
+                episode.steps[-1].imitate = player.imitate and not isinstance(action, Probe)
+                if episode.stop:
+                    yield checked(env, episode)
+            running = [one for one in running if not one[1][0].stop]
     finally:
-        env.end([session])
+        env.end(sessions)
+
+
+def checked(env: Environment, episode: Episode) -> Episode:
+    """The episode, explained, if an experience model can learn from it. Raises ValueError."""
     for state in [episode.steps[0].state, *(step.next_state for step in episode.steps)]:
         if state != (plain := prompts.plain_state(state)):
-            raise ValueError(f"{env.name}, {name}: a state is {state[:80]!r}, expected {plain[:80]!r}, which "
-                             "an experience model can answer with; see dreamgym.prompts.plain_state")
-    return explained(env, check_episode(episode, f"{env.name}, {name}"))
+            raise ValueError(f"{env.name}, {episode.id}: a state is {state[:80]!r}, expected {plain[:80]!r}, "
+                             "which an experience model can answer with; see dreamgym.prompts.plain_state")
+    return explained(env, check_episode(episode, f"{env.name}, {episode.id}"))
 
 
 def mutated(action: str, other: str, text: str, names: Names, rng: np.random.Generator) -> str:
@@ -118,29 +137,37 @@ def play_many(env: Environment, players: dict[str, Player], tasks: list[Task], t
               label: str, done_path: Path) -> list[Episode]:
     """Real episodes of the players by their shares, until there are `transitions` steps. An
     `args.probe_share` of them plays the task of an earlier one again, with probes: the data need refused
-    actions. Resumable: each episode is appended to `done_path` at once."""
+    actions. Where a language model plays, REQUESTS episodes run at once. Resumable: each episode is appended
+    to `done_path` at once."""
     run.mend_jsonl(done_path)
     episodes = read_episodes(done_path) if done_path.exists() else []
     plain = [episode for episode in episodes if episode.source != Source.PROBER]
     shares = np.array([player.share for player in players.values()])
     names = Names(task.text for task in tasks)
     played = sum(len(episode.steps) for episode in episodes)
+    workers = min(teacher.REQUESTS, env.slots) if Source.LANGUAGE_MODEL in players else 1
+
+    def role(index: int) -> tuple[Episode, Player, np.random.Generator]:
+        rng = run.rng(args.seed, "collect", label, index)
+        task = tasks[rng.integers(len(tasks))]
+        source = str(rng.choice(list(players), p=shares / shares.sum()))
+        player = players[source]
+        if plain and rng.random() < args.probe_share:
+            before = plain[rng.integers(len(plain))]
+            task, player, source = before.task, probing(player, before, plain, names), Source.PROBER
+        return Episode(id=f"{label}-{index}", task=task, source=source), player, rng
+
     with run.progress(transitions, f"{label} episodes", played) as bar:
         while played < transitions:
-            rng = run.rng(args.seed, "collect", label, len(episodes))
-            task = tasks[rng.integers(len(tasks))]
-            name = str(rng.choice(list(players), p=shares / shares.sum()))
-            player = players[name]
-            if plain and rng.random() < args.probe_share:
-                before = plain[rng.integers(len(plain))]
-                task, player, name = before.task, probing(player, before, plain, names), Source.PROBER
-            episode = replace(play(env, task, player, rng, f"{label}-{len(episodes)}"), source=name)
-            run.write_jsonl(done_path, [to_json(episode)], append=True)
-            episodes.append(episode)
-            if name != Source.PROBER:
-                plain.append(episode)
-            played += len(episode.steps)
-            bar.update(len(episode.steps))
+            first = len(episodes)
+            for episode in play(env, [role(first + i) for i in range(workers)], workers):
+                episode.id = f"{label}-{len(episodes)}"      # a killed collection goes on from the count
+                run.write_jsonl(done_path, [to_json(episode)], append=True)
+                episodes.append(episode)
+                if episode.source != Source.PROBER:
+                    plain.append(episode)
+                played += len(episode.steps)
+                bar.update(len(episode.steps))
     return episodes
 
 

@@ -26,6 +26,7 @@ Ask = Callable[[list[dict]], str]
 MAX_TRACE_CHARS = 1000      # of one step's reasoning; longer is refused, not cut: the verdict is last
 MAX_ANSWERS = 4             # that a teacher gives for one episode until one can be used
 MAX_OUTAGES = 5             # episodes in a row without any answer before the run stops
+REQUESTS = 8                # at a time to an endpoint
 CONNECT_S = 10.0            # an address where nobody listens is known sooner than a slow answer
 
 

@@ -1,6 +1,7 @@
 """collect.py as a user meets it: files, splits, recorded episodes, refused input, language models."""
 import json
 import shutil
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -172,7 +173,7 @@ def test_a_minimal_environment(tmp_path):
     episodes = offline.play_many(env, GO, [task], 3, args, "train", path)
     assert [e.id for e in episodes] == ["train-0", "train-1"] and episodes[0].source == "go"
     assert to_json(episodes[0])["stop"] == "success" and len(env.ended) == 3
-    cut = offline.play(Counter(max_steps=1), task, GO["go"], None, "e")
+    cut, = offline.play(Counter(max_steps=1), [(Episode(id="e", task=task), GO["go"], None)])
     assert len(cut.steps) == 1 and cut.stop == StopReason.STEP_LIMIT and not cut.success
 
 
@@ -205,7 +206,7 @@ def test_what_an_environment_may_not_do(answer, error, message):
     """A bad answer of an environment that shows up weeks later."""
     env = Counter(step=lambda sessions, actions: [answer()], max_steps=1)
     with pytest.raises(error, match=message):
-        offline.play(env, Task(id="t", text="x"), GO["go"], None, "e")
+        list(offline.play(env, [(Episode(id="e", task=Task(id="t", text="x")), GO["go"], None)]))
     assert len(env.ended) == 1
 
 
@@ -319,12 +320,24 @@ def test_a_language_model_plays(again, endpoint):
     flags = ("--transitions", 20, "--heldout", 1, "--player", URL, "--player-model", "m", "--probe-share", 0)
     train = read_episodes(again(*flags)[1] / "train.jsonl")
     assert {(e.source, s.action) for e in train for s in e.steps} == {("player", "cd docs")}
-    first, second = endpoint.asked[:2]
+    begins = f"task: {train[0].task.text}\n"
+    first, second = (next(m for m in endpoint.asked if len(m) == n and m[1]["content"].startswith(begins))
+                     for n in (2, 4))
     assert [m["role"] for m in second] == ["system", "user", "assistant", "user"] and second[:2] == first
     for step, said in zip(train[0].steps, (first[1], second[3])):
         assert said["content"] == f"task: {train[0].task.text}\nstate:\n{step.state}\n"
     train = read_episodes(again(*flags, "--transitions", 200, "--player-share", 0.5)[1] / "train.jsonl")
     assert {e.source for e in train} == {"player", "solver", "random"}
+
+
+def test_a_language_model_plays_many_episodes_at_once(again, endpoint):
+    """One request at a time, which leaves a server idle; more than the environment's instances."""
+    together = threading.Barrier(teacher.REQUESTS)
+    endpoint.answer = lambda messages: f"<action>cd docs {together.wait(10)}</action>"
+    flags = ("--transitions", 20, "--heldout", 1, "--player", URL, "--player-model", "m", "--probe-share", 0)
+    train = read_episodes(again(*flags)[1] / "train.jsonl")
+    assert [e.id for e in train] == [f"train-{i}" for i in range(teacher.REQUESTS)]
+    assert all(len(e.steps) == 15 for e in train)
 
 
 def test_a_language_model_is_sent_a_bounded_conversation():
