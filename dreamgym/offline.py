@@ -42,8 +42,14 @@ class Probe(str):
     """An action that a prober tries: nobody is to imitate it."""
 
 
-def play(env: Environment, roles: list[tuple[Episode, Player, np.random.Generator]],
-         workers: int = 1) -> Iterator[Episode]:
+def play(env: Environment, task: Task, player: Player, rng: np.random.Generator, episode_id: str) -> Episode:
+    """A real episode of `player`. Raises ValueError like play_at_once."""
+    episode, = play_at_once(env, [(Episode(id=episode_id, task=task), player, rng)], workers=1)
+    return episode
+
+
+def play_at_once(env: Environment, roles: list[tuple[Episode, Player, np.random.Generator]],
+                 workers: int) -> Iterator[Episode]:
     """Fills the empty episodes of `roles` with real steps and yields each when it ends. They run in
     lock-step, and `workers` players are asked at the same time. Raises ValueError where the answers of the
     environment make no valid episode, or a state that no experience model could answer with."""
@@ -160,7 +166,7 @@ def play_many(env: Environment, players: dict[str, Player], tasks: list[Task], t
     with run.progress(transitions, f"{label} episodes", played) as bar:
         while played < transitions:
             first = len(episodes)
-            for episode in play(env, [role(first + i) for i in range(workers)], workers):
+            for episode in play_at_once(env, [role(first + i) for i in range(workers)], workers):
                 episode.id = f"{label}-{len(episodes)}"      # a killed collection goes on from the count
                 run.write_jsonl(done_path, [to_json(episode)], append=True)
                 episodes.append(episode)

@@ -173,7 +173,7 @@ def test_a_minimal_environment(tmp_path):
     episodes = offline.play_many(env, GO, [task], 3, args, "train", path)
     assert [e.id for e in episodes] == ["train-0", "train-1"] and episodes[0].source == "go"
     assert to_json(episodes[0])["stop"] == "success" and len(env.ended) == 3
-    cut, = offline.play(Counter(max_steps=1), [(Episode(id="e", task=task), GO["go"], None)])
+    cut = offline.play(Counter(max_steps=1), task, GO["go"], None, "e")
     assert len(cut.steps) == 1 and cut.stop == StopReason.STEP_LIMIT and not cut.success
 
 
@@ -206,7 +206,7 @@ def test_what_an_environment_may_not_do(answer, error, message):
     """A bad answer of an environment that shows up weeks later."""
     env = Counter(step=lambda sessions, actions: [answer()], max_steps=1)
     with pytest.raises(error, match=message):
-        list(offline.play(env, [(Episode(id="e", task=Task(id="t", text="x")), GO["go"], None)]))
+        offline.play(env, Task(id="t", text="x"), GO["go"], None, "e")
     assert len(env.ended) == 1
 
 
