@@ -79,7 +79,7 @@ def load_frozen(folder: str, name: str, beside: torch.nn.Module | None = None, d
     that one base is in memory; `adapter(model, name)` switches them on."""
     base, rank = base_of(folder)
     if rank and isinstance(beside, PeftModel):
-        quantized = "quantization_config" in without_adapters(beside).config.to_dict()
+        quantized = bool(without_adapters(beside).config.to_dict().get("quantization_config"))
         same_base = beside.peft_config["default"].base_model_name_or_path == base
         if same_base and quantized == (quantize != "none"):
             beside.load_adapter(folder, name, torch_device=device)

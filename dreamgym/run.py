@@ -2,7 +2,7 @@
 
     args = run.parse(Args)                             # defaults < preset of configs/ < command line
     dist = run.init_dist(args.seed)                    # one process, or the ranks that torchrun started
-    log = run.Log(args.out, dist, step)                # metrics.jsonl, TensorBoard, console
+    log = run.Log(out, dist, step)                     # metrics.jsonl, TensorBoard, console
     with run.graceful(log) as stop: ...                # first Ctrl-C: stop.agreed(dist) at the end of a step
 """
 import contextlib
