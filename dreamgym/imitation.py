@@ -94,7 +94,7 @@ def imitation_checkpoint(args, env: Environment, folders: tuple[Path, Path | Non
 
 def demonstrations(episodes: list[Episode]) -> list[Episode]:
     """The successful episodes with steps to imitate; all of these, where none is successful. Probes that
-    changed nothing are left out: a policy would copy the action that follows (docs/lab-notes.md)."""
+    changed nothing are left out: a policy would copy what resembles the right action (docs/lab-notes.md)."""
     found = [replace(episode, steps=[step for step in episode.steps if step.imitate or step.valid])
              for episode in episodes if any(step.imitate for step in episode.steps)]
     return [episode for episode in found if episode.success] or found
