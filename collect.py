@@ -76,13 +76,6 @@ def make_players(env: Environment, args: Args) -> dict[str, Player]:
     return players
 
 
-def make_teacher(args: Args) -> teacher.Ask | None:
-    """The language model that explains; None where rules do."""
-    if is_url(args.teacher):
-        return Endpoint(args.teacher, args.teacher_model, args.teacher_key_env).complete
-    return None if args.teacher == "rules" else offline.local_teacher(args.teacher)
-
-
 def settings_of(args: Args) -> dict:
     """What decides the data: the flags, and the contents of the files that they name."""
     settings = {name: value for name, value in asdict(args).items() if name not in ("out", "fresh")}
@@ -93,10 +86,13 @@ def settings_of(args: Args) -> dict:
 
 
 def gather(env: Environment, args: Args, out: Path, settings: dict) -> None:
-    """Plays or imports, adds counterfactuals, has all explained, writes. Bad input is refused before any
-    work."""
+    """Plays or imports, adds counterfactuals, has all explained, writes."""
     tasks = {split: offline.tasks_with_start(env, split) for split in SPLITS}
-    players, ask = make_players(env, args), make_teacher(args)
+    players, ask = make_players(env, args), None
+    if is_url(args.teacher):
+        ask = Endpoint(args.teacher, args.teacher_model, args.teacher_key_env).complete
+    elif args.teacher != "rules":
+        ask = offline.local_teacher(args.teacher)
     parts: dict[str, list[Episode]] = {split: [] for split in SPLITS}
     if args.import_file:
         logs = offline.read_logs(env, args.import_file, args.import_format)

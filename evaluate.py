@@ -78,8 +78,12 @@ def folders(args: Args) -> tuple[Path | None, Path | None, Path]:
     return policy, Path(expmodel) if expmodel else None, Path(args.data or base / "data")
 
 
+def judge_option(args: Args) -> str:
+    return f"{args.judge},{args.judge_model},{args.judge_key_env}" if args.judge else ""
+
+
 def make_environment(args: Args, data: Path, dist) -> tuple[Environment, list[Task]]:
-    """The data's environment with what the flags change, and --tasks of its tasks, the same in every run."""
+    """The data's environment with what the flags change, and --tasks of its tasks."""
     meta = run.load_meta(data)
     changed = {name: getattr(args, name) for name in ("data_dir", "env_options") if getattr(args, name)}
     env = env_of_data(args.env, meta["settings"] | changed, workers=run.spare_cores(dist),
@@ -92,13 +96,8 @@ def make_environment(args: Args, data: Path, dist) -> tuple[Environment, list[Ta
     return env, run.sample(tasks, args.tasks, 0, args.split)
 
 
-def judge_option(args: Args) -> str:
-    return f"{args.judge},{args.judge_model},{args.judge_key_env}" if args.judge else ""
-
-
 def load_policy(args: Args, folder: Path, env: Environment, device) -> Policy:
-    """A policy with the prompts it was trained on; another model's folder, or a hub name, gets the default
-    ones."""
+    """A policy with the prompts it was trained on; one of another maker gets the default ones."""
     meta = run.load_meta(folder) if (folder / "meta.json").exists() else {"policy": {}}
     if "policy" not in meta:
         raise ValueError(f"{folder}: its meta.json names no prompts of a policy; expected OUT/policy of "
@@ -109,7 +108,7 @@ def load_policy(args: Args, folder: Path, env: Environment, device) -> Policy:
 
 
 def play_player(args: Args) -> tuple[dict, list[Episode]]:
-    """A player of the environment in place of a policy, without data or training. "null" does nothing."""
+    """A player of the environment in place of a policy. "null" does nothing."""
     wrong = [flag for flag, given in (("--world dream", args.world == "dream"), ("--bound", args.bound),
                                       ("--html", args.html), ("--others", args.others)) if given]
     if wrong:
@@ -121,9 +120,8 @@ def play_player(args: Args) -> tuple[dict, list[Episode]]:
         if args.policy not in players:
             raise ValueError(f"--policy {args.policy}: no such folder, and {env.name} has no such player; "
                              f"it has {', '.join(players)}")
-        tasks = run.sample(env.tasks(args.split), args.tasks, 0, args.split) * args.repeats
+        tasks, played = run.sample(env.tasks(args.split), args.tasks, 0, args.split) * args.repeats, []
         with run.progress(len(tasks), args.policy) as bar:
-            played = []
             for i, task in enumerate(tasks):
                 rng = run.rng(args.seed, "play", i)
                 played.append(offline.play(env, task, players[args.policy], rng, f"{args.policy}-{i}"))
@@ -132,7 +130,6 @@ def play_player(args: Args) -> tuple[dict, list[Episode]]:
 
 
 def readable(episode: Episode) -> str:
-    """One episode as a person reads it."""
     lines = [f"== {episode.id}  ({episode.world}, {episode.task.id})\n{episode.task.text}"]
     for i, step in enumerate(episode.steps, 1):
         lines += [step.state, f"{i} > {step.action}" + ("" if step.valid else "    (changes nothing)")]
@@ -143,7 +140,7 @@ def readable(episode: Episode) -> str:
 
 
 def repeated(args: Args, tasks: list[Task], temperature: float) -> list[Task]:
-    """--repeats episodes of each task, one where the policy is greedy."""
+    """One episode of each task where the policy is greedy."""
     return tasks * (args.repeats if temperature else 1)
 
 
@@ -159,7 +156,7 @@ def play_policy(args: Args, policy: Policy, world, tasks: list[Task]) -> tuple[d
 
 def bound_gap(args: Args, policy: Policy, model: ExperienceModel, env: Environment, tasks: list[Task],
               dist) -> tuple[dict, list[Episode]]:
-    """The gap between dream and world at each temperature under its bound, and the real episodes."""
+    """The gap between dream and world at each temperature with its bound, and the real episodes."""
     found, real = {}, []
     for temperature in dict.fromkeys(args.temperatures):
         plan = repeated(args, tasks, temperature)
@@ -176,7 +173,7 @@ def bound_gap(args: Args, policy: Policy, model: ExperienceModel, env: Environme
 
 def show_play(args: Args, env: Environment, played: dict[str, list[Episode]],
               by: str) -> tuple[dict, list[Episode]]:
-    """Prints a row for each temperature or player (`by`); returns the reports and all episodes."""
+    """Prints a row for each temperature or player (`by`). Returns reports and episodes."""
     reports = {}
     for name, episodes in played.items():
         report = reports[name] = policy_report(episodes, env.audit)
@@ -196,8 +193,7 @@ def show_play(args: Args, env: Environment, played: dict[str, list[Episode]],
 
 def write_html(args: Args, policy: Policy | None, env: Environment, model: ExperienceModel | None,
                episodes: list[Episode]) -> None:
-    """The page of --html: the first episodes, and the same tasks played in the other world where there is
-    one."""
+    """The page of --html: the first episodes, and the same tasks played in the other world, if any."""
     (folder, expmodel, _), temperature = folders(args), args.temperatures[0]
     shown, about = episodes[:viewer.SHOWN], [f"{args.split} tasks", "recorded episodes"]
     if policy:
@@ -212,7 +208,7 @@ def write_html(args: Args, policy: Policy | None, env: Environment, model: Exper
 
 
 def show_never_won(args: Args, episodes: list[Episode], tasks: list[Task]) -> dict:
-    """Which of the tasks no episode won, of this policy at all temperatures and of the `--others`."""
+    """Of this policy at all temperatures and of the `--others`."""
     ids = {task.id for task in tasks}
     others = [e for file in args.others for e in read_episodes(Path(file)) if e.task.id in ids]
     found = never_won(episodes + others)
@@ -224,7 +220,7 @@ def show_never_won(args: Args, episodes: list[Episode], tasks: list[Task]) -> di
 
 
 def evaluate_model(args: Args, dist) -> None:
-    """A policy in a world, or, without one, an experience model on recorded episodes."""
+    """A policy in a world, or an experience model on recorded episodes."""
     folder, expmodel, data = folders(args)
     env, tasks = make_environment(args, data, dist)
     with contextlib.closing(env):
@@ -257,7 +253,6 @@ def evaluate_model(args: Args, dist) -> None:
 
 
 def save(args: Args, report: dict, episodes: list[Episode], more: dict) -> None:
-    """Writes --out."""
     if args.out:
         out = Path(args.out)
         out.mkdir(parents=True, exist_ok=True)

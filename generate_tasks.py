@@ -31,7 +31,7 @@ class Args:
 
 
 def valuable_tasks(path: str, count: int) -> list[Task]:
-    """The `count` tasks of highest value (Eq. 7) in a file of episodes."""
+    """Those of highest value (Eq. 7) in a file of episodes."""
     played, rewards = {}, defaultdict(list)
     for episode in read_episodes(path):
         played[episode.task.text] = episode.task

@@ -51,7 +51,6 @@ class Args:
 
 
 def make_environment(args: Args) -> Environment:
-    """The environment that is served, or that the experience model was trained for."""
     name = args.env
     settings = {"data_dir": "", "env_seed": args.env_seed, "env_options": [], "import_file": ""}
     if args.folder:

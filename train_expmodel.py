@@ -7,8 +7,8 @@ Eq. 5).
     torchrun --nproc-per-node 8 train_expmodel.py --env webshop --model meta-llama/Llama-3.1-8B-Instruct
 
 Four kinds of rows are mixed: next states, rewards of recorded steps, rewards of counterfactual steps, task
-variations (Eq. 6). Training stops when the probes pass on validation data, or at --max-steps, which is then
-said. Writes the model, its replay buffer and report.json.
+variations (Eq. 6). Training stops when the probes pass on validation data, or at --max-steps. Writes the
+model, its replay buffer and report.json.
 """
 from __future__ import annotations
 
@@ -110,15 +110,14 @@ def check(args: Args) -> None:
                          f"{args.steps}: the others see whole questions")
 
 
-# ---- rows --------------------------------------------------------------------------------------------------
+# ---- rows ----
 
 class Rows:
-    """Training rows, made when they are drawn. Draws depend on seed and step only, so a resumed run sees the
-    same rows.
+    """Training rows, made when they are drawn. Draws depend on seed and step only.
 
     The --short-first-steps see short questions alone. Two thirds are counterfactual rewards, not renamed and
     without prompt loss. The others (all, without counterfactual rewards) are next states without history and
-    demonstrations, of steps that changed little or nothing: their answer seldom needs either."""
+    demonstrations, of steps that changed little: their answer seldom needs either."""
 
     def __init__(self, args: Args, model: ExperienceModel, episodes: list[Episode], tasks: list):
         self.args, self.model = args, model
@@ -139,12 +138,12 @@ class Rows:
 
     def draw(self, step: int, share: slice = slice(None)) -> list[TrainSample]:
         """The rows of one optimizer step, or a rank's `share` of them."""
-        a, rng = self.args, run.rng(self.args.seed, "rows", step)
+        a, rng, short = self.args, run.rng(self.args.seed, "rows", step), step < self.short_steps
         shares = np.cumsum([0, a.reward_share, a.counterfactual_share, a.variation_share])
         n_reward, n_counterfactual, n_variation = np.diff((a.rows * shares).round().astype(int)).tolist()
-        short = step < self.short_steps
-        steps, p = (self.short, None) if short else (self.steps, self.p)
+        steps, p = self.steps, self.p
         if short:
+            steps, p = self.short, None
             n_reward, n_counterfactual, n_variation = 0, a.rows - a.rows // 3, 0
         n_counterfactual *= bool(self.counterfactual)
         n_variation *= bool(self.variations)
@@ -160,8 +159,10 @@ class Rows:
         # with other names from the start, the judge may not learn to compare at all
         rename_share = 0.0 if short else a.rename_share
         samples = self.next_rows(mine["next"], short)
-        samples += [self.reward_row(*row, self.names.draw(rename_share, rng))
-                    for row, rng in mine["reward"]]
+        for (episode, i), rng in mine["reward"]:
+            change = self.names.draw(rename_share, rng)
+            samples.append(self.model.reward_sample(change(episode.task.text),
+                                                    rename_step(episode.steps[i], change)))
         samples += [self.model.variation_sample(*pair) for pair, _ in mine["variation"]]
         reward_loss = 0.0 if short else a.reward_prompt_loss
         losses = [(reward_loss if kind == "reward" else a.prompt_loss, rng)
@@ -173,24 +174,16 @@ class Rows:
     def next_rows(self, rows: list[tuple[tuple[Episode, int], np.random.Generator]], short: bool) -> list:
         if not rows:
             return []
-        steps = [e.steps[i] for (e, i), _ in rows]
-        if short:
-            questions = [Question(e.task.text, s.state, s.shown_action, [], [], [])
-                         for s, ((e, _), _) in zip(steps, rows)]
-        else:
-            questions = self.model.questions([e.task.text for (e, _), _ in rows],
-                                             [e.steps[:i] for (e, i), _ in rows],
-                                             [s.state for s in steps], [s.shown_action for s in steps])
+        asked = [(e.task.text, e.steps[:i], e.steps[i].state, e.steps[i].shown_action) for (e, i), _ in rows]
+        questions = ([Question(task, state, action, [], [], []) for task, _, state, action in asked] if short
+                     else self.model.questions(asked))
         samples = []
-        for question, step, (_, rng) in zip(questions, steps, rows):
+        for question, ((episode, i), rng) in zip(questions, rows):
             question = replace(question, demos=[]) if rng.random() < self.args.demo_dropout else question
             change = self.names.draw(self.args.rename_share, rng)
-            question, step = rename_question(question, change), rename_step(step, change)
-            samples.append(self.model.next_sample(question, step))
+            samples.append(self.model.next_sample(rename_question(question, change),
+                                                  rename_step(episode.steps[i], change)))
         return samples
-
-    def reward_row(self, episode: Episode, i: int, change) -> TrainSample | None:
-        return self.model.reward_sample(change(episode.task.text), rename_step(episode.steps[i], change))
 
     @staticmethod
     def with_prompt_loss(sample: TrainSample, share: float, rng) -> TrainSample:
@@ -205,10 +198,9 @@ def changes_little(step: Step) -> bool:
     return encode(step.next_state, {"state": step.state}) != step.next_state
 
 
-# ---- the run -----------------------------------------------------------------------------------------------
+# ---- the run ----
 
 def make_model(args: Args, episodes: list[Episode], tasks: list, resume: Path | None, device):
-    """(model, tokenizer): of the checkpoint to resume, made from scratch, or loaded."""
     if resume:
         return load_model(str(resume), args.dtype, args.quantize, device=str(device))
     if tiny.is_scratch(args.model):
@@ -221,8 +213,7 @@ def make_model(args: Args, episodes: list[Episode], tasks: list, resume: Path | 
 
 def report_on(training: Training, episodes: list[Episode], dist, inconsistencies: bool = False,
               **changes) -> dict:
-    """The experience report, with other settings where `changes` names them (ablations at prediction
-    time)."""
+    """The experience report, with other settings by `changes` (ablations at prediction time)."""
     model, settings = training.experience, training.experience.settings
     model.settings = replace(settings, **changes)
     model.clear_caches()  # neither rounding nor draws depend on what an uninterrupted run would still hold
@@ -246,7 +237,6 @@ class Training:
     step: int = 0
 
     def save(self, out: Path, dist, finished: bool = False) -> None:
-        """Writes the checkpoint OUT/model; every rank calls it."""
         model, args = self.experience, self.rows.args
 
         def write(path: Path) -> None:
@@ -259,14 +249,12 @@ class Training:
         checkpoint.save(out, "model", write, {**self.meta, "finished": finished, "step": self.step}, dist)
 
     def load(self, folder: Path, dist) -> None:
-        """Puts optimizers, random state and step back, with any number of ranks."""
         shared, _ = checkpoint.load_state(folder, dist)
         load_optimizer_states(self.optimizers, shared["optimizers"])
         self.step = shared["step"]
 
 
 def make_training(args: Args, env, data: Path, meta: dict, resume: Path | None, dist) -> Training:
-    """Model, replay buffer, optimizers and rows, at the start or where `resume` left them."""
     episodes, tasks = read_episodes(data / "train.jsonl"), read_tasks(data / "tasks_train.jsonl")
     model, tokenizer = make_model(args, episodes, tasks, resume, dist.device)
     settings = ExperienceSettings(**{f.name: getattr(args, f.name) for f in fields(ExperienceSettings)})
@@ -282,7 +270,7 @@ def make_training(args: Args, env, data: Path, meta: dict, resume: Path | None, 
 
 
 def train(args: Args, training: Training, valid: list[Episode], out: Path, log, dist) -> None:
-    """The loop: until the probes pass on validation data, or --max-steps. Ctrl-C saves and ends."""
+    """Until the probes pass on validation data, or --max-steps."""
     refused = [e for e in recorded(valid) if any(not s.valid for s in e.steps)]
     judged = [e for e in valid if e.source == Source.COUNTERFACTUAL]
     probe = judged[:args.probe_rows] + refused[:args.probe_rows // 6]
@@ -326,8 +314,7 @@ def final_report(args: Args, training: Training, valid: list[Episode], dist) -> 
 
 
 def steps_of_epochs(args: Args, sources: list[dict]) -> int:
-    """Optimizer steps after which --epochs times as many next states were drawn as `sources` (of the data's
-    meta.json) hold."""
+    """Until --epochs times as many next states were drawn as `sources` (of the data's meta.json) hold."""
     count = {source["source"]: source["transitions"] for source in sources}
     counterfactual = args.counterfactual_share * bool(count.pop(Source.COUNTERFACTUAL, 0))
     drawn = args.rows * (1 - args.reward_share - counterfactual - args.variation_share)
@@ -374,8 +361,7 @@ def main() -> None:
 
 
 def export(args: Args, out: Path, dist) -> None:
-    """Ends the ranks. The first one writes the finished model as a plain Hugging Face folder, which any
-    server loads. A kill leaves no half folder, and a folder of something else is refused."""
+    """Ends the ranks. The first one writes the finished model as a plain Hugging Face folder."""
     dist.close()                                 # one rank alone can load no weights that ranks share
     if args.export and dist.is_main:
         to = Path(args.export)
@@ -385,7 +371,7 @@ def export(args: Args, out: Path, dist) -> None:
 
 
 def introduce(args: Args, training: Training, log, dist) -> None:
-    """What is trained on what. Raises ValueError where most rows are longer than may be generated."""
+    """Says what is trained on what. Raises ValueError where most rows are longer than may be generated."""
     rows, model = training.rows, training.experience
     first = rows.draw(rows.short_steps)
     if rows.too_long > rows.drawn / 2:
@@ -401,7 +387,6 @@ def introduce(args: Args, training: Training, log, dist) -> None:
 
 
 def train_step(args: Args, training: Training, dist) -> dict:
-    """One optimizer step on the rows of this step; every rank makes and takes its share of them."""
     rows, step, optimizers = training.rows, training.step, training.optimizers
     first = rows.short_steps
     start, end = (0, first) if step < first else (first, args.steps)     # each phase has its own cosine

@@ -10,8 +10,7 @@
 
 `train` is the loop, `iterate` one step of it. What is missing is made first (dreamgym/prepare.py): data by
 collect.py, the experience model by train_expmodel.py, and a policy that imitates a few demonstrations
-(dreamgym/imitation.py). No reward of the real environment reaches the dream phase (but for the experiments of
---dream).
+(dreamgym/imitation.py). No reward of the real environment reaches the dream phase, but for --dream.
 """
 import math
 from dataclasses import asdict, dataclass, field
@@ -142,12 +141,11 @@ def check(args: Args) -> None:
                          "model with --model NAME, or --expmodel-folder")
 
 
-# ---- what a run holds -------------------------------------------------------------------------------------
+# ---- what a run holds ----
 
 @dataclass
 class Run:
-    """What changes during a run. `save` writes it, but for the frozen reference, the policy with which this
-    phase began: see `leave_dream`. The replay buffer is the experience model's."""
+    """What changes during a run. `save` writes it, but for the frozen reference (`leave_dream`)."""
     policy: Policy
     reference: torch.nn.Module | None  # none without a KL term
     value_head: torch.nn.Module | None
@@ -160,7 +158,6 @@ class Run:
     evaluations: list = field(default_factory=list)
 
     def save(self, path: Path, dist) -> None:
-        """Writes everything into `path`; every rank calls it. Tensors are read back with weights_only."""
         save_model(self.policy.model, self.policy.tokenizer, path)
         head = self.value_head.state_dict() if self.value_head is not None else {}
         own = {"policy": self.policy.sampler.get_state(), "counts": self.policy.counts,
@@ -184,17 +181,16 @@ class Run:
             self.policy.counts = own["counts"]
             self.experience_model.set_state(own["experience_model"])
         values = run.read_json(path / "run.json")
-        self.curriculum.set_state(values["curriculum"])
-        self.step, self.evaluations = values["step"], values["evaluations"]
-        self.dream_transitions = values["dream_transitions"]
-        self.real_transitions = values["real_transitions"]
+        self.curriculum.set_state(values.pop("curriculum"))
+        for name, value in values.items():
+            setattr(self, name, value)
 
     def transitions(self) -> dict:
         return {"dream_transitions": self.dream_transitions, "real_transitions": self.real_transitions}
 
     def phase(self, args: Args) -> Literal["dream", "real", ""]:
-        """What the next iteration plays; "" when the run is over. Dream iterations come first, then real
-        transitions (S2R): no more --iterations make a run dream again."""
+        """What the next iteration plays; "" when the run is over. After the first real transition (S2R) no
+        more --iterations make a run dream again."""
         if args.algo == "imitation":
             return ""
         if args.world == "dream" and self.step < args.iterations and not self.real_transitions:
@@ -204,7 +200,6 @@ class Run:
 
 def make_run(args: Args, policy: Policy, reference: torch.nn.Module | None, experience_model: ExperienceModel,
              tasks: list[Task], resume: Path | None, dist) -> Run:
-    """The run at its start, or where the checkpoint `resume` left it."""
     head = torch.nn.Linear(policy.model.config.hidden_size, 1).to(dist.device) if args.algo == "ppo" else None
     groups = [{"params": trainable_parameters(policy.model), "lr": args.lr}]
     if head is not None:
@@ -233,10 +228,10 @@ class Job:
     dist: run.Dist
 
 
-# ---- the loop ----------------------------------------------------------------------------------------------
+# ---- the loop ----
 
 def train(job: Job, state: Run) -> list[dict]:
-    """The loop. Returns the reports on the test tasks, before and after."""
+    """Returns the reports on the test tasks, before and after."""
     args, dist, timer, before = job.args, job.dist, run.Timer(), job.out / "before.json"
     save = lambda: checkpoint.save(job.out, "policy", lambda path: state.save(path, dist), job.meta, dist)
     most = args.tasks * args.rollouts * job.env.max_steps        # transitions of an iteration
@@ -258,10 +253,10 @@ def train(job: Job, state: Run) -> list[dict]:
             log_iteration(job, state, values, episodes)
             malformed = sum(e.stop == StopReason.MALFORMED for e in episodes)
             if malformed > args.max_malformed * len(episodes):
-                raise ValueError(f"iteration {state.step}: {malformed} of {len(episodes)} dreamt "
-                                 f"episodes broke off in malformed answers (--max-malformed "
-                                 f"{args.max_malformed}): train the experience model longer, and see "
-                                 f"{job.out / 'episodes.jsonl'}")
+                raise ValueError(
+                    f"iteration {state.step}: {malformed} of {len(episodes)} dreamt episodes broke off in "
+                    f"malformed answers (--max-malformed {args.max_malformed}): train the experience model "
+                    f"longer, and see {job.out / 'episodes.jsonl'}")
             bar.update(1)
             if phase == "real":
                 left = args.real_transitions - state.real_transitions
@@ -280,7 +275,7 @@ def train(job: Job, state: Run) -> list[dict]:
 
 
 def leave_dream(job: Job, state: Run) -> None:
-    """S2R begins: from here on the KL term is to the policy that the dream made, not to imitation."""
+    """S2R begins: from here on the KL term is to the policy that the dream made."""
     write = lambda path: save_model(state.policy.model, state.policy.tokenizer, path)
     folder = checkpoint.save(job.out, LEFT_DREAM, write, job.meta, job.dist)
     state.reference = None             # its memory is for the new one
@@ -288,8 +283,7 @@ def leave_dream(job: Job, state: Run) -> None:
 
 
 def iterate(job: Job, state: Run, timer: run.Timer) -> tuple[dict, list[Episode]]:
-    """One training step: generate tasks now and then, sample, roll out, update, feed curriculum and replay
-    buffer. Returns what is logged, and the episodes of all ranks."""
+    """One training step. Returns what is logged, and the episodes of all ranks."""
     args, dist, model, phase = job.args, job.dist, state.experience_model, state.phase(job.args)
     model.clear_caches()  # rounding must not depend on what an uninterrupted run would still hold
     fraction, made = args.max_generated_fraction if phase == "dream" else 0.0, {}
@@ -327,34 +321,32 @@ def iterate(job: Job, state: Run, timer: run.Timer) -> tuple[dict, list[Episode]
 
 
 def log_iteration(job: Job, state: Run, values: dict, episodes: list[Episode]) -> None:
-    """Writes metrics.jsonl, the console line, and the episodes."""
-    report = policy_report(episodes, job.env.audit)
+    report, model = policy_report(episodes, job.env.audit), state.experience_model
     values = values | {"malformed": report["stops"].get(StopReason.MALFORMED, 0)}
-    groups = {"stop": report["stops"], "reward": report["reward_confusion"],
-              "dream": state.experience_model.counts, "policy": state.policy.counts}
+    groups = {"stop": report["stops"], "reward": report["reward_confusion"], "dream": model.counts,
+              "policy": state.policy.counts}
     values |= {f"{group}/{k}": v for group, counts in groups.items() for k, v in counts.items()}
     values |= {k: report[k] for k in ("success", "length", "invalid")}
     values |= state.transitions() | state.curriculum.summary()
-    values |= {"replay": len(state.experience_model.buffer),
-               "synthetic_share": state.experience_model.buffer.share_synthetic()}
+    values |= {"replay": len(model.buffer), "synthetic_share": model.buffer.share_synthetic()}
     job.log.step("rl", state.step, values, ["world", "success", "malformed", "entropy", "kl_ref",
                                             "zero_variance", "rollout_s", "update_s"])
     if job.dist.is_main:
         run.write_jsonl(job.out / "episodes.jsonl", map(to_json, episodes), append=True)
 
 
-# ---- parts of an iteration ---------------------------------------------------------------------------------
+# ---- parts of an iteration ----
 
 def play(job: Job, state: Run, world, tasks: list[Task], temperature: float, name: str,
          budget: int | None = None) -> list[Episode]:
-    """This rank's episodes. Each says which iteration played it: a resumed run plays the later ones again."""
+    """This rank's episodes."""
     with unsharded(state.policy.model), unsharded(state.experience_model.model):
         episodes = rollout(state.policy, world, tasks, temperature, f"{name}-r{job.dist.rank}",
                            max_transitions=budget)
     for model in (state.policy, state.experience_model):
         if model.sampler:
             model.sampler.clear_caches()         # their memory is the update's now
-    for episode in episodes:
+    for episode in episodes:                     # a resumed run plays the later ones again
         episode.iteration = state.step
     return episodes
 
@@ -365,8 +357,8 @@ def gather(episodes: list[Episode], dist) -> list[Episode]:
 
 
 def feed_curriculum(args: Args, state: Run, episodes: list[Episode]) -> float:
-    """Eq. 7 per group: GRPO's own groups, or for PPO clusters of tasks by phi of their texts. Returns the
-    share of groups without variance."""
+    """Eq. 7 per group; for PPO clusters of tasks by phi of their texts. Returns the share of groups without
+    variance."""
     episodes, labels = rl.usable(episodes, args.drop_malformed), None
     if args.algo == "ppo" and episodes:
         tasks = {e.task.id: e.task.text for e in episodes}
@@ -378,8 +370,8 @@ def feed_curriculum(args: Args, state: Run, episodes: list[Episode]) -> float:
 
 
 def generate(job: Job, state: Run) -> dict:
-    """Tasks of high variance are seeds; M_task writes variations (Eq. 6). Rank 0 writes, all ranks take the
-    same tasks. Returns counts of accepted and refused texts."""
+    """Rank 0 writes variations of tasks of high variance (Eq. 6), all ranks take them. Returns counts of
+    accepted and refused texts."""
     made, counts = [], {}
     if job.dist.is_main:
         texts = {task.text for part in job.splits.values() for task in part}
@@ -390,13 +382,13 @@ def generate(job: Job, state: Run) -> dict:
     return counts
 
 
-# ---- evaluation on the way, and at both ends ---------------------------------------------------------------
+# ---- evaluation on the way, and at both ends ----
 
 def evaluate(job: Job, state: Run, tasks: list[Task], temperatures: tuple, name: str,
              in_dream: bool) -> tuple[dict, list[dict]]:
     """Plays each task once in the real environment, if there is one, at each temperature, and once in the
-    dream at 1, if asked or if there is no other world; all ranks play a share. Returns reports by "real 0",
-    "real 0.4", "dream 1", and the first 20 episodes of each as records."""
+    dream at 1, if asked or if there is no other world. Returns reports by "real 0", "real 0.4", "dream 1",
+    and the first 20 episodes of each as records."""
     state.experience_model.clear_caches()
     plan = [("real", job.env, t) for t in dict.fromkeys(temperatures)] if job.env.is_real else []
     if in_dream or not plan:
@@ -432,8 +424,8 @@ def validate(job: Job, state: Run) -> None:
 
 
 def test(job: Job, state: Run, name: str) -> dict:
-    """The test tasks, played once for the starting policy and once for the final one. Not in the dream:
-    success there says nothing about the real one."""
+    """The test tasks, played by the starting or the final policy. Not in the dream: success there says
+    nothing about the real world."""
     found, episodes = evaluate(job, state, job.splits["test"], TEMPERATURES, f"test-{name}", in_dream=False)
     if job.dist.is_main:
         run.write_jsonl(job.out / f"test-{name}.jsonl", episodes, append=False)

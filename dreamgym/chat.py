@@ -4,9 +4,8 @@
     ids = prompt_ids(tokenizer, chat, page)                       # + the answer, with its end token
     ids += prompt_ids(tokenizer, chat, page, is_first=False)      # + the next answer ...
 
-What was sampled is never tokenized again. A turn is tokenized in one piece with the strings around it, as the
-template would be: tokenizers join characters over a seam. Left out on purpose: templates with tools or
-several system turns.
+What was sampled is never tokenized again. A turn is tokenized in one piece with the strings around it:
+tokenizers join characters over a seam. Left out on purpose: templates with tools or several system turns.
 """
 from array import array
 from dataclasses import dataclass
@@ -26,19 +25,18 @@ PLAIN = ("{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}{{
 USER, ANSWER, NEXT = "USERTEXTONE", "ANSWERTEXTONE", "USERTEXTTWO"
 
 
-@lru_cache(maxsize=8192)     # most repeats are near: the episodes of a group. An array needs 4 bytes an id
+@lru_cache(maxsize=8192)     # most repeats are near. An array needs 4 bytes an id
 def _encode(tokenizer: PreTrainedTokenizerBase, text: str, untrusted: bool) -> array:
     return array("I", tokenizer(text, add_special_tokens=False, split_special_tokens=untrusted)["input_ids"])
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """The ids of our own text, such as the strings of a ChatFormat, whose special tokens count."""
+    """The ids of our own text, whose special tokens count."""
     return list(_encode(tokenizer, text, False))
 
 
 def encode_untrusted(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """The ids of text from outside (pages, tasks, answers). A special token written in it is spelled out, so
-    that a page cannot end a turn."""
+    """The ids of text from outside. A special token in it is spelled out: a page cannot end a turn."""
     return list(_encode(tokenizer, text, True))
 
 
@@ -57,7 +55,7 @@ class ChatFormat:
 
 def _render(tokenizer: PreTrainedTokenizerBase, template: str, system: str,
             user: str = USER) -> tuple[str, str]:
-    """(a question, a question and its answer and the next question), by the template."""
+    """(a question, a question and its answer and the next question)."""
     chat = [{"role": "user", "content": user}, {"role": "assistant", "content": ANSWER},
             {"role": "user", "content": NEXT}]
     head = [{"role": "system", "content": system}] if system else []
@@ -67,8 +65,7 @@ def _render(tokenizer: PreTrainedTokenizerBase, template: str, system: str,
 
 
 def _fixed_template(tokenizer: PreTrainedTokenizerBase, system: str, thinks: bool) -> str:
-    """The tokenizer's template, its date and thinking fixed, and with FOLD where it needs that. Raises
-    ValueError where it does not render each text exactly once."""
+    """The tokenizer's template, its date and thinking fixed, and with FOLD where it needs that."""
     own = tokenizer.get_chat_template() if tokenizer.chat_template else PLAIN
     for fold in ("", FOLD):
         template = f"{TODAY}{{% set enable_thinking = {str(thinks).lower()} %}}{fold}{own}"
@@ -90,8 +87,8 @@ def chat_format(tokenizer: PreTrainedTokenizerBase, system: str = "", thinks: bo
     """The strings around the turns of a chat, found by rendering marker texts through the chat template.
 
     `thinks`: the model is to begin its answers with <think>; else a template that knows thinking is asked for
-    none. Streams only grow: a template that rewrites old turns (Qwen3 takes their thinking out) is used as it
-    renders the last one. Raises ValueError for a template that loses a text, or when no end token is known.
+    none. A template that rewrites old turns (Qwen3 takes their thinking out) is used as it renders the last
+    one. Raises ValueError for a template that loses a text, or when no end token is known.
     """
     template = _fixed_template(tokenizer, system, thinks)
     asked, talked = _render(tokenizer, template, system)
@@ -129,9 +126,8 @@ def prompt_ids(tokenizer: PreTrainedTokenizerBase, chat: ChatFormat, text: str,
                is_first: bool = True) -> list[int]:
     """The ids of a user turn that asks for an answer: the first of a chat, or one behind an answer."""
     text = text.strip() if chat.strips else text
-    if is_first:
-        return _encode_within(tokenizer, chat, chat.open, text, chat.ask)
-    return _encode_within(tokenizer, chat, chat.close, text, chat.ask)[1:]
+    ids = _encode_within(tokenizer, chat, chat.open if is_first else chat.close, text, chat.ask)
+    return ids if is_first else ids[1:]          # without the end token, which the answer has
 
 
 def answer_ids(tokenizer: PreTrainedTokenizerBase, chat: ChatFormat, text: str) -> list[int]:

@@ -15,9 +15,8 @@ from dreamgym.run import SCHEMA, Dist, check_meta, get_random_state, load_meta, 
 
 
 def save(folder: str | Path, name: str, writer: Callable[[Path], None], meta: dict, dist: Dist) -> Path:
-    """Writes the checkpoint folder/name; a kill at any point leaves one whole checkpoint, the old or the new.
-    Every rank runs writer(path) on the same empty folder. Raises ValueError where something cannot be
-    written."""
+    """Writes the checkpoint folder/name; a kill at any point leaves a whole one, the old or the new. Every
+    rank runs writer(path) on the same empty folder. Raises ValueError where something cannot be written."""
     whole, new, old = _repaired(folder, name, dist)
     try:
         new.mkdir(parents=True, exist_ok=True)
@@ -47,8 +46,8 @@ def latest(folder: str | Path, name: str, dist: Dist) -> Path | None:
 
 
 def find(folder: str | Path, name: str, meta: dict, dist: Dist) -> Path | None:
-    """The checkpoint folder/name to go on from, or None. Raises ValueError naming each key of `meta`, and
-    each of its `settings`, that the checkpoint has otherwise."""
+    """The `latest` to go on from. Raises ValueError naming each key of `meta`, and each of its `settings`,
+    that the checkpoint has otherwise."""
     resume = latest(folder, name, dist)
     if resume:
         saved, rest = load_meta(resume), {k: v for k, v in meta.items() if k != "settings"}
@@ -57,7 +56,7 @@ def find(folder: str | Path, name: str, meta: dict, dist: Dist) -> Path | None:
 
 
 def remove(folder: str | Path, name: str, dist: Dist) -> None:
-    """Removes folder/name and whole copies that a kill left beside it (--fresh)."""
+    """Also whole copies that a kill left (--fresh)."""
     if dist.is_main:
         for path in _paths(folder, name):
             if (path / "meta.json").exists():    # else it is no checkpoint
@@ -71,8 +70,7 @@ def _paths(folder: str | Path, name: str) -> tuple[Path, Path, Path]:
 
 
 def _repaired(folder: str | Path, name: str, dist: Dist) -> tuple[Path, Path, Path]:
-    """The `_paths`. The newest whole checkpoint left by a kill gets its name, the rest goes. Raises
-    ValueError if folder/name exists and is no checkpoint."""
+    """The `_paths`. The newest whole checkpoint left by a kill gets its name, the rest goes."""
     whole, new, old = _paths(folder, name)
     if dist.is_main:
         if whole.exists() and not (whole / "meta.json").exists():
@@ -94,8 +92,7 @@ def _sync(path: Path) -> None:
 
 
 def save_state(folder: Path, shared: dict, own: dict, dist: Dist) -> None:
-    """Writes training.pt: rank 0's `shared`, and each rank's `own` with its random state. Every rank calls
-    it."""
+    """Writes training.pt: rank 0's `shared`, and each rank's `own` with its random state."""
     ranks = dist.gather([{**own, "random": get_random_state()}])
     if dist.is_main:
         torch.save({"shared": shared, "ranks": ranks}, folder / "training.pt")
@@ -103,7 +100,7 @@ def save_state(folder: Path, shared: dict, own: dict, dist: Dist) -> None:
 
 def load_state(folder: Path, dist: Dist) -> tuple[dict, dict]:
     """(shared, own) of `save_state`, by any number of ranks; the random state is put back. `own` is empty for
-    a rank that the saved run did not have. Raises ValueError where there is no such state."""
+    a rank that the saved run did not have."""
     if not (folder / "training.pt").exists():
         raise ValueError(f"{folder}: found no training.pt; expected a checkpoint of this version; use "
                          "--fresh")

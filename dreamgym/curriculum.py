@@ -7,9 +7,8 @@ what to drop.
     curriculum.add(write_tasks(experience_model, curriculum.seeds(4), ...))
 
 A task whose episodes all fail or all succeed has value 0 and gives no gradient, so it fades. Its estimate
-drifts back to the prior with the iterations since, because the policy changes: it is tried again later.
-The paper gives the value, the high-value seeds and the bound lambda; draw, drift, prior and dropping are
-ours.
+drifts back to the prior, because the policy changes: it is tried again later. The paper gives the value, the
+high-value seeds and the bound lambda; draw, drift, prior and dropping are ours.
 """
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,8 +23,7 @@ SCHEMA = 2
 
 
 def task_value(rewards: Sequence[float]) -> float:
-    """Population variance of a group's rewards (Eq. 7): for rewards 0 and 1 at most 0.25, where half of them
-    are 1."""
+    """Population variance of a group's rewards (Eq. 7)."""
     return float(np.var(rewards)) if max(rewards) > min(rewards) else 0.0    # np.var([0.1] * 3) is not 0
 
 
@@ -49,8 +47,7 @@ class TaskStats(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Curriculum:
-    """The tasks of a run, their values, and the choice of the next ones. explore: share of the draw that
-    ignores values; 1 is the ablation."""
+    """explore: share of the draw that ignores values; 1 is the ablation."""
     decay = 0.95          # what an iteration leaves of the distance between value and prior
     prior = 0.25          # value of an unseen task: the largest for rewards 0 and 1
     fresh = 0.5           # weight of the newest group in the running value
@@ -64,13 +61,12 @@ class Curriculum:
         self.explore, self.iteration = explore, 0
         self.share_generated = 0.0                             # of the last sample
 
-    # ---- choosing ------------------------------------------------------------------------------------
+    # ---- choosing ----
 
     def _freshness(self, stats: TaskStats) -> float:
         return self.decay ** (self.iteration - stats.last)
 
     def estimate(self, stats: TaskStats) -> float:
-        """Value for sampling: the measured one, which drifts to the prior with its age."""
         if stats.last < 0:
             return self.prior
         return self.prior + (stats.value - self.prior) * self._freshness(stats)
@@ -79,8 +75,7 @@ class Curriculum:
         """n different tasks, drawn in proportion to (1 - explore) * estimate + explore * mean estimate.
 
         max_generated_fraction: lambda of the paper, which gives no number. At most floor(lambda * n) tasks
-        are generated: a bound, not a quota, so worthless ones are seldom drawn. Raises ValueError where the
-        tasks do not suffice.
+        are generated. Raises ValueError where the tasks do not suffice.
         """
         room = math.floor(max_generated_fraction * n + 1e-9)   # 0.29 * 100 is 28.999...
         tasks = [stats.task for stats in self.stats.values()]
@@ -100,23 +95,19 @@ class Curriculum:
         return chosen
 
     def seeds(self, m: int) -> list[Task]:
-        """At most m tasks of highest variance, as seeds of task generation (Eq. 6). A value decays to 0 with
-        its age here: a seed is a task known to be of use, never an unseen or a worthless one."""
+        """At most m measured tasks of highest variance, as seeds of task generation (Eq. 6). A value decays
+        to 0 with its age here."""
         measured = [stats for stats in self.stats.values() if stats.last >= 0 and stats.value > 0]
         measured.sort(key=lambda stats: -stats.value * self._freshness(stats))
         return [stats.task for stats in measured[:m]]
 
-    # ---- learning ------------------------------------------------------------------------------------
+    # ---- learning ----
 
     def update(self, episodes: Sequence[Episode], iteration: int,
                labels: Mapping[str, int] | None = None) -> float:
         """Measure the groups of an iteration's episodes (Eq. 7); returns the share of groups without
-        variance.
-
-        A group is the episodes of one task (GRPO), or, with `labels` (task id -> cluster), those of one
-        cluster (PPO): its tasks share the value. A group of one episode has no variance to measure and
-        changes no value.
-        """
+        variance. A group is the episodes of one task (GRPO), or, with `labels` (task id -> cluster), those of
+        one cluster (PPO), whose tasks share the value. A group of one episode changes no value."""
         label = (lambda task_id: task_id) if labels is None else labels.get
         groups: dict[object, list[float]] = {}
         for episode in episodes:
@@ -132,8 +123,7 @@ class Curriculum:
         return sum(value == 0 for value in values.values()) / max(1, len(values))
 
     def add(self, tasks: Sequence[Task]) -> None:
-        """Take generated tasks in. Over `max_generated` the least valuable measured ones go, among zeros the
-        longest run of them."""
+        """Over `max_generated` the least valuable measured ones go, among zeros the longest run of them."""
         for task in tasks:
             assert task.generated and task.id not in self.stats, task.id
             self.stats[task.id] = TaskStats(task=task)
@@ -146,10 +136,10 @@ class Curriculum:
         for stats in generated[:max(0, len(generated) - self.max_generated)]:
             del self.stats[stats.task.id]
 
-    # ---- state and log -------------------------------------------------------------------------------
+    # ---- state and log ----
 
     def summary(self) -> dict[str, float]:
-        """For the log. value_mean and share_zero are of the measured tasks, by their last measurement."""
+        """For the log; value_mean and share_zero are of the measured tasks."""
         measured = [stats for stats in self.stats.values() if stats.last >= 0]
         return {"value_mean": sum(s.value for s in measured) / max(1, len(measured)),
                 "share_zero": sum(s.zeros > 0 for s in measured) / max(1, len(measured)),
@@ -158,13 +148,12 @@ class Curriculum:
                 "generated": sum(s.task.generated for s in self.stats.values())}
 
     def get_state(self) -> dict:
-        """All that changes, as JSON values; settings are not in it."""
+        """All that changes, as JSON values."""
         tasks = msgspec.to_builtins(list(self.stats.values()))
         return {"schema": SCHEMA, "iteration": self.iteration, "tasks": tasks}
 
     def set_state(self, state: dict) -> None:
-        """Go on from `get_state`, in a curriculum made with the same original tasks. Raises ValueError where
-        they differ."""
+        """Raises ValueError where the original tasks differ."""
         if state.get("schema") != SCHEMA:
             raise ValueError(f"Curriculum.set_state: schema is {state.get('schema')!r}, expected {SCHEMA}")
         saved = msgspec.convert(state["tasks"], list[TaskStats])

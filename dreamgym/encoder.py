@@ -1,11 +1,9 @@
-"""phi(state, action) of DreamGym, Eq. 4: what the replay buffer is searched by, and what history is selected
-by.
+"""phi(state, action) of DreamGym, Eq. 4: what the replay buffer is searched by, and history selected.
 
     vectors_ND = load_encoder("words")(states, actions)        # unit vectors, float32
 
 The cosine of two vectors is the mean of the cosine of the actions and that of the states, so a long page
-cannot drown a short action. The paper does not name its encoder. Ours, by default: words, weighted by rarity
-and randomly projected; no model, no download.
+cannot drown a short action. The paper does not name its encoder; the default is ours.
 """
 from __future__ import annotations
 
@@ -40,7 +38,7 @@ class Encoder:
 
 
 class WordEncoder(Encoder):
-    """A random projection of tf-idf bags of words; `fit` counts words."""
+    """A random projection of tf-idf bags of words."""
 
     def __init__(self, dim: int = 256, idf: dict[str, float] | None = None):
         super().__init__()
@@ -66,7 +64,7 @@ class WordEncoder(Encoder):
 
 @lru_cache(maxsize=CACHED_TEXTS)
 def direction(word: str, dim: int) -> np.ndarray:
-    """A random direction that depends on the word alone, the same on every machine."""
+    """A random direction, the same on every machine."""
     signs = np.random.default_rng(zlib.crc32(word.encode())).choice(np.float32([-1, 1]), dim)
     return signs * np.float32(dim ** -0.5)
 

@@ -1,8 +1,6 @@
-"""Task, Step, Episode: the one record type that flows through the whole program, and its JSONL form.
-
-Environments, the experience model, scripted players and imported logs all produce `Episode`s. A file holds
-one episode a line, with a `schema` number; msgspec checks the types, `check_episode` the rest, and an error
-names file, line and field (docs/data.md). What only one environment knows is in `Task.goal`.
+"""Task, Step, Episode: the one record type that flows through the whole program, and its JSONL form
+(docs/data.md): one episode a line, with a `schema` number. msgspec checks the types, `check_episode` the
+rest, and an error names file, line and field.
 """
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
@@ -71,7 +69,7 @@ class Step(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fiel
 
 
 class TokenSegment(msgspec.Struct, kw_only=True):
-    """Token ids of one context window of a policy; they only grow."""
+    """One context window of a policy; it only grows."""
     ids: list[int] = []
     mask: list[int] = []           # 1 = sampled by the policy
     logps: list[float] = []        # of the masked tokens in order
@@ -101,14 +99,13 @@ class Episode(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
 
 
 def recorded(episodes: Iterable[Episode]) -> list[Episode]:
-    """Those that somebody played: no counterfactuals, which are a page judged under another task."""
+    """Those that somebody played: no counterfactuals."""
     return [episode for episode in episodes if episode.source != Source.COUNTERFACTUAL]
 
 
-def successes(episodes: Iterable[Episode]) -> float:
+def successes(episodes: list[Episode]) -> float:
     """Share of successful episodes; 0 for none."""
-    outcomes = [episode.success for episode in episodes]
-    return sum(outcomes) / max(1, len(outcomes))
+    return sum(episode.success for episode in episodes) / max(1, len(episodes))
 
 
 def number_lines(text: str) -> str:
@@ -128,7 +125,7 @@ def rename_episode(episode: Episode, change: Callable[[str], str]) -> Episode:
     return replace(episode, task=task, steps=[rename_step(step, change) for step in episode.steps])
 
 
-# ---- checks and files --------------------------------------------------------------------------------------
+# ---- checks and files ----
 
 def check_episode(episode: Episode, where: str = "episode") -> Episode:
     """The episode itself, or a ValueError that names `where` and the field that cannot be."""
@@ -167,8 +164,7 @@ def to_json(record: Task | Episode) -> dict:
 
 
 def from_json(record: object, kind: type, where: str):
-    """A Task or an Episode from plain JSON values. Raises ValueError naming `where` and the field that does
-    not fit."""
+    """A Task or an Episode. Raises ValueError naming `where` and the field that does not fit."""
     if not isinstance(record, dict) or record.get("schema") != SCHEMA:
         found = record.get("schema") if isinstance(record, dict) else type(record).__name__
         raise ValueError(f"{where}: field `schema` is {str(found)[:40]!r}, expected {SCHEMA}; see "
@@ -181,8 +177,7 @@ def from_json(record: object, kind: type, where: str):
 
 
 def read_jsonl(path: Path | str) -> Iterator[tuple[str, object]]:
-    """("file:line", value) for each line that is not blank. Raises ValueError naming file and line where it
-    is no JSON."""
+    """("file:line", value) for each line that is not blank."""
     path = Path(path)
     if not path.is_file():
         raise ValueError(f"{path}: no such file; expected JSONL")
@@ -196,7 +191,6 @@ def read_jsonl(path: Path | str) -> Iterator[tuple[str, object]]:
 
 
 def read_episodes(path: Path | str) -> list[Episode]:
-    """All episodes of a JSONL file."""
     episodes: dict[str, Episode] = {}
     for where, record in read_jsonl(path):
         episode = from_json(record, Episode, where)
@@ -208,5 +202,4 @@ def read_episodes(path: Path | str) -> list[Episode]:
 
 
 def read_tasks(path: Path | str) -> list[Task]:
-    """All tasks of a JSONL file."""
     return [from_json(record, Task, where) for where, record in read_jsonl(path)]

@@ -1,6 +1,5 @@
-"""What an experience model and a policy are worth: errors by action type, probes of the reward, success with
-intervals. Truth comes from recorded steps and from the environment's `audit`; training never sees it. Beside
-the experience model stands its null: the nearest recorded transition.
+"""What an experience model and a policy are worth. Truth comes from recorded steps and from the environment's
+`audit`; training never sees it. Beside the experience model stands its null: the nearest recorded transition.
 """
 import math
 from collections import Counter, defaultdict
@@ -12,12 +11,9 @@ from dreamgym import run
 from dreamgym.envs.base import Audit
 from dreamgym.episode import Episode, Source, Step, StopReason, Task
 from dreamgym.experience_model import ExperienceModel, Prediction
-from dreamgym.prompts import Question
 
-NEAR_MISS_LIMIT = 0.05      # share of near misses paid
+NEAR_MISS_LIMIT, REFUSAL_LIMIT, MALFORMED_LIMIT = 0.05, 0.10, 0.02     # most that pass (`failed_probes`)
 FITS_LIMIT = 0.90           # share of fulfilled tasks paid, at least
-REFUSAL_LIMIT = 0.10        # share of refused actions that change the imagined page
-MALFORMED_LIMIT = 0.02      # share of answers that cannot be read
 
 
 def interval(mean: float, n: float) -> tuple[float, float]:
@@ -30,9 +26,8 @@ def interval(mean: float, n: float) -> tuple[float, float]:
 
 
 def share(rows: Sequence[bool], tasks: Sequence[str] = ()) -> dict:
-    """Count, share and Wilson 95 % interval of a list of outcomes. With the task of each, outcomes of one
-    task count as one as far as they are alike: the interval is that of the effective sample size, at least
-    the number of tasks (Korn and Graubard, 1998)."""
+    """Count, share and Wilson 95 % interval of outcomes. With the task of each, the interval is that of the
+    effective sample size, at least the number of tasks (Korn and Graubard, 1998)."""
     n, mean = len(rows), sum(rows) / len(rows) if rows else None
     size = n
     if len(set(tasks)) < len(tasks):
@@ -47,8 +42,8 @@ def share(rows: Sequence[bool], tasks: Sequence[str] = ()) -> dict:
 
 
 def with_interval(cell: dict, sign: str = "") -> str:
-    """A value and its interval, of `policy_report`, `bootstrap` or `share`: "0.500 [0.402, 0.598]"; "-" where
-    nothing was counted. With `sign` "+" all three numbers carry their sign."""
+    """A value and its interval, of `policy_report`, `bootstrap` or `share`: "0.500 [0.402, 0.598]", with
+    `sign` "+" each with its sign; "-" where nothing was counted."""
     value = next(cell[name] for name in ("success", "mean", "share") if name in cell)
     form = f"{sign}.3f"
     return "-" if value is None else f"{value:{form}} [{cell['low']:{form}}, {cell['high']:{form}}]"
@@ -67,39 +62,36 @@ def confusion(pairs: Iterable[tuple[bool, bool]]) -> dict[str, int]:
     return {k: counts[k] for k in ("TP", "FP", "FN", "TN")}
 
 
-# ---- the experience model ----------------------------------------------------------------------------------
+# ---- the experience model ----
 
 def ask_recorded(model: ExperienceModel, episodes: list[Episode], dist,
-                 batch: int = 256) -> list[tuple[Episode, int, Question, Prediction]]:
+                 batch: int = 256) -> list[tuple[Episode, int, Prediction]]:
     """The dream asked about each recorded step with its true history (teacher forcing): (episode, index of
-    the step, question, prediction). Each rank of `dist`, a run.Dist, asks its part."""
-    rows, pairs = [(e, i) for e in episodes for i in range(len(e.steps))], []
+    the step, prediction). Ranks share the work."""
+    rows, predictions = [(e, i) for e in episodes for i in range(len(e.steps))], []
     first, end = (len(rows) * rank // dist.world_size for rank in (dist.rank, dist.rank + 1))
     with run.progress(end - first, "experience model on recorded steps") as bar:
         for start in range(first, end, batch):
             part = rows[start:min(start + batch, end)]
-            steps = [e.steps[i] for e, i in part]
-            questions = model.questions([e.task.text for e, _ in part], [e.steps[:i] for e, i in part],
-                                        [s.state for s in steps], [s.shown_action for s in steps])
-            pairs += zip(questions, model.predict(questions))
+            questions = model.questions([(e.task.text, e.steps[:i], e.steps[i].state, e.steps[i].shown_action)
+                                         for e, i in part])
+            predictions += model.predict(questions)
             bar.update(len(part))
-    return [(*row, *pair) for row, pair in zip(rows, dist.gather(pairs))]
+    return [(*row, prediction) for row, prediction in zip(rows, dist.gather(predictions))]
 
 
-def changes(prediction: Prediction, state: str) -> bool:
-    """Whether an imagined step leaves the page `state`: of a refused action, a wrong grant."""
+def granted(prediction: Prediction, state: str) -> bool:
+    """Whether the imagined step of a refused action leaves the page `state`."""
     return not prediction.malformed and prediction.next_state != state
 
 
 def experience_report(model: ExperienceModel, episodes: list[Episode], dist, batch: int = 256) -> dict:
-    """Errors on recorded steps with their true history: next states exact and word F1, by action type; exact
-    where the action before was refused; the reward's confusion; near misses paid, by the constraint that a
-    counterfactual breaks; refused actions accepted; malformed answers; the lookup null. Ranks share the
-    work."""
+    """Errors on recorded steps with their true history, beside the lookup null. `near_miss_paid`: by the
+    constraint that a counterfactual breaks."""
     asked = ask_recorded(model, episodes, dist, batch)
     exact, f1, paid_by_label = defaultdict(list), defaultdict(list), defaultdict(list)
     refused, after_refusal, verdicts = [], [], []
-    for episode, i, _, prediction in asked:
+    for episode, i, prediction in asked:
         step, paid, read = episode.steps[i], bool(prediction.reward), not prediction.malformed
         if episode.source == Source.COUNTERFACTUAL:
             paid_by_label[episode.label].append(paid)
@@ -108,7 +100,7 @@ def experience_report(model: ExperienceModel, episodes: list[Episode], dist, bat
         exact[kind].append(read and prediction.next_state == step.next_state)
         f1[kind].append(word_f1(prediction.next_state, step.next_state))
         if kind == "refused":
-            refused.append(changes(prediction, step.state))
+            refused.append(granted(prediction, step.state))
         elif i and not episode.steps[i - 1].valid:
             after_refusal.append(exact[kind][-1])
         if (step.done and episode.stop != StopReason.NOT_JUDGED) or paid:
@@ -131,9 +123,8 @@ def experience_report(model: ExperienceModel, episodes: list[Episode], dist, bat
 
 
 def replayed_inconsistencies(model: ExperienceModel, episodes: list[Episode], dist) -> dict:
-    """Share of inconsistent pages: recorded actions are played in the dream, which builds on its own pages;
-    the audit counts those that contradict earlier ones of the same episode (none in the real environment).
-    Each rank plays its part."""
+    """Share of pages that contradict earlier ones of the same episode (none in the real environment), where
+    recorded actions are played in the dream, which builds on its own pages. Ranks share the work."""
     episodes = episodes[dist.rank::dist.world_size]
     sessions, steps = model.reset([e.task for e in episodes]), [[] for _ in episodes]
     running, t = list(range(len(episodes))), 0
@@ -142,8 +133,8 @@ def replayed_inconsistencies(model: ExperienceModel, episodes: list[Episode], di
         actions = [episodes[i].steps[t].action for i in running]
         results = model.step([sessions[i] for i in running], actions)
         for i, state, action, result in zip(running, before, actions, results):
-            grounded = model.env.ground(state, action)
-            steps[i].append(Step(state=state, action=action, grounded=grounded, next_state=result.state))
+            steps[i].append(Step(state=state, action=action, grounded=model.env.ground(state, action),
+                                 next_state=result.state))
         running, t = [i for i, result in zip(running, results) if not result.done], t + 1
     pairs = dist.gather([model.env.audit.inconsistencies(part) for part in steps])
     checked, broken = sum(c for c, _ in pairs), sum(b for _, b in pairs)
@@ -176,8 +167,7 @@ def probe_verdict(report: dict) -> str:
 
 
 def experience_tables(report: dict) -> str:
-    """What `experience_report` found, for the console: errors by action type beside the lookup null, probes
-    of the reward."""
+    """What `experience_report` found, for the console."""
     rows = report["by_action"] | {"all": report["exact"] | {"f1": report["f1"]}}
     rows["after a refused action"] = report["after_refusal"]
     rows["null: the nearest recorded step"] = report["exact_of_lookup"]
@@ -189,8 +179,8 @@ def experience_tables(report: dict) -> str:
 
 
 def theorem_1(report: dict, gamma: float) -> str:
-    """The model-error term of DreamGym's Theorem 1 with R_max 1, from recorded data. The theorem takes
-    suprema over all states and actions; the means measured here are a lower bound on that term."""
+    """The model-error term of DreamGym's Theorem 1 with R_max 1. The theorem takes suprema over all states
+    and actions; the means on recorded data are a lower bound on it."""
     if report["exact"]["share"] is None:
         return "Theorem 1: no recorded transitions, so nothing to estimate its errors from"
     wrong, judged = report["reward_confusion"], sum(report["reward_confusion"].values())
@@ -201,12 +191,11 @@ def theorem_1(report: dict, gamma: float) -> str:
             f"{eps_p:.4f}, model-error term {term:.2f} of a largest return of {largest:.0f} ({verdict})")
 
 
-# ---- policies ----------------------------------------------------------------------------------------------
+# ---- policies ----
 
 def policy_report(episodes: list[Episode], audit: Audit) -> dict:
-    """Success with its interval, also by groups of tasks; raw score, lengths, stop reasons, shares of invalid
-    actions and inconsistent pages; of dreamt episodes the reward's confusion with the audit. Episodes that
-    nobody could judge count in the stop reasons only."""
+    """Success with its interval, and more. `reward_confusion` is with the audit. Episodes that nobody could
+    judge count in the stop reasons only."""
     stops = Counter(e.stop.value for e in episodes)
     episodes = [e for e in episodes if e.stop != StopReason.NOT_JUDGED]
     verdicts = [(bool(s.reward), truth) for e in episodes for s in e.steps
@@ -235,7 +224,7 @@ def by_group(results: Iterable[tuple[Task, bool]]) -> dict[str, dict]:
     return {name: share(*zip(*rows)) for name, rows in sorted(groups.items())}
 
 
-# ---- dream against world -----------------------------------------------------------------------------------
+# ---- dream against world ----
 
 def differences(step: Step, p: Prediction) -> tuple[bool, bool]:
     """Whether the dream's page, and its verdict (reward or end), differ from the recorded step's."""
@@ -245,8 +234,7 @@ def differences(step: Step, p: Prediction) -> tuple[bool, bool]:
 
 def first_difference(episode: Episode, predictions: Sequence[Prediction]) -> str:
     """Where the dream, asked about each step of a real episode, first differs from it: "page", "reward" (of
-    the right page; end of the episode included), or "". The page after the last step changes nothing more, so
-    there its verdict alone counts."""
+    the right page; or end), or "". Of the last step the verdict alone counts."""
     if episode.steps[0].state != episode.task.start:
         return "page"
     for i, pair in enumerate(zip(episode.steps, predictions)):
@@ -263,30 +251,27 @@ def coupling_bound(model: ExperienceModel, real: list[Episode], dreamt: list[Epi
     with a difference can end with another reward. It holds for outcome rewards of 0 and 1, a deterministic
     world, and a replay buffer that stays as it is. `real` and `dreamt`: episodes of one policy at one
     temperature, on the same tasks. The bound is split by what differs first; `wrong_page` and `wrong_reward`
-    are shares of steps, `granted` is the share of refused actions that change the imagined page. Intervals:
-    95 %, of the gap by bootstrap over tasks, of shares see `share`."""
+    are shares of steps, `granted` of refused actions."""
     real = [e for e in real if e.stop != StopReason.NOT_JUDGED]
     predictions = defaultdict(list)
-    for episode, _, _, prediction in ask_recorded(model, real, dist):
+    for episode, _, prediction in ask_recorded(model, real, dist):
         predictions[episode.id].append(prediction)
-    found = [first_difference(e, predictions[e.id]) for e in real]
-    gap = bootstrap([outcomes(dreamt)], [outcomes(real)])
-    pairs = [pair for e in real for pair in zip(e.steps, predictions[e.id])]
-    wrong = [differences(*pair) for pair in pairs]
-    granted = [changes(p, step.state) for step, p in pairs if not step.valid]
-    tasks = [e.task.id for e in real]
-    of_steps = [e.task.id for e in real for _ in e.steps]
-    return {"real": share([e.success for e in real], tasks),
-            "dream": share([e.success for e in dreamt], [e.task.id for e in dreamt]), "gap": gap,
-            "bound": share([bool(what) for what in found], tasks),
-            "bound_page": share([what == "page" for what in found], tasks),
-            "bound_reward": share([what == "reward" for what in found], tasks),
-            "wrong_page": share([page for page, _ in wrong], of_steps),
-            "wrong_reward": share([verdict for _, verdict in wrong], of_steps),
-            "granted": share(granted, [e.task.id for e in real for step in e.steps if not step.valid])}
+    found = [(e.task.id, first_difference(e, predictions[e.id])) for e in real]
+    pairs = [(e.task.id, *pair) for e in real for pair in zip(e.steps, predictions[e.id])]
+    wrong = [(task, *differences(step, p)) for task, step, p in pairs]
+    of = lambda rows: share([won for won, _ in rows], [task for _, task in rows])
+    return {"real": of([(e.success, e.task.id) for e in real]),
+            "dream": of([(e.success, e.task.id) for e in dreamt]),
+            "gap": bootstrap([outcomes(dreamt)], [outcomes(real)]),
+            "bound": of([(bool(what), task) for task, what in found]),
+            "bound_page": of([(what == "page", task) for task, what in found]),
+            "bound_reward": of([(what == "reward", task) for task, what in found]),
+            "wrong_page": of([(page, task) for task, page, _ in wrong]),
+            "wrong_reward": of([(verdict, task) for task, _, verdict in wrong]),
+            "granted": of([(granted(p, step.state), task) for task, step, p in pairs if not step.valid])}
 
 
-# ---- tables over seeds -------------------------------------------------------------------------------------
+# ---- tables over seeds ----
 
 def outcomes(episodes: list[Episode]) -> dict[str, list[bool]]:
     """Success of each episode by task, of those that could be judged."""
@@ -300,8 +285,8 @@ def outcomes(episodes: list[Episode]) -> dict[str, list[bool]]:
 def bootstrap(seeds: Sequence[dict[str, Sequence[bool]]], base: Sequence[dict[str, Sequence[bool]]] = (),
               draws: int = 2000) -> dict:
     """Mean success and its 95 % interval: `outcomes` of one policy, an entry a seed. With `base` the
-    difference to another policy, paired by seed and task. Seeds are drawn with replacement, and tasks within
-    each drawn seed. Raises ValueError where the pairs lack a seed, or have no task in common."""
+    difference to another policy, paired by seed and task. Seeds are drawn, and tasks within each. Raises
+    ValueError where the pairs lack a seed, or have no task in common."""
     if base and len(base) != len(seeds):
         raise ValueError(f"paired difference: found {len(seeds)} and {len(base)} seeds, expected as many")
     rng, values = np.random.default_rng(0), []
@@ -327,9 +312,8 @@ def pass_at_k(wins: dict[str, Sequence[bool]]) -> dict[int, float]:
 
 
 def never_won(episodes: list[Episode]) -> dict:
-    """The tasks that no episode won, whichever policy or temperature it was of, as shares of all tasks and by
-    groups of tasks, and the success of episodes of the other tasks. `episodes_each`: of the task with
-    fewest."""
+    """Which tasks no episode won, and the success of episodes of the others. `episodes_each`: of the task
+    with fewest."""
     wins = outcomes(episodes)
     tasks = {e.task.id: e.task for e in episodes if e.task.id in wins}
     return {
@@ -342,9 +326,8 @@ def never_won(episodes: list[Episode]) -> dict:
 
 
 def gap_alarm(evaluations: list[dict], probes: dict) -> str:
-    """A sentence when dream success has risen while real success has fallen below an earlier interval (""
-    otherwise), with the likely cause: wrong payments in the policy's own dreamt episodes, or a probe of the
-    experience model that did not pass."""
+    """A sentence with the likely cause when dream success has risen while real success has fallen below an
+    earlier interval, "" otherwise."""
     *earlier, now = evaluations or [{}]
     fell = [e for e in earlier if "real" in now and now["dream"]["success"] > e["dream"]["success"]
             and now["real"]["success"] < e["real"]["low"]]

@@ -4,11 +4,7 @@ Eq. 4).
 It has the environment's own methods `reset`, `step` and `end`. One step asks the same weights two questions:
     1. task, history, retrieved transitions, state, action  -> reasoning, next state
     2. task, state, action, next state                      -> reasoning, reward, done
-Hand-written code refuses text that is not well-formed, and a reward without an end; nothing else. It does not
-choose what is remembered by any knowledge of the environment, does not say which actions are valid, and
-grants no reward.
-History is the last `history` steps that changed something, and as many others of the episode that are most
-similar to the question by phi.
+Hand-written code refuses text that is not well-formed, and a reward without an end; nothing else.
 """
 from __future__ import annotations
 
@@ -38,24 +34,24 @@ KEPT_ANSWERS = 50_000        # most greedy answers remembered, some 100 MB; abov
 
 @dataclass
 class ExperienceSettings:
-    """What the experience model reads and writes. It is saved beside the weights, which were trained for
-    exactly these prompts."""
-    k: int = 1                    # retrieved demonstrations (the paper does not say how many)
-    history: int = 2  # last changing steps shown, and at most as many similar ones (not in the paper)
-    min_similarity: float = 0.3   # demonstrations and earlier steps of a lower cosine are not shown
-    reasoning: bool = True        # a reasoning trace before each answer
-    page_format: str = "full"     # full: whole pages; diff: differences to pages of the prompt (page_diff.py)
-    context: int = 4096           # tokens of prompt and answer
-    max_next_tok: int = 1024      # an answer about the next state that has not ended by then is malformed
-    max_reward_tok: int = 256     # the same for the answer about the reward, and for a task variation
-    max_resamples: int = 2  # times that a malformed answer is drawn again (at 1) before it ends the episode
-    confirmations: int = 0  # times that a paying verdict is drawn again, at temperature 1; one dissent counts
-    system_prompts: bool = True   # chat models are told what they are; a from-scratch model learns it
+    """Flags of train_expmodel.py that prediction needs, too. They are saved beside the weights, which were
+    trained for exactly these prompts."""
+    k: int = 1
+    history: int = 2
+    min_similarity: float = 0.3   # of earlier steps, too
+    reasoning: bool = True
+    page_format: str = "full"
+    context: int = 4096
+    max_next_tok: int = 1024
+    max_reward_tok: int = 256     # of a task variation, too
+    max_resamples: int = 2
+    confirmations: int = 0
+    system_prompts: bool = True
 
 
 @dataclass
 class Prediction:
-    """One imagined step. `output`: the unreadable text of a malformed one."""
+    """One imagined step. `output`: the text of a malformed one."""
     next_state: str = ""
     reward: float = 0.0
     done: bool = False
@@ -69,16 +65,14 @@ def to_transitions(episodes: Sequence[Episode]) -> list[Transition]:
     """The steps of episodes as replay records. The last step of a malformed dream has no next state and is
     left out."""
     return [Transition(state=s.state, action=s.shown_action, next_state=s.next_state, reward=s.reward,
-                       done=s.done,
-                       reasoning=s.reasoning, episode_id=e.id, task=e.task.text, synthetic=e.world == "dream",
-                       step=i)
-            for e in episodes for i, s in enumerate(e.steps)
-            if not (e.stop == StopReason.MALFORMED and i == len(e.steps) - 1)]
+                       done=s.done, reasoning=s.reasoning, episode_id=e.id, task=e.task.text,
+                       synthetic=e.world == "dream", step=i)
+            for e in episodes
+            for i, s in enumerate(e.steps[:-1] if e.stop == StopReason.MALFORMED else e.steps)]
 
 
 def fill_buffer(buffer: ReplayBuffer, encoder, episodes: Sequence[Episode]) -> None:
-    """Adds the steps of episodes to the replay buffer: offline ones first, then what is dreamt (the paper's
-    enrichment)."""
+    """Adds the steps of episodes to the replay buffer."""
     transitions = to_transitions(episodes)
     if transitions:
         buffer.add(transitions, encoder([t.state for t in transitions], [t.action for t in transitions]))
@@ -92,11 +86,10 @@ def split_history(steps: Sequence[Step], count: int) -> tuple[list[Step], list[S
 
 
 class ExperienceModel:
-    """The imagined environment. Answers are greedy. The seed decides what is drawn: malformed answers again,
-    paying verdicts again (`confirmations`), and task variations.
+    """The imagined environment. Answers are greedy; the seed decides what is drawn.
 
     `env` lends its prompts and `ground`, nothing else. `retrieval`: the replay buffer and phi, the encoder of
-    a state and an action. `counts`: steps, answers drawn again, steps that stayed malformed.
+    a state and an action.
     """
 
     def __init__(self, model, tokenizer, env: Environment, settings: ExperienceSettings, retrieval: tuple, *,
@@ -111,31 +104,27 @@ class ExperienceModel:
         self.buffer, self.encoder = retrieval
         systems = experience_system(env.prompts, settings.page_format), variation_system(env.prompts)
         self.systems = systems if settings.system_prompts else ("", "")
-        self.counts = {"steps": 0, "resampled": 0, "malformed": 0}
+        self.counts = {"steps": 0, "resampled": 0, "malformed": 0}      # resampled answers; malformed steps
         self.answers: dict[str, tuple[str, bool]] = {}       # greedy ones, by prompt
 
     def clear_caches(self) -> None:
-        """Forgets answers, vectors, keys and values. What follows then depends on weights, buffer and random
-        generator alone, as after a resume."""
+        """What follows then depends on weights, buffer and random generator alone, as after a resume."""
         if self.sampler:
             self.sampler.clear_caches()
         self.encoder.clear_caches()
         self.answers.clear()
 
-    # ---- text in and out: ServedExperienceModel overrides these three --------------------------------------
+    # ---- text in and out: ServedExperienceModel overrides these three ----
 
     def _prompt(self, text: str, varies: bool = False) -> list[int]:
-        """A prompt of the experience model, or of task variation."""
         return prompt_ids(self.tokenizer, self.variation_chat if varies else self.chat, text)
 
     def _size(self, prompt: list[int]) -> int:
-        """Tokens of a prompt."""
-        return len(prompt)
+        return len(prompt)           # tokens
 
     def _write(self, prompts: list[list[int]], start: str, limit: int,
                temperature: float) -> list[tuple[str, bool]]:
-        """(the text of the answer, whether it ended) of each prompt. `start` is what the answers are made to
-        begin with."""
+        """(the answer, whether it ended) of each prompt; `start` is what answers are made to begin with."""
         forced = answer_ids(self.tokenizer, self.chat, start)[:-1] if start else []
         with adapter(self.model, "experience"):
             samples = self.sampler.sample([prompt + forced for prompt in prompts], None, limit, temperature)
@@ -143,30 +132,29 @@ class ExperienceModel:
         return [(answer_text(self.tokenizer, self.chat, forced + sample.ids), sample.stop == "end")
                 for sample in samples]
 
-    # ---- the questions -------------------------------------------------------------------------------------
+    # ---- the questions ----
 
-    def questions(self, tasks: Sequence[str], pasts: Sequence[Sequence[Step]], states: Sequence[str],
-                  actions: Sequence[str]) -> list[Question]:
-        """The first question of each step, with its history and its retrieved demonstrations; actions are
-        grounded. Nothing is retrieved from the task that is predicted, neither from this episode nor from
-        another one."""
-        h, vectors_BD = self.settings.history, self.encoder(states, actions)
-        found = [[] for _ in tasks]
+    def questions(self, steps: Sequence[tuple[str, Sequence[Step], str, str]]) -> list[Question]:
+        """The first question of each step, given as (task, steps before, state, grounded action), with its
+        history and its retrieved demonstrations. Nothing is retrieved from episodes of the task that is
+        predicted."""
+        tasks, _, states, actions = map(list, zip(*steps))
+        vectors_BD, found = self.encoder(states, actions), [[]] * len(steps)
         if self.settings.k and len(self.buffer):
-            found = self.buffer.search(vectors_BD, self.settings.k, list(tasks), self.settings.min_similarity)
+            found = self.buffer.search(vectors_BD, self.settings.k, tasks, self.settings.min_similarity)
         questions = []
-        for task, past, state, action, vector, demos in zip(tasks, pasts, states, actions, vectors_BD, found):
-            recent, others = split_history(past, h)
-            earlier = self._similar_steps(others, vector, action)
-            demos = [Demo(t.state, t.action, t.next_state, t.reward) for t, _ in reversed(demos)]
-            turns = [(s.state, s.shown_action) for s in recent]
-            questions.append(Question(task, state, action, turns, earlier, demos))
+        for (task, past, state, action), vector, demos in zip(steps, vectors_BD, found):
+            recent, others = split_history(past, self.settings.history)
+            questions.append(Question(
+                task, state, action, [(s.state, s.shown_action) for s in recent],
+                earlier=self._similar_steps(others, vector, action),
+                demos=[Demo(t.state, t.action, t.next_state, t.reward) for t, _ in reversed(demos)]))
         return questions
 
     def _similar_steps(self, past: Sequence[Step], vector: np.ndarray, action: str) -> list[Demo]:
         """The steps of `past` most similar to the question, the most similar last, of equals the latest. Half
-        of the similarity is that of the transition, half says how much action and next state are like the
-        question's action: a page that names what the action names may be the one that it leads to."""
+        of the similarity is that of the transition; half says how much action and next state are like the
+        question's action: it may lead to a page that names what it names."""
         if not past or not self.settings.history:
             return []
         actions = [s.shown_action for s in past]
@@ -179,15 +167,14 @@ class ExperienceModel:
                 for i in order if similarity[i] >= self.settings.min_similarity]
 
     def lookup(self, states: Sequence[str], actions: Sequence[str]) -> list[Transition | None]:
-        """The baseline without a model: the nearest recorded transition of each (state, grounded action), of
-        whatever task; None where none is near."""
+        """The baseline without a model: the nearest recorded transition of each (state, grounded action), if
+        one is near."""
         found = self.buffer.search(self.encoder(states, actions), 1, [""] * len(states), LOOKUP_SIMILARITY)
         return [near[0][0] if near else None for near in found]
 
     def next_prompt_ids(self, question: Question) -> tuple[list[int], Question]:
         """(the prompt's ids, the question as shown). While the prompt leaves no room for an answer, the
-        longest of three lists loses an entry: `recent` the oldest, the others the least similar. A prompt
-        that is too long without them stays so; its answer is malformed."""
+        longest of three lists loses an entry: `recent` the oldest, the others the least similar."""
         room = self.settings.context - self.settings.max_next_tok
         while True:
             ids = self._prompt(next_prompt(question, self.settings.page_format))
@@ -199,16 +186,17 @@ class ExperienceModel:
     def reward_prompt_ids(self, task: str, state: str, action: str, next_state: str) -> list[int]:
         return self._prompt(reward_prompt(task, state, action, next_state, self.settings.page_format))
 
-    # ---- training samples ----------------------------------------------------------------------------------
+    # ---- training samples ----
 
     def _sample(self, prompt: list[int], answer: str, limit: int) -> TrainSample | None:
+        """None where the answer is longer than what may be generated."""
         ids = answer_ids(self.tokenizer, self.chat, answer)
         if len(ids) > limit or len(prompt) + len(ids) > self.settings.context:
             return None
         return TrainSample(prompt + ids, [0] * len(prompt) + [1] * len(ids))
 
     def next_sample(self, question: Question, step: Step) -> TrainSample | None:
-        """Eq. 5 for the first question; None where the answer is longer than what may be generated."""
+        """Eq. 5 for the first question."""
         prompt, question = self.next_prompt_ids(question)
         reasoning = step.reasoning if self.settings.reasoning else ""
         return self._sample(prompt, next_answer(reasoning, step.next_state, question,
@@ -221,26 +209,27 @@ class ExperienceModel:
         return self._sample(prompt, reward_answer(reasoning, step.reward, step.done),
                             self.settings.max_reward_tok)
 
-    # ---- prediction ----------------------------------------------------------------------------------------
+    # ---- prediction ----
 
     def _ask(self, prompts: list, start: str, limit: int, parsers: list) -> list[tuple]:
         """(what its parser made of the answer, or None; its text) for each prompt. Malformed answers are
-        drawn again, at most `max_resamples` times. `start`: as in `_write` (without reasoning)."""
+        drawn again, at most `max_resamples` times. `start`: as in `_write`."""
         answers: list[tuple] = [(None, "")] * len(prompts)
         for attempt in range(1 + self.settings.max_resamples):
             unread = [i for i, (answer, _) in enumerate(answers) if answer is None]
             if not unread:
                 break
-            self.counts["resampled"] += len(unread) * (attempt > 0)
-            again = [prompts[i] for i in unread]
-            written = (self._write(again, start, limit, RESAMPLE_TEMPERATURE) if attempt
-                       else self._write_greedily(prompts, start, limit))
+            if attempt:
+                self.counts["resampled"] += len(unread)
+                written = self._write([prompts[i] for i in unread], start, limit, RESAMPLE_TEMPERATURE)
+            else:
+                written = self._write_greedily(prompts, start, limit)
             for i, (text, ended) in zip(unread, written):
                 answers[i] = parsers[i](text) if ended else None, text
         return answers
 
     def _write_greedily(self, prompts: list, start: str, limit: int) -> list[tuple[str, bool]]:
-        """As `_write`. Each prompt is answered once: the rollouts of a group ask many questions alike."""
+        """Each prompt is answered once: the rollouts of a group ask many questions alike."""
         keys = [str(prompt) for prompt in prompts]
         new = {key: prompt for key, prompt in zip(keys, prompts) if key not in self.answers}
         self.answers.update(zip(new, self._write(list(new.values()), start, limit, 0.0) if new else []))
@@ -258,21 +247,19 @@ class ExperienceModel:
                                       s.max_next_tok, parsers):
             predictions.append(Prediction(answer[1], reasoning=answer[0]) if answer
                                else Prediction(malformed=True, output=text))
-        readable = [i for i, p in enumerate(predictions) if not p.malformed]
-        judged = self.judge([(questions[i].task, questions[i].state, questions[i].action,
-                              predictions[i].next_state) for i in readable])
-        for i, (answer, text) in zip(readable, judged):
+        readable = [(q, p) for q, p in zip(questions, predictions) if not p.malformed]
+        judged = self.judge([(q.task, q.state, q.action, p.next_state) for q, p in readable])
+        for (_, p), (answer, text) in zip(readable, judged):
             if answer is None:
-                predictions[i].malformed, predictions[i].output = True, text
+                p.malformed, p.output = True, text
             else:
-                predictions[i].reward_reasoning, predictions[i].reward, predictions[i].done = answer
+                p.reward_reasoning, p.reward, p.done = answer
         return predictions
 
     def judge(self, steps: list[tuple[str, str, str, str]]) -> list[tuple]:
         """The second question for (task, state, grounded action, next state): ((reasoning, reward, done) or
-        None, text) of each. Most steps pay nothing, so a policy that tries often finds the judge's rare wrong
-        payments: a verdict that pays is drawn `confirmations` times more, and the first one that does not
-        pay replaces it."""
+        None, text) of each. A policy that tries often finds the judge's rare wrong payments: a verdict that
+        pays is drawn `confirmations` times more, and the first one that does not pay replaces it."""
         prompts, limit = [self.reward_prompt_ids(*step) for step in steps], self.settings.max_reward_tok
         start = "" if self.settings.reasoning else "reward:"
         answers = self._ask(prompts, start, limit, [parse_reward] * len(prompts)) if prompts else []
@@ -287,7 +274,7 @@ class ExperienceModel:
                     answers[i] = answer, text
         return answers
 
-    # ---- the environment's methods -------------------------------------------------------------------------
+    # ---- the environment's methods ----
 
     def reset(self, tasks: list[Task]) -> list[Session]:
         """Raises ValueError for a task without a first state: it cannot be dreamt."""
@@ -298,11 +285,9 @@ class ExperienceModel:
         return [Session(task, task.start, inner=[]) for task in tasks]
 
     def step(self, sessions: list[Session], actions: list[str]) -> list[StepResult]:
-        """One imagined step for each session. A malformed answer ends the episode with reward 0 and
-        StopReason.MALFORMED."""
         grounded = [self.env.ground(s.state, a) for s, a in zip(sessions, actions)]
-        questions = self.questions([s.task.text for s in sessions], [s.inner for s in sessions],
-                                   [s.state for s in sessions], grounded)
+        questions = self.questions([(s.task.text, s.inner, s.state, action)
+                                    for s, action in zip(sessions, grounded)])
         results = []
         for session, action, p in zip(sessions, grounded, self.predict(questions)):
             self.counts["steps"] += 1
@@ -322,37 +307,36 @@ class ExperienceModel:
     def end(self, sessions: list[Session]) -> None:
         """An imagined episode holds nothing that must be given back."""
 
-    # ---- task variation (Eq. 6) ----------------------------------------------------------------------------
+    # ---- task variation (Eq. 6) ----
 
     def variation_sample(self, seed_task: str, target: str) -> TrainSample | None:
-        """A training row of task variation: M_task shares the experience model's weights (the paper's section
-        on tasks)."""
+        """M_task shares the experience model's weights (the paper's section on tasks)."""
         prompt = self._prompt(variation_prompt(seed_task), varies=True)
         return self._sample(prompt, target, self.settings.max_reward_tok)
 
     def write_variations(self, texts: list[str], count: int, temperature: float) -> list[list[str | None]]:
-        """`count` variations of each task text, sampled; None where an answer is no single line of text."""
+        """`count` variations of each task text; None where an answer is no single line of text."""
         prompts = [self._prompt(variation_prompt(text), varies=True) for text in texts for _ in range(count)]
         answers = self._write(prompts, "", self.settings.max_reward_tok, temperature)
         parsed = [parse_task(text) if ended else None for text, ended in answers]
         return [parsed[i * count:(i + 1) * count] for i in range(len(texts))]
 
-    # ---- state ---------------------------------------------------------------------------------------------
+    # ---- state ----
 
     def get_state(self) -> dict:
         """What a resumed run needs besides weights and buffer; JSON values."""
-        return {"sampler": self.sampler.get_state(), "counts": dict(self.counts)}
+        return {"sampler": self.sampler and self.sampler.get_state(), "counts": dict(self.counts)}
 
     def set_state(self, state: dict) -> None:
-        self.sampler.set_state(state["sampler"])
         self.counts = dict(state["counts"])
+        if self.sampler:
+            self.sampler.set_state(state["sampler"])
 
 
 def save_settings(folder: Path, settings: ExperienceSettings, encoder_name: str, encoder) -> None:
     """What `load_experience_model` reads beside weights, tokenizer and replay buffer."""
-    idf = getattr(encoder, "idf", None)
-    run.write_json(folder / "experience.json",
-                   {"settings": asdict(settings), "encoder": encoder_name, "idf": idf})
+    run.write_json(folder / "experience.json", {"settings": asdict(settings), "encoder": encoder_name,
+                                                "idf": getattr(encoder, "idf", None)})
 
 
 def new_retrieval(encoder_name: str, episodes: Sequence[Episode], seed: int = 0, device="cpu") -> tuple:
@@ -379,11 +363,10 @@ def load_settings_and_retrieval(folder: Path | str, replay: Path | None = None, 
 
 def load_experience_model(folder: Path | str, env: Environment, device="cpu", replay: Path | None = None,
                           beside=None, dtype: str = "auto", **options) -> ExperienceModel:
-    """The experience model in `folder`; `options` are those of ExperienceModel. Raises ValueError as
-    `load_settings_and_retrieval` does. `beside`: a policy that it shares its base with, if it can
-    (model.load_frozen)."""
+    """The experience model in `folder`; `options` are those of ExperienceModel. `beside`: a policy that it
+    shares its base with, if it can (model.load_frozen). Raises as `load_settings_and_retrieval` does."""
     settings, retrieval = load_settings_and_retrieval(folder, replay, device)
-    quantize = run.load_meta(Path(folder) / "model").get("settings", {}).get("quantize", "none")
-    model, tokenizer = load_frozen(str(Path(folder) / "model"), "experience", beside, dtype, quantize,
-                                   str(device))
+    path = Path(folder) / "model"
+    quantize = run.load_meta(path).get("settings", {}).get("quantize", "none")
+    model, tokenizer = load_frozen(str(path), "experience", beside, dtype, quantize, str(device))
     return ExperienceModel(model, tokenizer, env, settings, retrieval, **options)

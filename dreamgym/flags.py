@@ -31,9 +31,9 @@ def is_main() -> bool:
 
 def parse(args_class: type, argv: list[str] | None = None):
     """An `args_class` (a dataclass, one field a flag, its `# comment` the help): defaults < preset < flags.
-    Refused values end the program with exit code 2."""
+    Refused values: exit code 2."""
     module = sys.modules[args_class.__module__]
-    script = Path(getattr(module, "__file__", "") or "").stem
+    script = Path(getattr(module, "__file__", "")).stem
     silent = None if is_main() else io.StringIO()       # else each rank says the same
     with contextlib.redirect_stdout(silent or sys.stdout), contextlib.redirect_stderr(silent or sys.stderr):
         try:
@@ -60,8 +60,8 @@ def _check_ranges(args) -> None:
 
 
 def _find_preset(args_class: type, argv: list[str]) -> tuple[str, list[str]]:
-    """(--config FILE, the other flags). Without it, a from-scratch model takes configs/tiny/ENV.json, or
-    default.json for an environment that has none."""
+    """(--config FILE, the other flags). By default a from-scratch model takes configs/tiny/ENV.json, or
+    default.json."""
     flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     flags.add_argument("--config", default="")
     given, argv = flags.parse_known_args(argv)
@@ -78,7 +78,7 @@ def _find_preset(args_class: type, argv: list[str]) -> tuple[str, list[str]]:
 
 def _read_preset(path: str, script: str, args_class: type):
     """An `args_class` with a preset's values: "flag" is for every script that has it, "script.flag" for one.
-    Raises ValueError naming file and key for a flag of no script and for a value of the wrong type."""
+    Refuses a flag of no script, and a value of the wrong type."""
     flags = [(file.stem, line.target.id) for file in ROOT.glob("*.py")   # of each `class Args`, not imported
              for part in ast.parse(file.read_text(encoding="utf-8")).body
              if getattr(part, "name", "") == "Args"
@@ -98,8 +98,8 @@ def _read_preset(path: str, script: str, args_class: type):
 
 
 def main(script: Callable[[], None]) -> None:
-    """Runs a script's main. What it refuses (a ValueError) or cannot read or write (an OSError) ends it with
-    one line and exit code 1, Ctrl-C with one line and 130."""
+    """Runs a script's main. A ValueError or an OSError ends it with one line and exit code 1, Ctrl-C with one
+    line and 130."""
     try:
         script()
     except KeyboardInterrupt:

@@ -26,9 +26,8 @@ LEFT_DREAM = "dream-policy"            # the policy with which real RL began aft
 
 def starting_policy(args, env: Environment, folders: tuple[Path, Path | None], episodes: list[Episode],
                     resume: Path | None, dist, log) -> tuple[Policy, torch.nn.Module | None]:
-    """(policy, reference). The policy has the weights of `resume`, else those of imitation: the folder
-    --imitation or OUT/imitation, made where it is missing. The reference has those of imitation, or of the
-    policy that left the dream, if `resume` is later."""
+    """(policy, reference). The policy has the weights of `resume`, else those of imitation. The reference has
+    those of imitation, or of the policy that left the dream, if `resume` is later."""
     start = imitation_checkpoint(args, env, folders, episodes, dist, log)
     policy = make_policy(args, env, str(resume or start), dist)
     saved = run.read_json(resume / "run.json") if resume else {}
@@ -38,15 +37,15 @@ def starting_policy(args, env: Environment, folders: tuple[Path, Path | None], e
 
 
 def load_reference(args, folder: Path, policy: Policy, dist) -> torch.nn.Module | None:
-    """The frozen policy in `folder` for the KL term; None without one."""
+    """The frozen policy in `folder` for the KL term, if there is one."""
     if not args.kl_coef or args.algo not in ("grpo", "ppo"):
         return None
     return load_frozen(str(folder), "reference", policy.model, args.dtype, args.quantize, str(dist.device))[0]
 
 
 def make_policy(args, env: Environment, name: str, dist, lora_rank: int = 0) -> Policy:
-    """The policy with the weights in the folder `name`, or of the hub's model `name`; with `lora_rank`, under
-    new adapters."""
+    """The policy with the weights in the folder, or of the hub's model, `name`; with `lora_rank`, under new
+    adapters."""
     model, tokenizer = load_model(name, args.dtype, args.quantize, lora_rank, str(dist.device), args.seed)
     if args.gradient_checkpointing:
         checkpoint_layers(model)
@@ -58,8 +57,8 @@ def make_policy(args, env: Environment, name: str, dist, lora_rank: int = 0) -> 
 
 def imitation_checkpoint(args, env: Environment, folders: tuple[Path, Path | None], episodes: list[Episode],
                          dist, log) -> Path:
-    """The checkpoint of the policy before RL, made where it is missing. Raises ValueError where the one that
-    --imitation names is not finished, or where one was made with other settings."""
+    """The checkpoint of the policy before RL, in --imitation or OUT/imitation, made where it is missing.
+    Raises ValueError where the one that --imitation names is not finished, or one has other settings."""
     out, expmodel = folders
     folder = Path(args.imitation or out / "imitation")
     names = ["env", "model", "quantize", "lora_rank", "init", "rename_share", "policy_format",
@@ -94,10 +93,8 @@ def imitation_checkpoint(args, env: Environment, folders: tuple[Path, Path | Non
 
 
 def demonstrations(episodes: list[Episode]) -> list[Episode]:
-    """The successful episodes with steps to imitate: of logs, of a language model, of scripted players that
-    are imitated, and of probers that play like one of these; all of them, where none is successful. Probes
-    that changed nothing are left out: they are like the action that follows, which a policy would copy from
-    them (docs/lab-notes.md)."""
+    """The successful episodes with steps to imitate; all of these, where none is successful. Probes that
+    changed nothing are left out: a policy would copy what resembles the right action (docs/lab-notes.md)."""
     found = [replace(episode, steps=[step for step in episode.steps if step.imitate or step.valid])
              for episode in episodes if any(step.imitate for step in episode.steps)]
     return [episode for episode in found if episode.success] or found
@@ -105,8 +102,7 @@ def demonstrations(episodes: list[Episode]) -> list[Episode]:
 
 def imitate(args, policy: Policy, episodes: list[Episode], resume: Path | None,
             save: Callable[[dict], Path], dist, log) -> None:
-    """Behaviour cloning. `save(state)` is called after each epoch and at Ctrl-C; `resume` is a folder that it
-    wrote."""
+    """Behaviour cloning. `save(state)` is called after each epoch and at Ctrl-C; `resume`: what it wrote."""
     demos = run.sample(demonstrations(episodes), args.imitation_episodes, args.seed, "imitation")
     if not demos:
         log.say("no demonstrations: the policy starts from the model as it is" if not args.imitation_episodes
@@ -115,7 +111,7 @@ def imitate(args, policy: Policy, episodes: list[Episode], resume: Path | None,
         return
     names = Names(episode.task.text for episode in episodes)
     optimizers = make_optimizers(policy.model, args.imitation_lr, args.imitation_muon_lr)
-    step, resume_step, total_steps = 0, 0, None
+    step = resume_step = total_steps = 0
     if resume:
         state, _ = checkpoint.load_state(resume, dist)
         load_optimizer_states(optimizers, state["optimizers"])
@@ -148,6 +144,5 @@ def demonstration_rows(args, policy: Policy, demos: list[Episode], names: Names,
     that the policy learns to search instead of memorizing where objects are."""
     rng, rows = run.rng(args.seed, "imitation rows", epoch), []
     for demo in demos:
-        change = names.draw(args.rename_share, rng)
-        rows += imitation_segments(policy, rename_episode(demo, change))
+        rows += imitation_segments(policy, rename_episode(demo, names.draw(args.rename_share, rng)))
     return [rows[i] for i in rng.permutation(len(rows))]

@@ -19,12 +19,12 @@ MAX_KEPT_LOGITS = 2**24  # numbers (64 MiB); a larger chunk of logits is compute
 ATTENTION_TOK = 512      # attending to so many tokens costs as much as the rest of a token (in theory 6 H)
 
 
-# ---- samples and micro-batches -----------------------------------------------------------------------------
+# ---- samples and micro-batches ----
 
 @dataclass
 class TrainSample:
-    """Token ids to train on; mask 1 = trained token, predicted from the tokens before it; mask[0] is 0. The
-    TokenSegments of episodes are such samples, too."""
+    """Token ids to train on; mask 1 = trained token, predicted from the tokens before it; mask[0] is 0. A
+    TokenSegment is one, too."""
     ids: list[int]
     mask: list[int]
 
@@ -36,9 +36,9 @@ def _common_prefix(a: list[int], b: list[int]) -> int:
 def prefix_packs(samples: list[TrainSample], max_tok: float = float("inf")) -> list[tuple[list[int], int]]:
     """Groups of samples to compute as one tree of prefixes: (sample indices, number of tree nodes).
 
-    Lexicographic order is the tree's depth-first order; what a sample adds is what follows its common prefix
-    with the sample before. It joins the pack before it where the layers' work saved on the prefix is more
-    than the attention added by the longer row: a pack attends to all its tokens, a row of its own to half.
+    Lexicographic order is the tree's depth-first order. A sample joins the pack before it where the layers'
+    work saved on the common prefix is more than the attention added by the longer row: a pack attends to all
+    its tokens, a row of its own to half.
     """
     packs: list[tuple[list[int], int]] = []
     before: list[int] = []
@@ -57,7 +57,7 @@ def prefix_packs(samples: list[TrainSample], max_tok: float = float("inf")) -> l
 
 def micro_batches(samples: list[TrainSample], micro_batch_tok: int) -> list[list[int]]:
     """Sample indices in batches of at most `micro_batch_tok` padded tokens, longest first; tokens of a shared
-    prefix count once. A single longer sample is a batch of its own."""
+    prefix count once."""
     batches: list[list[int]] = []
     count = width = 0
     for indices, length in sorted(prefix_packs(samples, micro_batch_tok), key=lambda pack: -pack[1]):
@@ -72,12 +72,12 @@ def micro_batches(samples: list[TrainSample], micro_batch_tok: int) -> list[list
 
 def even_micro_batches(samples: list[TrainSample], micro_batch_tok: int, dist) -> list[list[int]]:
     """`micro_batches`, with empty ones at the end until every rank has as many: sharded weights are gathered
-    by all ranks together or not at all. `dist` is a run.Dist."""
+    by all ranks together or not at all."""
     mine = micro_batches(samples, micro_batch_tok)
     return mine + [[]] * (max(dist.gather([len(mine)])) - len(mine))
 
 
-# ---- log-probs ---------------------------------------------------------------------------------------------
+# ---- log-probs ----
 
 def token_logprobs(model: torch.nn.Module, samples: list[TrainSample], with_entropy: bool = True,
                    with_hidden: bool = False,
@@ -85,8 +85,8 @@ def token_logprobs(model: torch.nn.Module, samples: list[TrainSample], with_entr
     """(logp_N, entropy_N, hidden_NH) of all trained tokens, flat in the order of the samples.
 
     Entropies are in nats. hidden_NH is the last hidden state at the position before each trained token, for a
-    value head. Prefixes that samples share are computed once where that saves work. Example: ids [5, 6, 7]
-    with mask [0, 0, 1] give one entry, log p(7 | 5, 6), and the hidden state at token 6.
+    value head. Example: ids [5, 6, 7] with mask [0, 0, 1] give one entry, log p(7 | 5, 6), and the hidden
+    state at token 6.
     """
     samples = samples or [TrainSample([0], [0])]  # a rank without samples still joins the others' forward
     assert all(len(s.ids) == len(s.mask) and s.mask[0] == 0 for s in samples), "masks do not fit the ids"
@@ -138,8 +138,7 @@ def _flat_logprobs(causal_lm: PreTrainedModel, inputs: dict, before_N: torch.Ten
     head = causal_lm.get_output_embeddings()
     hidden_NH = causal_lm.base_model(**inputs).last_hidden_state.flatten(0, 1)[before_N]
     # not by this chunk's own size: sharded ranks must agree
-    recompute = torch.is_grad_enabled() and CHUNK * causal_lm.config.vocab_size > MAX_KEPT_LOGITS
-    if recompute:
+    if torch.is_grad_enabled() and CHUNK * causal_lm.config.vocab_size > MAX_KEPT_LOGITS:
         bias = getattr(head, "bias", None)
         logp_N, entropy_N = _RecomputedHead.apply(hidden_NH, head.weight, bias, target_N, with_entropy)
     else:
@@ -153,7 +152,7 @@ def _chunks(count: int) -> list[slice]:
 
 
 def _head_logprobs(head, hidden_NH, target_N, with_entropy: bool):
-    """(logp_N, entropy_N or None); `head` makes logits of hidden states."""
+    """(logp_N, entropy_N or None)."""
     parts = [_chunk_logprobs(head(hidden_NH[part]).float(), target_N[part], with_entropy)
              for part in _chunks(len(hidden_NH))]
     logp, entropy = zip(*parts)
@@ -161,8 +160,8 @@ def _head_logprobs(head, hidden_NH, target_N, with_entropy: bool):
 
 
 class _RecomputedHead(torch.autograd.Function):
-    """`_head_logprobs` of a linear head that keeps no logits: the backward computes those of a chunk again,
-    turns them into their gradient in place, and adds to one gradient of the weight."""
+    """`_head_logprobs` of a linear head that keeps no logits: the backward computes a chunk's again, and
+    turns them into their gradient in place."""
 
     @staticmethod
     def forward(ctx, hidden_NH, weight_VH, bias_V, target_N, with_entropy: bool):
@@ -209,10 +208,10 @@ def _chunk_logprobs(logits_NV, target_N, with_entropy: bool):
     return logp_N, log_z_N - ((logits_NV - log_z_N[:, None]).exp() * logits_NV).sum(-1)
 
 
-# ---- reference policy --------------------------------------------------------------------------------------
+# ---- reference policy ----
 
 @torch.no_grad()
 def reference_logprobs(reference: torch.nn.Module, samples: list[TrainSample]) -> torch.Tensor:
-    """logp_N of the trained tokens under load_frozen(..., "reference"), without gradient."""
+    """logp_N of the trained tokens under load_frozen(..., "reference")."""
     with adapter(reference, "reference"):
         return token_logprobs(reference, samples, with_entropy=False)[0]

@@ -1,16 +1,12 @@
-"""Advantages and losses (clipped policy, KL, value, SFT, DPO) as pure functions of tensors, and the one
-aggregator of all.
-
-Every loss is a flat vector over the trained tokens of all rows (suffix _N; no padding, so no mask);
-`aggregate` makes one number of it:
+"""Advantages and losses as pure functions of tensors. Every loss is a flat vector over the trained tokens of
+all rows (no padding, so no mask); `aggregate` makes one number of it:
 
     loss_N, stats = policy_loss(logp_new_N, logp_old_N, adv_N)
     loss_N = loss_N + 0.01 * kl_estimate(logp_new_N, logp_ref_N, "k3")
     aggregate(loss_N, total_tok).backward()
 
-Left out on purpose: per-sequence means (they weigh a token by the length of its episode), and the entropy
-bonus (it needs the whole logits). Suffixes: N trained tokens, E episodes, K turns of one episode. old = the
-policy that sampled, new = being trained, ref = frozen.
+Suffixes: N trained tokens, E episodes, K turns of one episode. old = the policy that sampled, new = being
+trained, ref = frozen.
 """
 
 import math
@@ -24,12 +20,7 @@ MAX_LOG_RATIO = 20.0  # exp(20) = 4.9e8 is outside every clip range, and finite 
 
 
 def check_finite(value: Tensor | float, what: str) -> None:
-    """Stop the run at the first NaN or infinity.
-
-    `what` names the value for the person who reads the error, for example "policy loss of step 12,
-    micro-batch 3, rows 8-11". Raises FloatingPointError with that name, the number of bad entries, and the
-    place and value of the first one.
-    """
+    """Raises FloatingPointError at a NaN or infinity: `what` it is, how many, and where the first one is."""
     flat = torch.as_tensor(value).detach().reshape(-1)
     bad = ~torch.isfinite(flat)
     if bad.any():
@@ -40,13 +31,8 @@ def check_finite(value: Tensor | float, what: str) -> None:
 
 def aggregate(loss_N: Tensor, total: float) -> Tensor:
     """Sum of the token losses divided by `total`, the count of trained tokens of the WHOLE optimizer step
-    (all micro-batches, all ranks).
-
-    Because the divisor is the same for each micro-batch, their gradients add up to the gradient of the whole
-    batch: how the rows are cut into micro-batches never changes the result. Dividing by a micro-batch's own
-    count would give a mean of means. FSDP and DDP average gradients over ranks instead of adding them: pass
-    `total / world_size` there.
-    """
+    (all micro-batches, all ranks). A micro-batch's own count would give a mean of means. FSDP averages
+    gradients over ranks instead of adding them: pass `total / world_size` there."""
     if not total > 0:
         raise ValueError(f"aggregate: total is {total}, expected the positive global count of "
                          "trained tokens; skip a step that trains no token")
@@ -60,10 +46,9 @@ def group_advantages(
     """GRPO advantage of each episode within its group, (r - mean) / std, and what it was divided by: two
     float32 [E] (DreamGym, arXiv 2511.03773, Eq. 3).
 
-    `groups_E` holds one group key per episode, in any order. std is the population one, as in Eq. 7.
-    `normalize_std=False` keeps r - mean (Dr. GRPO, arXiv 2503.20783). A group whose rewards are all equal
-    gets exactly 0, and divisor 1, never rounding noise divided by rounding noise. Example: rewards
-    [1, 0, 0, 0] of one group -> [1.73, -0.58, -0.58, -0.58]; without std [0.75, -0.25, -0.25, -0.25].
+    std is the population one, as in Eq. 7. `normalize_std=False` keeps r - mean (Dr. GRPO, arXiv 2503.20783).
+    A group whose rewards are all equal gets exactly 0, and divisor 1. Example: rewards [1, 0, 0, 0] of one
+    group -> [1.73, -0.58, -0.58, -0.58]; without std [0.75, -0.25, -0.25, -0.25].
     """
     reward_E = torch.as_tensor(rewards_E, dtype=torch.float64).detach().cpu()
     assert reward_E.shape == (len(groups_E),), (reward_E.shape, len(groups_E))
@@ -87,8 +72,7 @@ def gae(
     (DreamGym, Eq. 2; arXiv 1506.02438).
 
     values_K[t] is V of the state before reward t; V after the last reward is 0. Returns are advantage +
-    value, the targets of `value_loss`. Nothing here carries a gradient. Example: rewards [0, 1], values [0,
-    0], gamma 1, gae_lambda 1 -> advantages [1, 1].
+    value. Example: rewards [0, 1], values [0, 0], gamma 1, gae_lambda 1 -> advantages [1, 1].
     """
     reward_K = torch.as_tensor(rewards_K, dtype=torch.float64).detach().cpu()
     value_K = torch.as_tensor(values_K, dtype=torch.float64).detach().cpu()
@@ -106,9 +90,8 @@ def kl_estimate(logp_new_N: Tensor, logp_ref_N: Tensor, kind: Literal["k2", "k3"
     2020, "Approximating KL divergence").
 
     k2 = half the squared log ratio: biased, >= 0. k3 = exp(-log ratio) - 1 + log ratio: unbiased, >= 0, low
-    variance (GRPO, arXiv 2402.03300, Eq. 4). The exponent of k3 is held within +-20; the gradient is 0
-    beyond. k1, the log ratio itself, is not offered: its expected gradient is 0, so that as a loss it
-    regularises nothing.
+    variance (GRPO, arXiv 2402.03300, Eq. 4). k1, the log ratio itself, is not offered: as a loss its expected
+    gradient is 0.
     """
     log_ratio_N = logp_new_N - logp_ref_N.detach()
     if kind == "k2":
@@ -126,9 +109,7 @@ def policy_loss(
 
     loss = -min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A), and for A < 0 never above -dual_clip
     * A (dual_clip > 1): without that bound one token with a huge ratio and a bad outcome decides the step.
-    Statistics are detached 0-d tensors: `clipped_sum` and `dual_clipped_sum` (tokens at a clip) and
-    `approx_kl_sum` (k3 of KL(old || new)), to be added over micro-batches and ranks and divided by the same
-    total as the loss; and `ratio_max`, 0 without tokens.
+    Statistics are detached 0-d tensors: tokens at a clip, k3 of KL(old || new), and the largest ratio.
     """
     shapes = logp_new_N.shape, logp_old_N.shape, adv_N.shape
     assert len(set(shapes)) == 1, shapes         # else they would be broadcast
@@ -151,10 +132,9 @@ def policy_loss(
 
 
 def truncated_ratio(logp_N: Tensor, logp_engine_N: Tensor, cap: float) -> Tensor:
-    """min(p / p_engine, cap) of each token, [N]: the weight of a token that another engine sampled, whose
-    probabilities are not quite the trainer's p (truncated importance sampling; Yao et al. 2025, "Your
-    Efficient RL Framework Secretly Brings You Off-Policy RL Training"). Example: p 0.5, p_engine 0.4, cap 2
-    -> 1.25."""
+    """min(p / p_engine, cap) of each token, [N]: its weight where another engine sampled it (truncated
+    importance sampling; Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL
+    Training")."""
     return (logp_N - logp_engine_N).clamp(max=math.log(cap)).exp()
 
 
@@ -170,14 +150,14 @@ def explained_variance(value_N: Tensor, return_N: Tensor) -> Tensor:
 
 
 def value_loss(value_N: Tensor, value_old_N: Tensor, return_N: Tensor, clip: float = 0.2) -> Tensor:
-    """Half squared error of the critic per token, [N]: the larger of the errors of the value and of the value
-    held within value_old +- clip (arXiv 2005.12729, section 3)."""
+    """Half squared error of the critic, [N]: the larger of those of the value and of the value held within
+    value_old +- clip (arXiv 2005.12729, section 3)."""
     return_N, value_old_N = return_N.detach(), value_old_N.detach()
     near_N = value_old_N + (value_N - value_old_N).clamp(-clip, clip)
     return 0.5 * torch.maximum((value_N - return_N).square(), (near_N - return_N).square())
 
 
 def dpo_loss(chosen_P: Tensor, rejected_P: Tensor, beta: float) -> Tensor:
-    """DPO for each pair of episodes, [P] (arXiv 2305.18290, Eq. 7). `chosen_P` and `rejected_P` are
-    log p - log p_ref, summed over the trained tokens of an episode."""
+    """DPO for each pair of episodes, [P] (arXiv 2305.18290, Eq. 7), of log p - log p_ref, summed over the
+    trained tokens of an episode."""
     return -torch.nn.functional.logsigmoid(beta * (chosen_P - rejected_P))

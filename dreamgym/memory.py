@@ -4,8 +4,8 @@
     phases = budget(args, size, args.policy_context, ranks=8, device="cuda", dream=(size, 4096, True))
     print(table(phases)); refuse(phases, torch.cuda.get_device_properties(0).total_memory)
 
-Bytes; b is the number of bytes of the computing precision. Activations, logits and `other` are estimates, and
-so is the sum: fragmentation and the temporaries of kernels are not in it.
+Bytes; b is the number of bytes of the computing precision. Activations, logits and `other` are estimates;
+fragmentation and the temporaries of kernels are left out.
 """
 import os
 from contextlib import nullcontext
@@ -42,7 +42,7 @@ class Size:
 
 
 def measure(model: str | PreTrainedConfig) -> Size:
-    """Of a folder, a hub name (of adapters: their base) or a configuration. Raises ValueError without one."""
+    """Of a folder, a hub name (of adapters: their base) or a configuration."""
     with explain_load_errors(model) if isinstance(model, str) else nullcontext():
         config = AutoConfig.from_pretrained(base_of(model)[0]) if isinstance(model, str) else model
         empty = meta_model(config)
@@ -62,8 +62,8 @@ def frozen_weights(size: Size, quantize: str, b: int) -> float:
 
 def activations(size: Size, tokens: int, checkpointing: bool, b: int, frozen: bool = False) -> float:
     """What a forward keeps for its backward, counted by saved_tensors_hooks on a Llama. In each layer: 34
-    bytes a hidden number (22 where weights are `frozen`, under LoRA) of norms, attention and inputs of linear
-    maps; in the computing precision four times the intermediate size, keys and values."""
+    bytes a hidden number (22 where weights are `frozen`, under LoRA); in the computing precision four times
+    the intermediate size, keys and values."""
     hidden = 22 if frozen else 34
     layer = tokens * (hidden * size.hidden + b * (4 * size.intermediate + size.kv / size.layers))
     kept = tokens * 4 * size.hidden              # a layer's input
@@ -72,9 +72,9 @@ def activations(size: Size, tokens: int, checkpointing: bool, b: int, frozen: bo
 
 def budget(args, size: Size, context: int, ranks: int, device: str = "cuda",
            dream: tuple[Size, int, bool] | None = None, episodes: int = 0) -> dict[str, dict[str, float]]:
-    """{phase: {part: bytes of a rank}} of training a model with the flags `args` of a script. `dream`: its
-    experience model, that one's context, and whether it is adapters on the same base. `episodes`: most that a
-    rank plays at once, if that is less than --slots."""
+    """{phase: {part: bytes of a rank}} of training with the flags `args` of a script. `dream`: size and
+    context of the experience model, and whether it is adapters on the same base. `episodes`: most that a rank
+    plays at once, if that is less than --slots."""
     dtype = precision(args.dtype, size.total, device)
     b = torch.empty(0, dtype=dtype).element_size()
     shards = ranks if size.total >= REPLICATED_BELOW and args.quantize == "none" else 1
@@ -124,7 +124,8 @@ def refuse(phases: dict[str, dict[str, float]], available: float) -> None:
 
 
 def check_memory(phases: dict[str, dict[str, float]], dist) -> None:
-    """Prints the budget; refuses what a rank's GPU, or its share of a machine without one, cannot hold."""
+    """Prints the budget. Raises ValueError where a rank's GPU, or its share of a machine without one, cannot
+    hold it."""
     if dist.is_main:
         print(table(phases), flush=True)
     if dist.device.type == "cuda":

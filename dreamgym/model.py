@@ -5,8 +5,7 @@
 
 Models stay in eval mode, also in training: without dropout a log-prob is the same twice. Weights that
 are trained are float32; computing in bfloat16 casts them for each product (autocast), or as FSDP2 gathers
-them. Frozen weights are then bfloat16. Left out on purpose: tensor and pipeline parallelism, sharded 4-bit
-models.
+them. Frozen weights are then bfloat16.
 """
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -40,18 +39,17 @@ REPLICATED_BELOW = 20_000_000  # parameters: gathering layers of a smaller model
 transformers_logging.disable_progress_bar()
 
 
-# ---- load and save -----------------------------------------------------------------------------------------
+# ---- load and save ----
 
 def load_model(name_or_path: str, dtype: str = "auto", quantize: str = "none", lora_rank: int = 0,
                device: str = "cpu", seed: int = 0, frozen: bool = False,
                ) -> tuple[PreTrainedModel | PeftModel, PreTrainedTokenizerBase]:
     """Any Hugging Face causal LM with its tokenizer, from a folder (also one of `save_model`) or the hub.
 
-    `dtype` is the precision of computing, see `precision`. Weights are float32 where they are trained in
-    full, else they are in that precision. `lora_rank` > 0 freezes the model and adds adapters (alpha = 2
-    rank), drawn from `seed`, to all linear layers; a folder with adapters continues those. With several ranks
-    each one reads its own shard of a model of at least REPLICATED_BELOW parameters. Raises ValueError for a
-    model that cannot be loaded or is not supported.
+    `dtype`: see `precision`. `lora_rank` > 0 freezes the model and adds adapters (alpha = 2 rank), drawn from
+    `seed`, to all linear layers; a folder with adapters continues those. With several ranks each one reads
+    its own shard of a model of at least REPLICATED_BELOW parameters. Raises ValueError for a model that
+    cannot be loaded or is not supported.
     """
     if quantize not in ("none", "nf4"):
         raise ValueError(f"quantize is {quantize!r}: choose 'none' or 'nf4'")
@@ -77,11 +75,13 @@ def load_model(name_or_path: str, dtype: str = "auto", quantize: str = "none", l
 def load_frozen(folder: str, name: str, beside: torch.nn.Module | None = None, dtype: str = "auto",
                 quantize: str = "none", device: str = "cpu",
                 ) -> tuple[torch.nn.Module, PreTrainedTokenizerBase]:
-    """A model that is not trained. Adapters on the base that `beside` has, too, become adapters `name` of
-    `beside`, so that one base is in memory; `adapter(model, name)` switches them on."""
-    if isinstance(beside, PeftModel) and base_of(folder)[1]:
-        same_base = beside.peft_config["default"].base_model_name_or_path == base_of(folder)[0]
-        if same_base and is_quantized(beside) == (quantize != "none"):
+    """A model that is not trained. Adapters on the base of `beside` become adapters `name` of `beside`, so
+    that one base is in memory; `adapter(model, name)` switches them on."""
+    base, rank = base_of(folder)
+    if rank and isinstance(beside, PeftModel):
+        quantized = bool(without_adapters(beside).config.to_dict().get("quantization_config"))
+        same_base = beside.peft_config["default"].base_model_name_or_path == base
+        if same_base and quantized == (quantize != "none"):
             beside.load_adapter(folder, name, torch_device=device)
             return beside, AutoTokenizer.from_pretrained(folder)
     return load_model(folder, dtype, quantize, device=device, frozen=True)
@@ -89,7 +89,7 @@ def load_frozen(folder: str, name: str, beside: torch.nn.Module | None = None, d
 
 @contextmanager
 def adapter(model: torch.nn.Module, name: str) -> Iterator[None]:
-    """Computes with the adapters `name` inside the block, where the model has such."""
+    """Computes with the adapters `name`, where the model has such."""
     # Not peft's set_adapter: it also switches requires_grad.
     has_it = isinstance(model, PeftModel) and name in model.peft_config
     layers = [m for m in model.modules() if isinstance(m, BaseTunerLayer)] if has_it else []
@@ -104,7 +104,7 @@ def adapter(model: torch.nn.Module, name: str) -> Iterator[None]:
 
 @contextmanager
 def explain_load_errors(name_or_path: str) -> Iterator[None]:
-    """Says in one line (ValueError) what is wrong with a model that transformers refuses inside the block."""
+    """Says in one line (ValueError) what is wrong with a model that transformers refuses."""
     base, rank = base_of(name_or_path)
     of = f" (the base of the adapters in {name_or_path!r})" if rank else ""
     try:
@@ -136,11 +136,12 @@ def meta_model(config: PreTrainedConfig, dtype: torch.dtype = torch.float32) -> 
 
 
 def precision(dtype: str, parameters: int, device: str) -> torch.dtype:
-    """In which precision a model of so many parameters computes: float32, bfloat16, or for "auto" bfloat16 on
-    a GPU, unless the model is small."""
-    small = parameters < REPLICATED_BELOW
-    auto = "float32" if small or torch.device(device).type == "cpu" else "bfloat16"
-    return getattr(torch, auto if dtype == "auto" else dtype)
+    """In which precision a model of so many parameters computes. "auto": bfloat16 on a GPU, unless it is
+    small."""
+    if dtype == "auto":
+        small = parameters < REPLICATED_BELOW or torch.device(device).type == "cpu"
+        dtype = "float32" if small else "bfloat16"
+    return getattr(torch, dtype)
 
 
 def parameter_count(model: torch.nn.Module) -> int:
@@ -198,7 +199,7 @@ def _load_base(base: str, dtype: str, quantize: str, device: str, trained: bool)
 
 @torch.no_grad()
 def _read_shards(model: PreTrainedModel, base: str, compute: torch.dtype, device: str) -> PreTrainedModel:
-    """`model` has no memory yet: it is sharded, and each rank reads its own rows of each weight."""
+    """Shards `model`, which has no memory yet; each rank reads its own rows of each weight."""
     model.compute_dtype = compute
     _fully_shard(model)
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
@@ -223,10 +224,6 @@ def _read_shards(model: PreTrainedModel, base: str, compute: torch.dtype, device
     return model
 
 
-def is_quantized(model: torch.nn.Module) -> bool:
-    return bool(without_adapters(model).config.to_dict().get("quantization_config"))
-
-
 def without_adapters(model: torch.nn.Module) -> PreTrainedModel:
     """The causal language model itself, whose layers hold the adapters."""
     return model.get_base_model() if isinstance(model, PeftModel) else model
@@ -234,8 +231,8 @@ def without_adapters(model: torch.nn.Module) -> PreTrainedModel:
 
 @torch.no_grad()
 def _check_supported(causal_lm: PreTrainedModel) -> None:
-    """Sampler and trainer call body and head themselves, on batches of any width: refuses what would differ
-    from the model's own forward."""
+    """Sampler and trainer call body and head themselves: refuses what would differ from the model's own
+    forward."""
     name, rope = type(causal_lm).__name__, getattr(causal_lm.config, "rope_parameters", None) or {}
     if rope.get("rope_type") in ("dynamic", "longrope"):
         raise ValueError(f"{name} is not supported: with rope_type {rope['rope_type']!r} positions change "
@@ -266,9 +263,9 @@ def save_model(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, folde
 
 
 def export_model(folder: str | Path, to: str | Path) -> None:
-    """A model of ours as a plain Hugging Face folder for a server, adapters merged into their base. What a
-    server would do otherwise is fixed: date and thinking in the template, the taught end of a turn, and the
-    sampling settings of the checkpoint (Qwen's have a repetition penalty)."""
+    """A model of ours as a plain Hugging Face folder for a server, adapters merged into their base. Date and
+    thinking in the template, the taught end of a turn, and the sampling settings are fixed: a server would
+    take the checkpoint's (Qwen's have a repetition penalty)."""
     model, tokenizer = load_model(str(folder))
     model = model.merge_and_unload() if isinstance(model, PeftModel) else model
     chat = chat_format(tokenizer, "system")
@@ -280,8 +277,8 @@ def export_model(folder: str | Path, to: str | Path) -> None:
 
 
 def trainable_parameters(model: torch.nn.Module) -> list[torch.nn.Parameter]:
-    """The parameters for the optimizer. Raises ValueError if they are 16-bit: bfloat16 keeps 8 bits of a
-    weight, so that the updates of a small learning rate (1e-6) round to nothing."""
+    """Raises ValueError if they are 16-bit: bfloat16 keeps 8 bits of a weight, so that the updates of a small
+    learning rate (1e-6) round to nothing."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     half = {p.dtype for p in parameters} & {torch.bfloat16, torch.float16}
     if half:
@@ -290,7 +287,7 @@ def trainable_parameters(model: torch.nn.Module) -> list[torch.nn.Parameter]:
     return parameters
 
 
-# ---- distributed -------------------------------------------------------------------------------------------
+# ---- distributed ----
 
 def shard(model: torch.nn.Module) -> torch.nn.Module:
     """A model made in memory (equal on all ranks), sharded as `load_model` shards one that it reads."""
@@ -301,9 +298,8 @@ def shard(model: torch.nn.Module) -> torch.nn.Module:
 
 
 def _should_shard(model: torch.nn.Module) -> bool:
-    """Whether FSDP shards this model: with several ranks, from REPLICATED_BELOW parameters on. Smaller ones
-    stay whole on every rank, and `average_gradients` is all that ranks exchange; so do adapters and 4-bit
-    models, for which nobody asks here."""
+    """Whether FSDP shards this model: with several ranks, from REPLICATED_BELOW parameters on. Of others, of
+    adapters and of 4-bit models ranks exchange only gradients (`average_gradients`)."""
     alone = not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1
     return not alone and parameter_count(model) >= REPLICATED_BELOW
 
@@ -311,8 +307,9 @@ def _should_shard(model: torch.nn.Module) -> bool:
 def _fully_shard(causal_lm: PreTrainedModel) -> None:
     """FSDP2 over all ranks, one unit per decoder layer."""
     dtype = compute_dtype(causal_lm)
-    policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32) \
-        if dtype != torch.float32 else MixedPrecisionPolicy()
+    policy = MixedPrecisionPolicy()
+    if dtype != torch.float32:
+        policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
     layers = [m for m in causal_lm.modules() if type(m).__name__ in causal_lm._no_split_modules]
     # The root is resharded, too: else a no_grad pass may leave a stale full copy beside an updated shard.
     for module in (*layers, causal_lm):
@@ -323,16 +320,14 @@ def _fully_shard(causal_lm: PreTrainedModel) -> None:
 
 
 def in_forward(causal_lm: PreTrainedModel, function: Callable, *arguments: Any):
-    """function(causal_lm, *arguments), which calls body and head itself; the weights of a sharded model are
-    gathered for it."""
+    """function(causal_lm, *arguments), with the weights of a sharded model gathered."""
     if isinstance(causal_lm, FSDPModule):
         return causal_lm.in_forward(function, *arguments)
     return function(causal_lm, *arguments)
 
 
 def checkpoint_layers(model: torch.nn.Module) -> None:
-    """Gradient checkpointing: the backward computes each layer again, so that of a layer only the input is
-    kept."""
+    """Gradient checkpointing: of a layer only the input is kept, the backward computes the rest again."""
     layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     if not layers:
         raise ValueError(f"--gradient-checkpointing: {type(without_adapters(model)).__name__} has no layers "
@@ -344,8 +339,8 @@ def checkpoint_layers(model: torch.nn.Module) -> None:
 
 @contextmanager
 def checkpointing_enabled(causal_lm: PreTrainedModel) -> Iterator[None]:
-    """With gradients on, sets `training` on the layers that `checkpoint_layers` marked: only then does
-    transformers checkpoint a layer, and then a layer refuses the KV cache that a sampler needs."""
+    """With gradients on, sets `training` on the layers that `checkpoint_layers` marked: then transformers
+    checkpoints a layer, and refuses the KV cache that a sampler needs."""
     layers = [m for m in causal_lm.modules() if getattr(m, "gradient_checkpointing", False)
               and isinstance(m, GradientCheckpointingLayer)] if torch.is_grad_enabled() else []
     for layer in layers:
@@ -359,10 +354,8 @@ def checkpointing_enabled(causal_lm: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def unsharded(model: torch.nn.Module | None) -> Iterator[torch.nn.Module]:
-    """Full parameters on every rank inside the block, so that ranks may run different numbers of forwards
-    (rollouts)."""
-    modules = [] if model is None else model.modules()
-    units = [module for module in modules if isinstance(module, FSDPModule)]
+    """Full parameters on every rank, so that ranks may run different numbers of forwards (rollouts)."""
+    units = [unit for unit in (model.modules() if model is not None else ()) if isinstance(unit, FSDPModule)]
     for unit in units:
         unit.set_reshard_after_forward(False, recurse=False)
         unit.unshard()
@@ -375,8 +368,8 @@ def unsharded(model: torch.nn.Module | None) -> Iterator[torch.nn.Module]:
 
 
 def average_gradients(parameters: Iterable[torch.nn.Parameter], dist) -> None:
-    """Takes the mean over ranks of the gradients that FSDP does not average: those of parameters that are
-    whole on every rank."""
+    """Takes the mean over ranks of the gradients that FSDP does not average: of parameters that are whole on
+    every rank."""
     grads = [p.grad for p in parameters if p.grad is not None and not isinstance(p.grad, DTensor)]
     if grads and dist.world_size > 1:
         vector = torch.nn.utils.parameters_to_vector(grads)
@@ -386,7 +379,7 @@ def average_gradients(parameters: Iterable[torch.nn.Parameter], dist) -> None:
 
 def optimizer_step(parameters: Iterable[torch.nn.Parameter], optimizers: Iterable[torch.optim.Optimizer],
                    dist) -> float:
-    """Averages the gradients over ranks, clips them, steps, and clears them. Returns the norm before."""
+    """Averages the gradients over ranks, clips them and steps. Returns the norm before."""
     parameters = list(parameters)
     average_gradients(parameters, dist)
     norm = clip_grad_norm(parameters, MAX_GRAD_NORM)
@@ -397,8 +390,7 @@ def optimizer_step(parameters: Iterable[torch.nn.Parameter], optimizers: Iterabl
 
 
 def optimizer_states(optimizers: Iterable[torch.optim.Optimizer]) -> list[dict]:
-    """Their state_dicts with whole tensors, for any number of ranks to read. Every rank calls it; rank 0
-    alone keeps what was sharded."""
+    """Their state_dicts with whole tensors. Every rank calls it; rank 0 alone keeps what was sharded."""
     def whole(value):
         if not isinstance(value, DTensor):
             return value
@@ -425,8 +417,8 @@ def load_optimizer_states(optimizers: Iterable[torch.optim.Optimizer], states: l
 
 
 def clip_grad_norm(parameters: Iterable[torch.nn.Parameter], max_norm: float) -> float:
-    """Scales the gradients, sharded and plain ones together, to a norm of at most `max_norm`; returns the
-    norm before. Raises FloatingPointError on nan or inf, with the gradients untouched."""
+    """Scales the gradients, sharded and plain ones together, to a norm of at most `max_norm`. Returns the
+    norm before. Raises FloatingPointError where it is not finite."""
     grads = [p.grad for p in parameters if p.grad is not None]
     groups = [[g for g in grads if isinstance(g, DTensor) == is_sharded] for is_sharded in (True, False)]
     norms = [torch.nn.utils.get_total_norm(group) for group in groups if group]

@@ -1,5 +1,5 @@
 """Entity randomization: in training rows things get each other's names, so that a model learns to compare and
-copy names, and not which names there are.
+copy names.
 
     names = Names(task.text for task in tasks)
     change = names.draw(0.5, rng)              # in half of the draws other names, else the same
@@ -16,7 +16,7 @@ _WORD = re.compile(r"%[0-9A-Fa-f]{2}|[^\W\d_]{2,}")    # may be a name; "%2F" is
 
 
 class Names:
-    """The names of things in the texts of tasks, found without rules of an environment."""
+    """The names of things in the texts of tasks."""
 
     def __init__(self, tasks: Iterable[str]):
         self.groups = substitutes(tasks)
@@ -29,8 +29,7 @@ class Names:
 
     def draw(self, share: float, rng: np.random.Generator) -> Callable[[str], str]:
         """A function text -> text. With probability `share` it exchanges all names, alike in every text; else
-        it changes nothing. Names of all kinds mix, so that a model compares names and does not memorize kinds
-        (docs/lab-notes.md)."""
+        it changes nothing. Names of all kinds mix (docs/lab-notes.md)."""
         if rng.random() >= share or not self.words:
             return str
         new = dict(zip(self.words, rng.permutation(self.words).tolist()))

@@ -1,5 +1,5 @@
-"""How offline episodes are made: a player plays, or logs are read; rules explain; counterfactuals are added.
-Nothing here names an environment, and nothing writes a file: collect.py does."""
+"""How offline episodes are made: a player plays, or logs are read; rules explain; counterfactuals are
+added."""
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +23,7 @@ TEACHER_CONTEXT_TOK = 16_384           # of a local teacher: an episode with its
 TEACHER_ANSWER_TOK = 4_096             # ... and the reasoning alone
 
 
-# ---- playing -------------------------------------------------------------------------------------
+# ---- playing ----
 
 def explained(env: Environment, episode: Episode) -> Episode:
     """The episode with what is missing filled in: grounded actions, and reasoning where rules can tell."""
@@ -85,9 +85,9 @@ def checked(env: Environment, episode: Episode) -> Episode:
 
 
 def mutated(action: str, other: str, text: str, names: Names, rng: np.random.Generator) -> str:
-    """A damaged copy of `action`. Either its start is joined to the end of `other`, or one word is replaced:
-    a name by another of its kind, from `text` or, in some draws, from any task; or a number by another of
-    `text`. Where there is neither, any word is replaced by any of `text`."""
+    """A damaged copy of `action`. Either its start is joined to the end of `other`, or a word is replaced: a
+    name by another of its kind, from `text` or any task; or a number by another of `text`; or, without
+    either, any word by any of `text`."""
     words, others = (re.findall(r"\s*(?:[^\W_]+|\S)", part) for part in (action, other))
     if rng.random() < SPLICE_SHARE:
         head, tail = rng.integers(len(words) + 1), rng.integers(len(others) + 1)
@@ -109,9 +109,8 @@ def mutated(action: str, other: str, text: str, names: Names, rng: np.random.Gen
 def probing(player: Player, before: Episode, others: list[Episode], names: Names) -> Player:
     """A player that acts like `player`, but often tries something else first: a damaged copy of the wanted
     action, or an earlier action, of the episode `before`, which had the same task, or of one of the `others`.
-    If the state stays the same, the wanted action follows, so that data show what fits beside what does not;
-    if it changes, `player` is asked again. Fewer probes come before an action, where many recorded ones begin
-    with the same two words."""
+    If the state stays the same, the wanted action follows; if it changes, `player` is asked again. Fewer
+    probes come before an action where many recorded ones begin with the same two words."""
     def make(session, rng):
         act, wanted, asked_in = player.make(session, rng), "", None
 
@@ -123,28 +122,27 @@ def probing(player: Player, before: Episode, others: list[Episode], names: Names
             nonlocal wanted, asked_in
             if state != asked_in:
                 wanted, asked_in = act(state), state
-            action = wanted
             if rng.random() < PROBE_PROBABILITY and beginning(earlier()) != beginning(wanted):
                 action = earlier() if rng.random() < EARLIER_SHARE else mutated(
                     wanted, earlier(), f"{before.task.text}\n{state}", names, rng)
-            if action == wanted:
-                asked_in = None
-            return action if action == wanted else Probe(action)
+                if action != wanted:
+                    return Probe(action)
+            asked_in = None
+            return wanted
         return probe
     return Player(make, imitate=player.imitate)
 
 
 def beginning(action: str) -> list[str]:
-    """The first two words of an action: "go to", or a verb and a name."""
+    """The first two words of an action."""
     return re.findall(r"[^\W_]+", action)[:2]
 
 
 def play_many(env: Environment, players: dict[str, Player], tasks: list[Task], transitions: int, args,
               label: str, done_path: Path) -> list[Episode]:
     """Real episodes of the players by their shares, until there are `transitions` steps. An
-    `args.probe_share` of them plays the task of an earlier one again, with probes: the data need refused
-    actions. Where a language model plays, REQUESTS episodes run at once. Resumable: each episode is appended
-    to `done_path` at once."""
+    `args.probe_share` of them plays the task of an earlier one again, with probes. Where a language model
+    plays, REQUESTS episodes run at once. Resumable: each episode is appended to `done_path` at once."""
     run.mend_jsonl(done_path)
     episodes = read_episodes(done_path) if done_path.exists() else []
     plain = [episode for episode in episodes if episode.source != Source.PROBER]
@@ -178,8 +176,7 @@ def play_many(env: Environment, players: dict[str, Player], tasks: list[Task], t
 
 
 def language_model_player(env: Environment, ask: teacher.Ask, share: float) -> Player:
-    """A language model as a player: the episode is one conversation with it, of which it is sent the first
-    turn and the last ones."""
+    """A language model as a player. Of its conversation it is sent the first turn and the last ones."""
     def make(session, rng):
         messages = [{"role": "system", "content": prompts.policy_system(env.prompts, "tags")}]
 
@@ -194,7 +191,7 @@ def language_model_player(env: Environment, ask: teacher.Ask, share: float) -> P
 
 
 def local_teacher(name: str) -> teacher.Ask:
-    """A local model as teacher: greedy, one episode at a time, on the GPU where there is one."""
+    """A local model as teacher: greedy, one episode at a time."""
     import torch
 
     from dreamgym.chat import answer_text, chat_format, prompt_ids
@@ -212,23 +209,22 @@ def local_teacher(name: str) -> teacher.Ask:
     return ask
 
 
-# ---- what collect.py wrote -----------------------------------------------------------------------
+# ---- what collect.py wrote ----
 
 def environment_of(name: str, data: Path, dist, **more) -> tuple[Environment, dict]:
-    """(environment, meta.json) of a folder of data. Rank 0 makes the environment first, for it may generate
-    files. Raises ValueError where its `describe` is no longer that of the data."""
+    """(environment, meta.json) of a folder of data. Raises ValueError where `describe` is no longer that of
+    the data."""
     meta = run.load_meta(data)
-    env = run.main_first(dist, lambda: env_of_data(name, meta["settings"], **more))
+    env = run.main_first(dist, lambda: env_of_data(name, meta["settings"], **more))    # it may make files
     run.check_meta(meta["environment"], env.describe(), data / "meta.json",
                    "collect again, or use the environment of the data")
     return env, meta
 
 
-# ---- tasks and recorded episodes -----------------------------------------------------------------
+# ---- tasks and recorded episodes ----
 
 def tasks_with_start(env: Environment, split: str) -> list[Task]:
-    """The environment's tasks of a split, each with the first state, from which a dream starts. Raises
-    ValueError where there are none."""
+    """Tasks with the first state, from which a dream starts. Raises ValueError where there are none."""
     tasks = []
     for task in env.tasks(split):
         if not task.start:
@@ -242,8 +238,7 @@ def tasks_with_start(env: Environment, split: str) -> list[Task]:
 
 
 def read_logs(env: Environment, path: str, form: str) -> list[Episode]:
-    """The recorded episodes in a file of our own form (""), or of one that the environment reads, with plain
-    states."""
+    """The recorded episodes in a file of our own `form` (""), or of one that the environment reads."""
     episodes = list(map(prompts.plain_episode, env.read_traces(path, form) if form else read_episodes(path)))
     if not episodes:
         raise ValueError(f"--import-file {path}: holds no episode; expected JSONL, one episode a line")
@@ -257,8 +252,7 @@ def read_logs(env: Environment, path: str, form: str) -> list[Episode]:
 
 def by_split(env: Environment, episodes: list[Episode],
              tasks: dict[str, list[Task]]) -> dict[str, list[Episode]]:
-    """Recorded episodes by the split of their task; unknown tasks are for training. Ids get a prefix, so that
-    they meet none of ours."""
+    """Recorded episodes by the split of their task; unknown tasks are for training."""
     home = {task.text: split for split in reversed(SPLITS) for task in tasks[split]}
     ours = (*env.players(), Source.LANGUAGE_MODEL, Source.PROBER, Source.COUNTERFACTUAL)
     parts: dict[str, list[Episode]] = {split: [] for split in SPLITS}
@@ -274,13 +268,12 @@ def by_split(env: Environment, episodes: list[Episode],
     return parts
 
 
-# ---- counterfactuals -----------------------------------------------------------------------------
+# ---- counterfactuals ----
 
 def counterfactuals(env: Environment, parts: dict[str, list[Episode]], tasks: dict[str, list[Task]],
                     split: str, count: int, rng: np.random.Generator) -> list[Episode]:
     """The environment's counterfactuals of one split: none under a task of another split, and, of held-out
-    splits, none whose state and action are judged in training. So "train" comes first, and its result goes
-    into `parts`."""
+    splits, none whose state and action are judged in training (so "train" comes first)."""
     own = {task.text for task in tasks[split]}
     others = {task.text for name in SPLITS for task in tasks[name]} - own
     trained = {(e.steps[0].state, e.steps[0].action) for e in parts["train"]

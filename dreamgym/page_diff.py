@@ -7,7 +7,7 @@
     encode(page, {"state": known}) -> text;   decode(text, {"state": known}) == page
 
 A page that is not close to any known one is written out. Small models copy long text badly and name lines
-well; larger ones may write whole pages instead (--page-format full).
+well.
 """
 from collections.abc import Mapping
 from difflib import SequenceMatcher
@@ -30,8 +30,8 @@ def encode(page: str, known: Mapping[str, str]) -> str:
 
 
 def _edits(known: list[str], lines: list[str]) -> list[str]:
-    """The edits that make `lines` of `known`. A line put in between others is written after the line before
-    it, taken out and put back: a model can name a line that it reads, and hardly count which one it is."""
+    """The edits that make `lines` of `known`. A line put in is written after the line before it, taken out
+    and put back: a model can name a line that it reads, and hardly count which one it is."""
     edits: list[str] = []
     for what, a, b, c, d in SequenceMatcher(None, known, lines, autojunk=False).get_opcodes():
         if what == "equal":
@@ -45,8 +45,7 @@ def _edits(known: list[str], lines: list[str]) -> list[str]:
 
 
 def decode(text: str, known: Mapping[str, str]) -> str:
-    """The page that a text stands for. Raises ValueError for the name of an unknown page, and for a line to
-    take out that is not there."""
+    """Raises ValueError for the name of an unknown page, and for a line to take out that is not there."""
     first, *edits = text.split("\n")
     if not first.startswith(MARK):
         return text

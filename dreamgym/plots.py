@@ -1,4 +1,4 @@
-"""Pictures from files: the learning curve of one run. Reads metrics.jsonl, never a live run."""
+"""The learning curve of one run, from its metrics.jsonl."""
 import json
 from pathlib import Path
 

@@ -33,10 +33,10 @@ def check_model(args) -> None:
 
 
 def prepare(args, out: Path, dist) -> tuple[Path, Path | None]:
-    """Runs collect.py and train_expmodel.py where their folders are missing or unfinished; each keeps a
-    folder that fits its flags. Returns the folders of the data and of the experience model (None: it is
-    untrained, at a server). With --fresh, policies of an earlier run go. Raises ValueError where the server
-    does not answer."""
+    """Runs collect.py and train_expmodel.py where their folders are missing or unfinished. Returns the
+    folders of the data and of the experience model (None: it is untrained, at a server). With --fresh,
+    policies of an earlier run go. Raises ValueError where the server does not answer, or there are too few
+    tasks."""
     is_file = args.data.endswith(".jsonl")
     data = out / "data" if is_file or not args.data else Path(args.data)
     expmodel = Path(args.expmodel or out / ("expmodel-naive" if args.naive_reward else "expmodel"))
@@ -55,7 +55,11 @@ def prepare(args, out: Path, dist) -> tuple[Path, Path | None]:
         if dist.is_main:
             launch("collect.py", [*common, "--out", data, *logs])
         dist.barrier()
-    check_tasks(args, data)
+    needed = args.tasks * (args.rollouts if args.algo == "ppo" else 1)
+    found = len(read_tasks(data / "tasks_train.jsonl"))
+    if args.algo != "imitation" and found < needed:
+        raise ValueError(f"{data}: found {found} training tasks; an iteration plays {needed} different ones: "
+                         "lower --tasks")
     if not args.expmodel:
         own = ["--model", args.model, "--quantize", args.quantize, "--lora-rank", args.lora_rank,
                "--dtype", args.dtype, "--slots", args.slots, "--micro-batch-tok", args.micro_batch_tok,
@@ -68,8 +72,8 @@ def prepare(args, out: Path, dist) -> tuple[Path, Path | None]:
 
 
 def launch(script: str, flags: list, dist=None) -> None:
-    """Another script in its own process; its failure or Ctrl-C ends this one too, after it has saved. With
-    `dist` every rank calls it, and the children are ranks like their parents; else the child is alone."""
+    """Another script in its own process; its failure or Ctrl-C ends this one too. With `dist` every rank
+    calls it, and the children are ranks like their parents."""
     environment = {k: v for k, v in os.environ.items() if dist or k not in ("RANK", "WORLD_SIZE")}
     if dist and dist.world_size > 1:
         with socket.create_server(("", 0)) as server:      # a port of rank 0's machine that is free now
@@ -89,7 +93,7 @@ def launch(script: str, flags: list, dist=None) -> None:
 
 def check_fit(args, expmodel: Path | None, dist) -> None:
     """The budget of a language model, before anything is made. An experience model that is yet to be trained
-    counts as another --model. Raises ValueError where the memory of a rank is too small."""
+    counts as another --model."""
     if tiny.is_scratch(args.model):
         return
     size, dream = measure(args.model), None
@@ -105,15 +109,6 @@ def check_fit(args, expmodel: Path | None, dist) -> None:
                         -(-episodes // dist.world_size)), dist)
 
 
-def check_tasks(args, data: Path) -> None:
-    """Before the experience model is trained: are there tasks enough for an iteration? Raises ValueError."""
-    needed = args.tasks * (args.rollouts if args.algo == "ppo" else 1)
-    found = len(read_tasks(data / "tasks_train.jsonl"))
-    if args.algo != "imitation" and found < needed:
-        raise ValueError(f"{data}: found {found} training tasks; an iteration plays {needed} different ones: "
-                         "lower --tasks")
-
-
 def read_splits(args, data: Path) -> dict[str, list[Task]]:
     """All training tasks, and as many validation and test tasks as are played, the same ones in every run."""
     splits = {name: read_tasks(data / f"tasks_{name}.jsonl") for name in SPLITS}
@@ -123,7 +118,7 @@ def read_splits(args, data: Path) -> dict[str, list[Task]]:
 
 
 def start_log(out: Path, resume: Path | None, dist) -> run.Log:
-    """The log at the step of `resume`; what was written after it is dropped, for it is made again."""
+    """The log at the step of `resume`; what was written after it is dropped."""
     saved = run.read_json(resume / "run.json") if resume else {"evaluations": []}
     step = saved["step"] if saved["evaluations"] else -1        # -1: not even evaluated, all is made again
     log = run.Log(out, dist, step)

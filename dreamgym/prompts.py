@@ -1,10 +1,8 @@
 """Every prompt, and every parser of model text: pure functions of strings.
 
-The experience model answers two questions with the same weights (DreamGym, arXiv 2511.03773, Eq. 4, asked in
-two parts): the next state, from task, history, demonstrations, state and action; and the reward, from task,
-state, action and next state alone. A parser never trusts text: what does not fit the form exactly is None,
-and the caller counts it as malformed. Left out on purpose: any environment's words (envs/<name>/prompts.py
-has those), and the compact form of pages (page_diff.py).
+The experience model answers two questions (DreamGym, arXiv 2511.03773, Eq. 4, asked in two parts): the next
+state, and the reward. A parser never trusts text: what does not fit the form exactly is None, and the caller
+counts it as malformed. Environments have their words in envs/<name>/prompts.py.
 """
 import re
 from collections.abc import Callable, Sequence
@@ -20,36 +18,29 @@ MAX_ACTION_CHARS = 400
 TAGS = re.compile(r"^(think|next|reward|task|state|action|tried|(similar|earlier|before) \d+|vary)[^\S\n]*:",
                   re.MULTILINE | re.IGNORECASE)
 
-GENERAL_POLICY = ("You act in an environment. Each turn shows its state. "
-                  "Reach the goal of the task in as few actions as possible.")
-GENERAL_EXPERIENCE = ("You simulate an environment. You know how its states change by actions, "
-                      "and when a task is fulfilled.")
-GENERAL_VARIATION = "You write tasks for an environment."
-GENERAL_TEACHER = "You explain recorded steps of an environment."
-
 
 @dataclass(frozen=True)
 class Prompts:
-    """What an environment says about itself to language models; the forms of the answers are added by this
-    module."""
-    policy: str = GENERAL_POLICY              # what the agent is, its actions
-    experience: str = GENERAL_EXPERIENCE      # what the simulated world is, when a task is fulfilled
-    variation: str = GENERAL_VARIATION        # which tasks exist
-    teacher: str = GENERAL_TEACHER            # what an explanation should look at
+    """What an environment says about itself to language models; the forms of the answers are added here."""
+    # what the agent is, its actions
+    policy: str = ("You act in an environment. Each turn shows its state. "
+                   "Reach the goal of the task in as few actions as possible.")
+    # what the simulated world is, when a task is fulfilled
+    experience: str = ("You simulate an environment. You know how its states change by actions, "
+                       "and when a task is fulfilled.")
+    variation: str = "You write tasks for an environment."             # which tasks exist
+    teacher: str = "You explain recorded steps of an environment."     # what an explanation should look at
 
 
 def clean(text: str) -> str:
-    """One line without control characters or runs of blanks: what text from outside must be before it enters
-    a state."""
+    """One line without control characters or runs of blanks."""
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 def escape(state: str) -> str:
-    """A state in which no line can be taken for a tag of a prompt or for a mark of page_diff: such lines get
-    "> " in front."""
-    lines = state.split("\n")
+    """Puts "> " before lines that could be taken for a tag of a prompt or for a mark of page_diff."""
     return "\n".join(f"> {line}" if TAGS.match(line) or line.startswith(("- ", "+ ", "= ")) else line
-                     for line in lines)
+                     for line in state.split("\n"))
 
 
 def plain_state(text: str) -> str:
@@ -65,7 +56,7 @@ def plain_episode(episode: Episode) -> Episode:
     return replace(episode, task=task, steps=steps)
 
 
-# ---- policy ------------------------------------------------------------------------------------------------
+# ---- policy ----
 
 POLICY_FORMS = {
     "action": "Answer with exactly one line: action: ACTION",
@@ -81,9 +72,9 @@ def policy_system(prompts: Prompts, policy_format: str) -> str:
 
 def policy_turn(task_text: str, state: str, turns: Sequence[tuple[str, str]] = (),
                 numbered: bool = False, tried: Sequence[str] = ()) -> str:
-    """What a policy reads in each turn. The task is repeated, as in verl-agent: a small model follows a task
+    """What a policy reads in each turn. The task is repeated, as in verl-agent: a small model follows one
     that stands beside the state (docs/lab-notes.md). `turns`: at the head of a new context window, the last
-    (state, action) turns of the window before. `tried`: what it did before in this same state."""
+    (state, action) turns of the window before. `tried`: see `tried_actions`."""
     show = number_lines if numbered else str
     seen = "".join(f"state:\n{show(s)}\naction: {a}\n" for s, a in turns)
     before = "".join(f"tried: {action}\n" for action in tried)
@@ -91,21 +82,20 @@ def policy_turn(task_text: str, state: str, turns: Sequence[tuple[str, str]] = (
 
 
 def tried_actions(steps: Sequence[Step], state: str, most: int = 8) -> list[str]:
-    """The different actions of an episode that were taken in `state`, at most the last `most` of them: what a
-    policy that comes back, or whose action changed nothing, need not try again (ours)."""
+    """The different actions of an episode that were taken in `state`, at most the last `most` of them
+    (ours)."""
     return list(dict.fromkeys(step.action for step in steps if step.state == state))[-most:] if most else []
 
 
 def policy_answer(action: str, grounded: str, policy_format: str) -> str:
     """What a policy is taught to write for a recorded action; its thought is the element that the action
-    names. Without tags an answer has the form of actions in the questions to the experience model, from which
-    a small policy starts (docs/lab-notes.md)."""
+    names. Without tags an answer looks like actions in the questions to the experience model, from which a
+    small policy starts (docs/lab-notes.md)."""
     thought = grounded.removeprefix(action).strip()
-    if policy_format == "action" or (policy_format == "lines" and not thought):
-        return f"action: {action}"
-    if policy_format == "lines":
-        return f"{thought}\naction: {action}"
-    return f"<think>{thought}</think><action>{action}</action>"
+    if policy_format == "tags":
+        return f"<think>{thought}</think><action>{action}</action>"
+    line = f"{thought}\n" if policy_format == "lines" and thought else ""
+    return f"{line}action: {action}"
 
 
 def parse_action(text: str) -> str:
@@ -118,32 +108,33 @@ def parse_action(text: str) -> str:
     return clean((named or lines or [""])[-1])[:MAX_ACTION_CHARS].strip()
 
 
-# ---- experience model: the next state ----------------------------------------------------------------------
+# ---- experience model: the next state ----
 
 @dataclass
 class Demo:
-    """A transition that a prompt shows: retrieved from the replay buffer (d_j of Eq. 4), or from earlier in
-    the episode."""
+    """A transition that a prompt shows: retrieved (d_j of Eq. 4), or from earlier in the episode."""
     state: str
     action: str
     next_state: str
     reward: float = 0.0
 
 
-NEXT_FORM = ("Think about what the action does in this state, then answer in this form and no other:\n"
-             "think: REASONING\nnext:\nNEXT STATE")
-REWARD_FORM = ("When asked for the reward, compare the task with what was done, then answer in this form and "
-               "no other:\n"
-               "think: REASONING\nreward: 0 or 1 done: yes or no\nThe reward is 1 only where the action "
-               "fulfils the whole task.")
-DIFF_FORM = ("A state that is close to one in the prompt may be written short: its name ('= state', '= "
-             "before 1', '= similar 1', "
-             "'= earlier 1'), then '- LINE' for each line to take out and '+ LINE' for each line to put in "
-             "there.")
+ANSWER_FORMS = """\
+Think about what the action does in this state, then answer in this form and no other:
+think: REASONING
+next:
+NEXT STATE
+When asked for the reward, compare the task with what was done, then answer in this form and no other:
+think: REASONING
+reward: 0 or 1 done: yes or no
+The reward is 1 only where the action fulfils the whole task."""
+DIFF_FORM = ("\nA state that is close to one in the prompt may be written short: its name ('= state', "
+             "'= before 1', '= similar 1', '= earlier 1'), then '- LINE' for each line to take out and "
+             "'+ LINE' for each line to put in there.")
 
 
 def experience_system(prompts: Prompts, page_format: str) -> str:
-    return "\n".join([prompts.experience, NEXT_FORM, REWARD_FORM] + [DIFF_FORM] * (page_format == "diff"))
+    return f"{prompts.experience}\n{ANSWER_FORMS}" + DIFF_FORM * (page_format == "diff")
 
 
 @dataclass
@@ -161,16 +152,16 @@ class Question:
 
 def rename_question(question: Question, change: Callable[[str], str]) -> Question:
     """The question with `change` made in every text of it."""
+    q = question
     demos = lambda part: [Demo(change(d.state), change(d.action), change(d.next_state), d.reward)
                           for d in part]
-    return Question(change(question.task), change(question.state), change(question.action),
-                    [(change(s), change(a)) for s, a in question.recent], demos(question.earlier),
-                    demos(question.demos))
+    return Question(change(q.task), change(q.state), change(q.action),
+                    [(change(s), change(a)) for s, a in q.recent], demos(q.earlier), demos(q.demos))
 
 
 def known_pages(question: Question) -> dict[str, str]:
-    """The pages of a prompt that a compact answer may name: the tag that stands above a page in the prompt ->
-    page. Of a transition ("similar 1", "earlier 1") it is the next state."""
+    """The pages of a prompt that a compact answer may name, by the tag that stands above a page there. Of a
+    transition ("similar 1", "earlier 1") it is the next state."""
     pages = {"state": question.state}
     pages |= {f"before {i}": state for i, (state, _) in enumerate(reversed(question.recent), 1)}
     for tag, demos in (("similar", question.demos), ("earlier", question.earlier)):
@@ -186,8 +177,7 @@ def _marked(action: str, question: Question, page_format: str) -> str:
 
 def _shown(demos: list[Demo], tag: str, question: Question, pages: dict[str, str], page_format: str) -> str:
     """Whole transitions, numbered down to 1, the most similar. In compact form their states are differences
-    to the `pages` of the prompt, so that it is plain whether a transition began in the present state, and
-    their next states to their own states too."""
+    to the `pages` of the prompt, their next states to their own states too."""
     text = ""
     for i, demo in zip(range(len(demos), 0, -1), demos):
         before, after = demo.state, demo.next_state
@@ -201,10 +191,11 @@ def _shown(demos: list[Demo], tag: str, question: Question, pages: dict[str, str
 
 def next_prompt(question: Question, page_format: str) -> str:
     """The first question: what is the next state?"""
-    q, count = question, len(question.recent)
-    pages = {"state": q.state} | {f"before {count - i}": state for i, (state, _) in enumerate(q.recent)}
-    recent = "".join(f"before {count - i}:\n{s}\naction: {_marked(a, q, page_format)}\n"
-                     for i, (s, a) in enumerate(q.recent))
+    q, recent = question, ""
+    pages = {"state": q.state}
+    for i, (state, action) in zip(range(len(q.recent), 0, -1), q.recent):
+        pages[f"before {i}"] = state
+        recent += f"before {i}:\n{state}\naction: {_marked(action, q, page_format)}\n"
     earlier = _shown(q.earlier, "earlier", q, pages, page_format)
     similar = _shown(q.demos, "similar", q, pages, page_format)
     return f"{recent}{earlier}{similar}task: {q.task}\nstate:\n{q.state}\naction: {q.action}\n"
@@ -213,7 +204,8 @@ def next_prompt(question: Question, page_format: str) -> str:
 def next_answer(reasoning: str, next_state: str, question: Question, page_format: str) -> str:
     """What the experience model is taught to write. `reasoning` "" leaves the line out (ablation)."""
     page = encode(next_state, known_pages(question)) if page_format == "diff" else next_state
-    return f"{'think: ' + reasoning + chr(10) if reasoning else ''}next:\n{page}"
+    thought = f"think: {reasoning}\n" if reasoning else ""
+    return f"{thought}next:\n{page}"
 
 
 _NEXT = re.compile(r"(?:think: (?P<think>.*?)\n)?next:\n(?P<page>.+)", re.DOTALL)
@@ -221,8 +213,7 @@ _NEXT = re.compile(r"(?:think: (?P<think>.*?)\n)?next:\n(?P<page>.+)", re.DOTALL
 
 def parse_next(text: str, question: Question, page_format: str) -> tuple[str, str] | None:
     """(reasoning, next state) of an answer, or None where it is malformed: another form, too long, control
-    characters, a tag inside the page, or a difference to a page that the prompt does not hold, or that takes
-    out a line which is not there."""
+    characters, a tag inside the page, or a difference that `decode` refuses."""
     match = _NEXT.fullmatch(text.strip())
     if not match or len(text) > 2 * MAX_STATE_CHARS or any(not c.isprintable() and c != "\n" for c in text):
         return None
@@ -236,11 +227,11 @@ def parse_next(text: str, question: Question, page_format: str) -> tuple[str, st
     return (match["think"] or "").strip(), page
 
 
-# ---- experience model: the reward --------------------------------------------------------------------------
+# ---- experience model: the reward ----
 
 def reward_prompt(task: str, state: str, action: str, next_state: str, page_format: str) -> str:
-    """The second question: does this step fulfil the task, and does it end the episode? It shows neither
-    history nor demonstrations, so that neither can stand in for a judgement."""
+    """The second question: does this step fulfil the task, and does it end the episode? Neither history nor
+    demonstrations stand in for a judgement."""
     after = encode(next_state, {"state": state}) if page_format == "diff" else next_state
     return f"task: {task}\nstate:\n{state}\naction: {action}\nnext:\n{after}\nreward?\n"
 
@@ -254,21 +245,18 @@ _REWARD = re.compile(r"(?:think: (?P<think>.*?)\n)?reward: (?P<reward>[01]) done
                      re.DOTALL)
 
 
-_VERDICT = re.compile(r"^reward: [01] done:", re.MULTILINE)
-
-
 def parse_reward(text: str) -> tuple[str, float, bool] | None:
-    """(reasoning, reward, done) of an answer, or None where it is malformed or gives a reward without an
-    end."""
+    """(reasoning, reward, done) of an answer, or None where it is malformed, gives a reward without an end,
+    or two verdicts."""
     match = _REWARD.fullmatch(text.strip())
-    if not match or (match["reward"] == "1" and match["done"] == "no"):
+    thought = match["think"] or "" if match else ""
+    if (not match or (match["reward"] == "1" and match["done"] == "no")
+            or re.search(r"^reward: [01] done:", thought, re.MULTILINE)):
         return None
-    if _VERDICT.search(match["think"] or ""):     # two verdicts
-        return None
-    return (match["think"] or "").strip(), float(match["reward"]), match["done"] == "yes"
+    return thought.strip(), float(match["reward"]), match["done"] == "yes"
 
 
-# ---- task variation (Eq. 6) --------------------------------------------------------------------------------
+# ---- task variation (Eq. 6) ----
 
 def variation_system(prompts: Prompts) -> str:
     return (f"{prompts.variation}\n"

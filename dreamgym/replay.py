@@ -4,10 +4,8 @@
     buffer.add(transitions, vectors_ND)                # offline ones first, then the dreamt ones of each step
     found = buffer.search(vectors_BD, 4, task_texts)   # per query [(transition, cosine), ...], best first
 
-The caller makes the unit vectors phi(state, action). A small buffer is searched exactly, by one matrix
-product. From `exact_below` transitions on an hnswlib index answers first; what exclusions and copies leave
-open is searched exactly. hnswlib does not save its level generator, so `save` reads its own index back: after
-a save, this run and a resumed one insert rows at the same levels.
+The caller makes the unit vectors phi(state, action). A small buffer is searched exactly. From `exact_below`
+transitions on an hnswlib index answers first; what exclusions and copies leave open is searched exactly.
 D dimensions, N rows added, R rows of the buffer, B queries, F candidates.
 """
 from __future__ import annotations
@@ -42,11 +40,8 @@ class Transition(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class ReplayBuffer:
-    """Bounded list of transitions with one unit vector each. The same calls give the same answers.
-
-    exact_below: no index while there are fewer (the default is measured, docs/scaling.md).
-    seed: of the index's level generator.
-    """
+    """Bounded list of transitions with one unit vector each. exact_below: no index while there are fewer (the
+    default is measured, docs/scaling.md). seed: of the index's level generator."""
 
     def __init__(self, dim: int, capacity: int = 200_000, exact_below: int = 100_000, seed: int = 0) -> None:
         self.dim, self.capacity, self.exact_below, self.seed = dim, capacity, exact_below, seed
@@ -62,11 +57,11 @@ class ReplayBuffer:
     def share_synthetic(self) -> float:
         return sum(t.synthetic for t in self.records) / max(1, len(self))
 
-    # ---- writing -------------------------------------------------------------------------------------
+    # ---- writing ----
 
     def add(self, transitions: Sequence[Transition], vectors_ND: np.ndarray) -> None:
-        """Over capacity the oldest synthetic ones go first, then the oldest real ones: a synthetic transition
-        never displaces a real one. Each call copies the arrays, so add many at a time."""
+        """Over capacity the oldest synthetic ones go first, then the oldest real ones. Each call copies the
+        arrays, so add many at a time."""
         n = len(transitions)
         assert vectors_ND.shape == (n, self.dim) and np.isfinite(vectors_ND).all(), vectors_ND.shape
         records = self.records + list(transitions)
@@ -84,7 +79,7 @@ class ReplayBuffer:
         self._next_uid += n
 
     def _update_index(self, evicted: np.ndarray, first_new: int) -> None:
-        """Insert the rows from `first_new` on. An index full of deleted rows is built anew."""
+        """An index full of deleted rows is built anew."""
         index = self._index
         if index and index.get_current_count() + len(self) - first_new <= index.get_max_elements():
             for uid in evicted.tolist():
@@ -95,15 +90,14 @@ class ReplayBuffer:
         if self._index:                      # one thread: with more the graph would depend on their timing
             self._index.add_items(self._vectors_RD[first_new:], self._uid_R[first_new:], num_threads=1)
 
-    # ---- reading -------------------------------------------------------------------------------------
+    # ---- reading ----
 
     def search(self, vectors_BD: np.ndarray, k: int, exclude_tasks: Sequence[str],
                min_score: float | None = None) -> list[list[tuple[Transition, float]]]:
         """The k transitions of highest cosine for each query: B lists of (transition, cosine), best first.
 
         exclude_tasks: for each query the task text whose transitions are never returned; "" excludes nothing.
-        Equal (state, action, next state) come once. Of equal cosines real transitions come first, then older
-        ones. A list is shorter than k only where no more qualify.
+        Equal (state, action, next state) come once. Of equal cosines real transitions come first, then older.
         """
         vectors_BD = np.float32(vectors_BD)
         found: list[list] = [[] for _ in vectors_BD]
@@ -152,10 +146,9 @@ class ReplayBuffer:
                         return hits, tier < tiers[-1]
         return hits, min_score is not None and score_F[-1] < min_score
 
-    # ---- files ---------------------------------------------------------------------------------------
+    # ---- files ----
 
     def save(self, folder: str | Path) -> None:
-        """Write records.jsonl, vectors.npy, uids.npy, meta.json and, where there is one, index.bin."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "records.jsonl").write_bytes(msgspec.json.Encoder().encode_lines(self.records))
@@ -163,6 +156,7 @@ class ReplayBuffer:
         np.save(folder / "uids.npy", self._uid_R)
         if self._index:
             self._index.save_index(str(folder / "index.bin"))
+            # without the state of its level generator: this run must insert rows as a resumed one will
             self._load_index(folder)
         settings = {name: getattr(self, name) for name in ("dim", "capacity", "exact_below", "seed")}
         meta = {"schema": SCHEMA, "settings": settings, "next_uid": self._next_uid}
@@ -174,7 +168,7 @@ class ReplayBuffer:
 
     @classmethod
     def load(cls, folder: str | Path) -> ReplayBuffer:
-        """Read what `save` wrote. Raises ValueError for files that do not fit each other or this version."""
+        """Raises ValueError for files that do not fit each other or this version."""
         folder = Path(folder)
         meta, path = json.loads((folder / "meta.json").read_text()), folder / "records.jsonl"
         if meta.get("schema") != SCHEMA:

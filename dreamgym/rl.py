@@ -4,10 +4,9 @@
     batch = make_batch(episodes, policy, value_head, args, dist)
     stats = update(run_state, batch, args, dist)
 
-A turn is one action. The penalty of an invalid action is taken from its turn's reward, for GRPO and PPO
-alike, as in verl-agent. Log-probabilities of the old policy are the sampler's own, which equal the trainer's
-up to rounding (`sampler_gap` in the log); so no pass over the batch is spent on them, unless another engine
-samples (`weigh_engine`).
+A turn is one action. The penalty of an invalid action is taken from its turn's reward, as in verl-agent.
+Log-probabilities of the old policy are the sampler's own, which equal the trainer's up to rounding
+(`sampler_gap` in the log), unless another engine samples (`weigh_engine`).
 B rows, N trained tokens of all rows one after another.
 """
 from collections import defaultdict
@@ -29,8 +28,7 @@ DUAL_CLIP, VALUE_CLIP, VALUE_COEF = 3.0, 0.2, 0.5
 
 @dataclass
 class Batch:
-    """The rows of one iteration. Each list has one entry a row, a vector over the trained tokens of that
-    row."""
+    """The rows of one iteration; of each row a vector over its trained tokens."""
     samples: list[TrainSample]
     old: list[torch.Tensor]           # log-probs by the policy that sampled
     advantage: list[torch.Tensor]
@@ -40,22 +38,20 @@ class Batch:
 
 
 def usable(episodes: list[Episode], drop_malformed: bool) -> list[Episode]:
-    """Without episodes that nobody could judge, and, if asked, without dreams that broke off in a malformed
-    answer: nobody knows what their actions were worth (ours)."""
-    dropped = {StopReason.NOT_JUDGED} | ({StopReason.MALFORMED} if drop_malformed else set())
+    """Without episodes that nobody could judge, and, if asked, without dreams that broke off: nobody knows
+    what their actions were worth (ours)."""
+    dropped = [StopReason.NOT_JUDGED] + [StopReason.MALFORMED] * drop_malformed
     return [e for e in episodes if e.stop not in dropped]
 
 
 def turns(segment: TokenSegment) -> list[tuple[int, int]]:
-    """(first, end) of each turn among the trained tokens; equal where the context left no room for an
-    action."""
+    """(first, end) of each turn among the trained tokens; equal where there was no room for an action."""
     return list(zip([0, *segment.turn_ends[:-1]], segment.turn_ends))
 
 
 def group_turn_advantages(episodes: list[Episode], args) -> dict[str, tuple]:
-    """GRPO (Eq. 3): the advantage of an episode within its group, the episodes of one task, at each of its
-    turns, twice, as `gae_turn_advantages` has returns. The penalty is taken from the turn's reward, hence
-    divided like it."""
+    """GRPO (Eq. 3): the advantage of an episode among those of its task, at each of its turns, twice, as
+    `gae_turn_advantages` has returns. The penalty is taken from the turn's reward, hence divided like it."""
     groups = [e.task.id for e in episodes]
     advantages, divisors = losses.group_advantages([e.reward for e in episodes], groups, args.normalize_std)
     penalty = lambda step: args.invalid_penalty * (not step.valid)
@@ -72,20 +68,19 @@ def gae_turn_advantages(episodes: list[Episode], starts: dict[str, list[float]],
 
 
 def make_batch(episodes: list[Episode], policy, value_head, args, dist) -> Batch:
-    """Episodes of this rank -> rows with one advantage for each trained token. Whole groups must be on one
-    rank."""
+    """Rows with one advantage for each trained token. Whole groups must be on one rank."""
     segments = [(e, s) for e in episodes for s in e.segments if any(s.mask)]
     samples = [s for _, s in segments]
-    values = token_values(policy, value_head, samples, args,
-                          dist) if value_head is not None else [torch.zeros(sum(s.mask)) for s in samples]
-    value_of = {id(s): value_N for (_, s), value_N in zip(segments, values)}
     if value_head is not None:
+        values = token_values(policy, value_head, samples, args, dist)
+        value_of = {id(s): value_N for s, value_N in zip(samples, values)}
         at_start = lambda s, a, b: float(value_of[id(s)][a]) if b > a else 0.0
         starts = {e.id: [at_start(s, a, b) for s in e.segments for a, b in turns(s)] for e in episodes}
         by_turn = gae_turn_advantages(episodes, starts, args)
     else:
+        values = [torch.zeros(sum(s.mask)) for s in samples]
         by_turn = group_turn_advantages(episodes, args)
-    batch = Batch(samples, [torch.tensor(s.logps) for _, s in segments], [], [], values, [])
+    batch = Batch(samples, [torch.tensor(s.logps) for s in samples], [], [], values, [])
     for episode in episodes:
         advantage, returns = map(torch.tensor, by_turn[episode.id])
         done = 0
@@ -115,8 +110,7 @@ def whiten(batch: Batch, dist) -> None:
 
 
 def weigh_episodes(batch: Batch, episode_ids: list[str], dist) -> None:
-    """Each episode weighs the same, not each token: an episode that fails is often several times as long as
-    one that succeeds."""
+    """Each episode weighs the same, not each token: failures are often several times as long."""
     tokens: dict[str, int] = defaultdict(int)
     for name, sample in zip(episode_ids, batch.samples):
         tokens[name] += sum(sample.mask)
@@ -127,7 +121,7 @@ def weigh_episodes(batch: Batch, episode_ids: list[str], dist) -> None:
 
 @torch.no_grad()
 def by_row(samples: list[TrainSample], compute: Callable, args, dist) -> list[torch.Tensor]:
-    """compute(samples of a micro-batch) -> [N], as a vector over the trained tokens of each row."""
+    """compute(samples of a micro-batch) -> [N], split into a vector for each row."""
     rows: list[torch.Tensor] = [torch.zeros(0)] * len(samples)
     for indices in even_micro_batches(samples, args.micro_batch_tok, dist):
         part = [samples[i] for i in indices]
@@ -144,7 +138,7 @@ def token_values(policy, value_head, samples: list[TrainSample], args, dist) -> 
 
 def weigh_engine(policy, batch: Batch, args, dist) -> tuple[Batch, dict]:
     """Where another engine sampled: the batch with the trainer's own old log-probs, and each advantage times
-    the truncated importance ratio of its token (the loss is proportional to it, where it is clipped, too)."""
+    the truncated importance ratio of its token (the loss is proportional to it, also where it is clipped)."""
     own = lambda part: token_logprobs(policy.model, part, with_entropy=False)[0]
     old = by_row(batch.samples, own, args, dist)
     weight = [losses.truncated_ratio(*pair, args.engine_cap) for pair in zip(old, batch.old)]
@@ -156,8 +150,8 @@ def weigh_engine(policy, batch: Batch, args, dist) -> tuple[Batch, dict]:
 
 
 def update(run_state, batch: Batch, args, dist) -> dict:
-    """--updates optimizer steps over the rows of `run_state` (its policy, reference, value_head, optimizer
-    and step). The divisor of each loss is the global count of its trained tokens. Returns what is logged."""
+    """--updates optimizer steps of a Run of train_policy.py. The divisor of each loss is the global count of
+    its trained tokens. Returns what is logged."""
     policy, value_head, optimizer = run_state.policy, run_state.value_head, run_state.optimizer
     frozen = lambda part: reference_logprobs(run_state.reference, part)
     ref = by_row(batch.samples, frozen, args, dist) if args.kl_coef else None
@@ -175,11 +169,11 @@ def update(run_state, batch: Batch, args, dist) -> dict:
         for local in even_micro_batches([batch.samples[i] for i in rows], args.micro_batch_tok, dist):
             chosen = [int(rows[i]) for i in local]
             loss, seen = micro_batch_loss(policy, value_head, batch, ref, chosen, (tokens, starts), args)
+            stats["ratio_max"] = max(stats["ratio_max"], seen.pop("ratio_max"))
+            gap = seen.pop("gap")                # of the first step: later the policy has moved
+            stats["sampler_gap"] = max(stats["sampler_gap"], gap if number == 0 else 0.0)
             for name, value in seen.items():
                 sums[name] += value
-            stats["ratio_max"] = max(stats["ratio_max"], sums.pop("ratio_max", 0.0))
-            gap = sums.pop("gap", 0.0)
-            stats["sampler_gap"] = max(stats["sampler_gap"], gap if number == 0 else 0.0)
             losses.check_finite(loss, f"policy loss, rows {chosen[:8]}")
             loss.backward()
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -189,7 +183,7 @@ def update(run_state, batch: Batch, args, dist) -> dict:
 
 def imitate_successes(run_state, episodes: list[Episode], args, dist) -> dict:
     """--algo rft: --updates supervised steps on the policy's own successful episodes of this iteration
-    (rejection sampling fine-tuning, arXiv 2308.01825). No advantage, clip, penalty, or reference."""
+    (rejection sampling fine-tuning, arXiv 2308.01825)."""
     samples = [s for e in episodes if e.success for s in e.segments if any(s.mask)]
     order = run.rng(args.seed, "minibatch", run_state.step, dist.rank).permutation(len(samples))
     stats = {"trained_samples": dist.all_reduce_sum(float(len(samples)))}
@@ -202,11 +196,9 @@ def imitate_successes(run_state, episodes: list[Episode], args, dist) -> dict:
 
 def micro_batch_loss(policy, value_head, batch: Batch, ref, rows: list[int], divisors: tuple[float, float],
                      args):
-    """(loss, sums for the log) of the rows with these indices; `divisors`: trained tokens and turns of the
-    whole optimizer step."""
+    """(loss, sums for the log) of these rows; `divisors`: trained tokens and turns of the optimizer step."""
     device = next(policy.model.parameters()).device
-    flat = lambda part: torch.cat([part[i]
-                                   for i in rows]).to(device) if rows else torch.empty(0, device=device)
+    flat = lambda part: torch.cat([torch.empty(0), *(part[i] for i in rows)]).to(device)
     samples = [batch.samples[i] for i in rows]
     logp_N, entropy_N, hidden_NH = token_logprobs(policy.model, samples, with_hidden=value_head is not None)
     if not args.entropy_coef:
@@ -230,13 +222,13 @@ def micro_batch_loss(policy, value_head, batch: Batch, ref, rows: list[int], div
 
 
 def summary(batch: Batch, sums: dict[str, float], stats: dict[str, float], with_critic: bool, dist) -> dict:
-    """The log's values, over all ranks: shares and means per trained token."""
+    """The log's values, over all ranks."""
     names = ["tokens", "loss", "kl_ref", "entropy", "clipped", "dual_clipped", "kl_old", "value_loss"]
     total = dict(zip(names, dist.all_reduce_sum([sums.get(name, 0.0) for name in names])))
     n = max(1.0, total["tokens"])
-    found = {name: total[name] / n for name in ("kl_ref", "entropy", "kl_old")}
-    found |= {"loss": total["loss"] / dist.world_size, "clip_fraction": total["clipped"] / n,
-              "dual_clip_fraction": total["dual_clipped"] / n, "trained_tok": total["tokens"], **stats}
+    found = {"kl_ref": total["kl_ref"] / n, "entropy": total["entropy"] / n, "kl_old": total["kl_old"] / n,
+             "loss": total["loss"] / dist.world_size, "clip_fraction": total["clipped"] / n,
+             "dual_clip_fraction": total["dual_clipped"] / n, "trained_tok": total["tokens"], **stats}
     for name in ("ratio_max", "sampler_gap"):
         found[name] = max(dist.gather([stats[name]]))
     if with_critic:

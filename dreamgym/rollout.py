@@ -1,8 +1,8 @@
 """Many episodes in lock-step: policy and environment batched, real and imagined alike.
 
-A token segment is append-only: what was sampled is what is trained. When a segment would pass the context it
-is closed. A new one begins with the first turn of the episode and its last ones, as far as they fit, then the
-task and the present state. Each segment is one training row.
+A token segment is append-only: what was sampled is what is trained. When it would pass the context, a new one
+begins with the first turn of the episode and its last ones, as far as they fit. Each segment is one training
+row.
 """
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -18,19 +18,19 @@ from dreamgym.sampler import Sampler
 
 @dataclass
 class PolicySettings:
-    """What a policy reads and writes; saved beside its weights."""
-    context: int = 4608               # tokens of a segment (verl-agent: 4,096 of prompt, 512 of answer)
-    max_action_tok: int = 512         # tokens of one answer
-    policy_format: str = "tags"  # tags: <think>, <action> | action: it alone | lines: element's words, action
-    system_prompts: bool = True       # a system prompt says what the agent is and which actions exist
-    tried_actions: int = 8            # shown of those that were taken before in the same state
+    """What a policy reads and writes, flags of train_policy.py; saved beside its weights."""
+    context: int = 4608               # tokens of a segment
+    max_action_tok: int = 512
+    policy_format: str = "tags"
+    system_prompts: bool = True
+    tried_actions: int = 8
     recap_turns: int = 2              # turns repeated at the head of a new segment (verl-agent's history)
 
 
 @dataclass
 class Policy:
-    """A language model that acts: tokenizer, chat form, sampler and limits. `env` lends its prompts, the form
-    of its states, `ground` and its step limit, in dreams too."""
+    """A language model that acts. `env` lends its prompts, the form of its states, `ground` and its step
+    limit, in dreams too."""
     model: object
     tokenizer: object
     env: Environment
@@ -40,9 +40,9 @@ class Policy:
     counts: dict = field(default_factory=lambda: {"turns": 0, "cut_segments": 0, "unfinished_actions": 0})
 
     def __post_init__(self):
-        system = policy_system(self.env.prompts,
-                               self.settings.policy_format) if self.settings.system_prompts else ""
-        self.chat = chat_format(self.tokenizer, system, thinks=self.settings.policy_format == "tags")
+        form = self.settings.policy_format
+        system = policy_system(self.env.prompts, form) if self.settings.system_prompts else ""
+        self.chat = chat_format(self.tokenizer, system, thinks=form == "tags")
         self.sampler = Sampler(self.model, self.slots, self.settings.context, self.chat.end_ids, self.seed)
 
     def turn_ids(self, task: str, state: str, turns: Sequence[tuple[str, str]] = (),
@@ -62,8 +62,7 @@ class _Running:
 
 def extend(segment: TokenSegment, prompt: list[int], action: list[int], logps: list[float],
            end_ids: list[int]) -> None:
-    """Appends a turn. An action that was cut off gets its end token unsampled (mask 0): what follows stands
-    where the chat expects it."""
+    """Appends a turn. An action that was cut off gets its end token unsampled (mask 0)."""
     tail = [] if action and action[-1] in end_ids else end_ids[:1]
     segment.ids += prompt + action + tail
     segment.mask += [0] * len(prompt) + [1] * len(action) + [0] * len(tail)
@@ -72,8 +71,7 @@ def extend(segment: TokenSegment, prompt: list[int], action: list[int], logps: l
 
 
 def _show_state(policy: Policy, running: _Running) -> None:
-    """Sets what the policy reads next; opens a new segment where the old one has no room for the state and an
-    answer."""
+    """Sets what the policy reads next; opens a new segment where the old one has no room for it."""
     episode, settings = running.episode, policy.settings
     task, state = episode.task.text, running.session.state
     tried = tried_actions(episode.steps, state, settings.tried_actions)
@@ -92,15 +90,12 @@ def _show_state(policy: Policy, running: _Running) -> None:
 def rollout(policy: Policy, world, tasks: list[Task], temperature: float, name: str, *,
             max_transitions: int | None = None,
             on_turn: Callable[[int], None] = lambda finished: None) -> list[Episode]:
-    """One episode for each task (repeat a task for a GRPO group), in the order of `tasks`; ids are
-    "name-index".
-
-    `max_transitions`: a budget that is kept exactly; episodes that are unfinished when it is spent are given
-    back and left out.
+    """One episode for each task, in the order of `tasks`; ids are "name-index".
 
     `world`: an Environment, the ExperienceModel, or a worlds.World. As many episodes run at once as policy
-    and world have slots; a finished one makes room for the next. Every session is given back (`world.end`),
-    also when something is raised. `on_turn(newly finished)`: progress.
+    and world have slots. Every session is given back (`world.end`), also when something is raised.
+    `max_transitions`: a budget that is kept exactly; episodes that are unfinished when it is spent are left
+    out. `on_turn(newly finished)`: progress.
     """
     kind = "real" if isinstance(world, Environment) else "dream"
     slots = min(policy.slots, world.slots)
@@ -160,9 +155,9 @@ def _turn(policy: Policy, world, running: dict[int, _Running], order: list[int],
 
 
 def imitation_segments(policy: Policy, episode: Episode, all_actions: bool = False) -> list[TokenSegment]:
-    """The segments of somebody else's episode, with its actions as the trained tokens (log-probabilities 0):
-    behaviour cloning. Actions that changed nothing, and those that are not to imitate, are shown and not
-    trained, unless `all_actions` (DPO)."""
+    """The segments of somebody else's episode, with its actions as the trained tokens (log-probabilities 0).
+    Actions that changed nothing, and those that are not to imitate, are shown and not trained, unless
+    `all_actions` (DPO)."""
     copy = replace(episode, steps=[], segments=[TokenSegment()])
     first = episode.steps[0].state
     running = _Running(Session(episode.task, first), copy,

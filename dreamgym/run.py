@@ -2,7 +2,7 @@
 
     args = run.parse(Args)                             # defaults < preset of configs/ < command line
     dist = run.init_dist(args.seed)                    # one process, or the ranks that torchrun started
-    log = run.Log(args.out, dist, step)                # metrics.jsonl, TensorBoard, console
+    log = run.Log(out, dist, step)                     # metrics.jsonl, TensorBoard, console
     with run.graceful(log) as stop: ...                # first Ctrl-C: stop.agreed(dist) at the end of a step
 """
 import contextlib
@@ -32,18 +32,17 @@ SCHEMA = 1                                   # of metrics.jsonl and of checkpoin
 PROGRESS_EVERY_S = 15.0                      # between the lines of a progress bar that goes into a file
 
 
-# ---- ranks and seeds -----------------------------------------------------------------------------
+# ---- ranks and seeds ----
 
 @dataclasses.dataclass(frozen=True)
 class Dist:
-    """This process among its peers. Numbers and plain values only; tensors of a model go through FSDP2."""
+    """This process among its peers. Plain values only; tensors of a model go through FSDP2."""
     rank: int = 0
     world_size: int = 1
     device: torch.device = torch.device("cpu")
 
     @property
     def is_main(self) -> bool:
-        """True on the one rank that writes files and talks to the console."""
         return self.rank == 0
 
     def gather(self, items: list) -> list:
@@ -79,7 +78,7 @@ class Dist:
 
 def init_dist(seed: int, threads: int = 1) -> Dist:
     """Sets threads and global seeds (equal on all ranks, so that weights made from scratch agree), and joins
-    the ranks that torchrun started, if it did. OpenMP threads that spin on contended cores are slow."""
+    the ranks that torchrun started, if it did."""
     torch.set_num_threads(min(threads, os.cpu_count() or 1))
     if sys.platform == "linux":      # keep freed memory: giving it back and taking it again is page faults,
         libc = ctypes.CDLL(None)     # 8 % of a training step on a CPU
@@ -111,7 +110,7 @@ def one_process(seed: int, threads: int = 1) -> Dist:
 
 def check_ranks(args, folder: str | Path, dist: Dist) -> None:
     """Raises ValueError, on every rank, where one was started with other flags than rank 0, or does not see
-    what rank 0, which alone writes files, has written into `folder`."""
+    what rank 0 has written into `folder`."""
     if dist.world_size == 1:
         return
     flags = dist.broadcast(vars(args))
@@ -139,13 +138,13 @@ def main_first(dist: Dist, make: Callable):
 
 
 def spare_cores(dist: Dist) -> int:
-    """Processes a rank may start for its environments: half of its share of the cores, 1 (none) to 8."""
+    """Processes a rank may start for its environments: half of its share of the cores, 1 to 8."""
     here = min(dist.world_size, int(os.environ.get("LOCAL_WORLD_SIZE", dist.world_size)))
     return min(8, max(1, (os.cpu_count() or 1) // (2 * here)))
 
 
 def derive_seed(seed: int, *names: str | int) -> int:
-    """A 63-bit seed for the stream with this name; the same on every machine and in every version."""
+    """A 63-bit seed for the stream with this name; the same on every machine."""
     text = json.dumps([int(seed), *names], default=int)  # keeps ("ab", "c") and ("a", "bc"), 1 and "1" apart
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
@@ -156,12 +155,12 @@ def rng(seed: int, *names: str | int) -> np.random.Generator:
 
 
 def sample(items: Sequence, count: int | None, seed: int, *names: str | int) -> list:
-    """`count` of the items (None: all) in a random order that depends on seed and names alone."""
+    """`count` of the items (None: all) in random order."""
     return [items[i] for i in rng(seed, *names).permutation(len(items))[:count]]
 
 
 def get_random_state() -> dict:
-    """The global generators, in types that `torch.load(weights_only=True)` takes."""
+    """Of the global generators, in types that `torch.load(weights_only=True)` takes."""
     state = {"torch": torch.get_rng_state(), "python": random.getstate()}
     return state | {"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else state
 
@@ -173,7 +172,7 @@ def set_random_state(state: dict) -> None:
         torch.cuda.set_rng_state(state["cuda"].cpu())
 
 
-# ---- files ---------------------------------------------------------------------------------------
+# ---- files ----
 
 def read_json(path: str | Path):
     """The value in a JSON file. Raises ValueError naming the file."""
@@ -215,9 +214,8 @@ def mend_jsonl(path: str | Path) -> None:
 
 
 def cut_jsonl(path: Path, last: int, key: str = "step") -> dict | None:
-    """Cuts the file where the records begin whose `key` is above `last`: a resumed run makes them again.
-    Later records have no smaller one. Half a line that a kill left goes, too. Returns the last record
-    kept."""
+    """Cuts the file where the records begin whose `key` is above `last`: a resumed run makes them again. Half
+    a line that a kill left goes, too. Returns the last record kept."""
     mend_jsonl(path)
     end, kept = 0, None
     if path.exists():
@@ -251,16 +249,16 @@ def check_meta(meta: dict, expected: dict, where: str | Path,
                advice: str = "use --fresh to start over or --out another folder") -> None:
     """Raises ValueError naming every key of `expected` that `meta` lacks or has otherwise."""
     expected = json.loads(json.dumps(expected))  # a tuple is a list once it has been in a file
-    found = {key: json.dumps(meta[key]) if key in meta else "nothing" for key in expected}
-    wrong = [f"{key}: found {found[key]}, expected {json.dumps(value)}"
+    wrong = [f"{key}: found {json.dumps(meta[key]) if key in meta else 'nothing'}, "
+             f"expected {json.dumps(value)}"
              for key, value in expected.items() if key not in meta or meta[key] != value]
     if wrong:
         raise ValueError(f"{where} does not fit this run: {'; '.join(wrong)}; {advice}")
 
 
 def commit() -> str:
-    """The last commit that changed scripts, package or presets, with "-dirty" where they were changed since;
-    "" without git."""
+    """The last commit of scripts, package or presets, "-dirty" where they were changed since; "" without
+    git."""
     git = lambda *command: subprocess.run(["git", *command, "--", ":(glob)*.py", "dreamgym", "configs"],
                                           cwd=ROOT, text=True, capture_output=True).stdout.strip()
     try:
@@ -270,25 +268,25 @@ def commit() -> str:
 
 
 def fingerprint(obj) -> str:
-    """16 hex digits that are equal for equal JSON-able settings, whatever their key order."""
+    """16 hex digits, equal for equal JSON-able settings, whatever their key order."""
     text = json.dumps(obj, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-# ---- log -----------------------------------------------------------------------------------------
+# ---- log ----
 
 class Log:
     """metrics.jsonl (the truth), TensorBoard (its mirror) and one console line a step; only on rank 0. Lines
-    with step > resume_step (-1: all) are dropped: a resumed run makes them again. time_s and cpu_s go on."""
+    with step > resume_step (-1: all) are dropped. time_s and cpu_s go on."""
 
-    def __init__(self, folder: str | Path, dist: Dist, resume_step: int):
+    def __init__(self, folder: Path, dist: Dist, resume_step: int):
         self.is_main = dist.is_main
         if not self.is_main:
             return
         from torch.utils.tensorboard import SummaryWriter  # slow to import, and only rank 0 needs it
 
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        path = Path(folder) / "metrics.jsonl"
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "metrics.jsonl"
         last = cut_jsonl(path, resume_step) or {"time_s": 0, "cpu_s": 0}
         self.wall_zero = time.perf_counter() - last["time_s"]
         self.cpu_zero = time.process_time() - last["cpu_s"]
@@ -343,7 +341,7 @@ def summary_table(rows: list[dict]) -> str:
 
 
 class Timer:
-    """`with timer("rollout"): ...`, then `timer.take()`: {"rollout_s": seconds, "rollout_cpu_s": ...}."""
+    """`with timer("rollout"): ...`, then `take()`: {"rollout_s": seconds, "rollout_cpu_s": ...}."""
 
     def __init__(self):
         self.seconds = Counter()
@@ -363,16 +361,14 @@ class Timer:
 
 
 class _Lines(tqdm):
-    """A progress bar as plain lines, for log files."""
-
     def display(self, msg=None, pos=None):
         if msg != "":
             print(str(self), file=self.fp, flush=True)
 
 
 def progress(total: int, label: str, done: int = 0) -> tqdm:
-    """A progress bar on rank 0; where stderr is no terminal, or in CI, a line every PROGRESS_EVERY_S. `done`
-    was done before this process began: the time that is left does not count it as work of this one."""
+    """A progress bar on rank 0; where stderr is no terminal, or in CI, a line every PROGRESS_EVERY_S. `done`:
+    before this process began."""
     bar = {"total": total, "desc": label, "initial": done, "leave": False, "disable": not is_main()}
     if sys.stderr.isatty() and not os.environ.get("CI"):
         return tqdm(**bar, dynamic_ncols=True)
@@ -381,7 +377,7 @@ def progress(total: int, label: str, done: int = 0) -> tqdm:
                   miniters=1, bar_format="{desc}: {n_fmt} of {total_fmt}, {elapsed} so far, {remaining} left")
 
 
-# ---- Ctrl-C --------------------------------------------------------------------------------------
+# ---- Ctrl-C ----
 
 class Clock:
     """Says when a checkpoint is due by time."""
@@ -399,8 +395,8 @@ class Clock:
 
 
 class graceful:
-    """`with graceful(log) as stop`: the first SIGINT or SIGTERM sets `stop.requested`, a second SIGINT raises
-    KeyboardInterrupt at once. Under torchrun the workers have 30 s to the end of their step."""
+    """The first SIGINT or SIGTERM sets `requested`, a second SIGINT raises KeyboardInterrupt. Under torchrun
+    the workers have 30 s to the end of their step."""
 
     def __init__(self, log: Log):
         self.log, self.requested = log, False

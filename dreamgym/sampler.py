@@ -6,12 +6,11 @@ turns of a conversation.
 
 A slot is a row of the cache and belongs to one conversation key. A later prompt of that key computes only
 what differs from the cached ids, and a new one copies the longest prefix that another slot holds. Column c
-of a slot is position c of its text: no left padding, no holes. Behind a slot's length lies garbage, where no
-query looks and which later tokens overwrite. Left out on purpose: the model's generation_config, beams, top-k
-and top-p (the sampled distribution is the one that is trained).
+of a slot is position c of its text. Behind a slot's length lies garbage, where no query looks. Left out on
+purpose: the model's generation_config, beams, top-k and top-p (the sampled distribution is the one that is
+trained).
 
-B rows, T tokens, V vocabulary, H hidden, S slots, L columns. Slot s is row s of the cache tensors
-[S, heads, columns, head_dim].
+B rows, T tokens, V vocabulary, H hidden, S slots, L columns. Cache tensors are [S, heads, columns, head_dim].
 """
 from collections import deque
 from collections.abc import Hashable, Sequence
@@ -48,7 +47,7 @@ class _Job:
 
 
 class _Window:
-    """Which part of the cache the current forward writes and reads; one object shared by all layers."""
+    """Which part of the cache the current forward writes and reads, in all layers."""
     rows = 0     # allocated, of `slots`: as many as were in use at once
     columns = 0  # allocated
     rows_B1: torch.Tensor
@@ -110,8 +109,8 @@ def draw(logits_BV: torch.Tensor, uniform_B: torch.Tensor | None, temperature: f
          ) -> tuple[torch.Tensor, torch.Tensor]:
     """Samples one id per row by inverse CDF (float64), or takes the argmax when temperature is 0.
 
-    Returns ids [B] (-1 where the logits hold NaN, +inf, or nothing finite) and log-probs [B] float64. One
-    uniform in [0, 1) per row: p = (.2, .5, .3), u = .2 -> id 1, the first with CDF > u.
+    Returns ids [B] (-1 where the logits hold NaN, +inf, or nothing finite) and log-probs [B] float64.
+    Example: p = (.2, .5, .3), u = .2 -> id 1, the first with CDF > u.
     """
     logits_BV = logits_BV.float()
     z_BV = logits_BV - logits_BV.amax(-1, keepdim=True)
@@ -145,9 +144,9 @@ def prefill_chunks(length_B: np.ndarray, budget_tok: int = CHUNK_TOK) -> list[np
 class Sampler:
     """Decodes with one model in eval mode. Call `clear_caches` whenever the weights change.
 
-    slots: most rows decoded at once and conversations remembered; memory is taken for those in use. context:
-    longest prompt plus answer in tokens. FSDP2 models must be unsharded by the caller around `sample`. Raises
-    ValueError for an attention window shorter than the context.
+    slots: most rows decoded at once and conversations remembered. context: longest prompt plus answer in
+    tokens. FSDP2 models must be unsharded around `sample`. Raises ValueError for an attention window shorter
+    than the context.
     """
 
     def __init__(self, model, slots: int, context: int, stop_ids: Sequence[int], seed_or_generator):
@@ -178,7 +177,7 @@ class Sampler:
         self.calls = 0
 
     def get_state(self) -> dict:
-        """The random generator as JSON values; the cache is no part of it (it changes speed only)."""
+        """The random generator as JSON values; the cache changes speed only."""
         return self.generator.bit_generator.state
 
     def set_state(self, state: dict) -> None:
@@ -189,11 +188,11 @@ class Sampler:
                ) -> list[Sample]:
         """Generates up to max_new_tok tokens after each prompt; one Sample per prompt, in order.
 
-        keys: hashable, unique within the call; each names a conversation whose cache is re-used as far as the
-        ids agree. keys None: these prompts are no conversations, and their slots are the next to be used.
-        temperature 0 is greedy. More prompts than slots are queued. The uniforms depend only on
-        the generator, the prompt's index and the token's index, so neither slots nor neighbours change a
-        result (up to rounding). Raises FloatingPointError naming the prompt when logits are not finite.
+        keys: hashable and unique, each names a conversation. None: these prompts are no conversations, and
+        their slots are the next to be used. temperature 0 is greedy. More prompts than slots are queued. The
+        uniforms depend only on the generator, the prompt's index and the token's index, so neither slots nor
+        neighbours change a result (up to rounding). Raises FloatingPointError naming the prompt when logits
+        are not finite.
         """
         jobs = self._begin(prompts, keys or [object() for _ in prompts], max_new_tok, temperature)
         with autocast(self.inner):
@@ -237,8 +236,8 @@ class Sampler:
         return jobs
 
     def _admit(self, queue: deque[_Job]) -> tuple[list[int], torch.Tensor]:
-        """Gives queued prompts their slots, copies shared prefixes and prefills the rest. Returns the slots,
-        and the hidden state of each one's last token [B, H]."""
+        """Gives queued prompts their slots and computes them. Returns the slots, and the hidden state of each
+        one's last token [B, H]."""
         kept = {self.slot_of.get(job.key) for job in queue}
         idle = deque(row for row in np.argsort(self.used_S, kind="stable").tolist()  # longest unused first
                      if self.job_S[row] is None and row not in kept)
@@ -255,7 +254,11 @@ class Sampler:
             self.ids_SL[row, : len(job.prompt)] = job.prompt
             self.job_S[row], self.used_S[row] = job, self.calls
             rows.append(row)
-        self._reserve(max(rows) + 1)
+        if max(rows) >= self.window.rows:
+            self.window.rows = max(rows) + 1
+            for layer in self.layers:
+                if layer.is_initialized:
+                    layer.lazy_initialization(layer.keys, layer.values)
         last_H = {}
         for wave, copies in self._waves(rows, fresh):
             if copies:
@@ -268,13 +271,6 @@ class Sampler:
                 last_H |= self._prefill(wave[chunk])
         return list(last_H), torch.stack(list(last_H.values()))
 
-    def _reserve(self, rows: int) -> None:
-        if rows > self.window.rows:
-            self.window.rows = rows
-            for layer in self.layers:
-                if layer.is_initialized:
-                    layer.lazy_initialization(layer.keys, layer.values)
-
     def _common_prefix(self, rows: list[int], length, prompt: np.ndarray) -> np.ndarray:
         """How many of the first `length` ids of these slots are those of the prompt."""
         equal = self.ids_SL[rows, : len(prompt)] == prompt
@@ -282,11 +278,8 @@ class Sampler:
 
     def _waves(self, rows: list[int], fresh: list[int]) -> list[tuple[np.ndarray, list]]:
         """Orders admitted slots so that each comes after the one it copies from: [(slots, [(to, from,
-        tokens)])].
-
-        Each fresh slot copies from the one that will hold most of its prompt, the earliest of equal ones: 8
-        equal prompts are one source and 7 copies. In lexicographic order the best source always comes before.
-        """
+        tokens)])]. Each fresh slot copies from the one that will hold most of its prompt, the earliest of
+        equal ones. In lexicographic order the best source always comes before."""
         sources = np.flatnonzero(self.length_S >= MIN_SHARE_TOK).tolist()  # cached before this prefill
         length, wave_of, copies = self.length_S[sources].tolist(), [0] * len(sources), {}
         depth = dict.fromkeys(rows, 0)
@@ -302,12 +295,11 @@ class Sampler:
         return [(np.array(wave), [copies[row] for row in wave if row in copies]) for wave in waves]
 
     def _copy_rows(self, dst: np.ndarray, src: np.ndarray, columns: int) -> None:
-        """The first `columns` columns of rows `src` over those of rows `dst`; right for a swap too, since the
-        source is gathered first."""
+        """The first `columns` columns of rows `src` over those of rows `dst`."""
         to, source = (torch.from_numpy(rows).to(self.inner.device) for rows in (dst, src))
         for layer in self.layers:
             for x in (layer.keys, layer.values):
-                x[:, :, :columns][to] = x[:, :, :columns].index_select(0, source)
+                x[:, :, :columns][to] = x[:, :, :columns].index_select(0, source)   # a copy, so swaps work
 
     def _prefill(self, rows: np.ndarray) -> dict[int, torch.Tensor]:
         """Computes the rest of each slot's prompt (longest first): the hidden state of its last token."""
@@ -326,8 +318,8 @@ class Sampler:
         return last_H
 
     def _decode(self, live: np.ndarray) -> tuple[list[int], torch.Tensor]:
-        """One forward of every live slot's newest token. Idle rows among them compute along on the column
-        behind their text, where it does no harm."""
+        """One forward of every live slot's newest token. Idle rows among them compute along, on the column
+        behind their text."""
         if live[-1] + 1 > 1.25 * len(live):
             live = self._compact(live)
         n = int(live[-1]) + 1
@@ -369,7 +361,7 @@ class Sampler:
         return out.last_hidden_state
 
     def _emit(self, rows: list[int], hidden_BH: torch.Tensor, temperature: float) -> None:
-        """Samples the next token of each row, stores it, and frees the rows that end here."""
+        """Samples the next token of each row, and frees the rows that end here."""
         logits_BV = self.inner.get_output_embeddings()(hidden_BH)
         jobs = [self.job_S[row] for row in rows]
         uniform_B = None
@@ -385,7 +377,7 @@ class Sampler:
             job.sample.ids.append(token)
             job.sample.logps.append(logp)
             self.ids_SL[row, self.length_S[row]] = token  # not yet in the cache
-            if token in self.stop_ids:
+            if ended := token in self.stop_ids:
                 job.sample.stop = "end"
-            if token in self.stop_ids or len(job.sample.ids) == job.limit:
+            if ended or len(job.sample.ids) == job.limit:
                 self.job_S[row] = None

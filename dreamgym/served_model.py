@@ -27,8 +27,7 @@ def check_server(args) -> None:
 
 
 def trained_folder(args) -> str:
-    """Of the experience model that `args` names, or that the server's model was exported from; "" for
-    none."""
+    """Of the experience model that `args` names, or that the server's was exported from; "" for none."""
     return args.expmodel_folder if is_url(args.expmodel) else args.expmodel
 
 
@@ -43,8 +42,8 @@ def reach_server(args) -> Endpoint:
 
 
 class ServedExperienceModel(ExperienceModel):
-    """The experience model without weights in this process. Raises ValueError where the server stays away
-    during a run; the run's last checkpoint continues."""
+    """The experience model without weights in this process. Raises ValueError where the server stays
+    away."""
     model = sampler = None
 
     def __init__(self, endpoint: Endpoint, env: Environment, settings: ExperienceSettings, retrieval: tuple):
@@ -73,19 +72,13 @@ class ServedExperienceModel(ExperienceModel):
         self.counts["repeated"] = self.counts.get("repeated", 0) + again
         return [(text.rpartition("</think>")[2], ended) for text, ended, _ in answers]
 
-    def get_state(self) -> dict:
-        return {"counts": dict(self.counts)}
-
-    def set_state(self, state: dict) -> None:
-        self.counts = dict(state["counts"])
-
 
 def open_experience_model(args, folder: Path | None, env: Environment, offline: Path, device="cpu",
                           resume: Path | None = None, **options) -> ExperienceModel:
-    """What `args` names: the weights in `folder`, or the server at the URL --expmodel. The server's model was
-    exported from `folder`, which has its settings and replay buffer. Without a folder it is untrained, has
-    default settings, and the episodes of the file `offline` in its buffer. A checkpoint `resume` has a buffer
-    of its own. `options` are those of load_experience_model."""
+    """What `args` names: the weights in `folder`, or the server at the URL --expmodel, whose settings and
+    replay buffer are in `folder`. Without a folder it is untrained, has default settings, and the episodes of
+    the file `offline` in its buffer. A checkpoint `resume` has a buffer of its own. `options` are those of
+    load_experience_model."""
     replay = resume / "replay" if resume else None
     if not is_url(args.expmodel):
         return load_experience_model(folder, env, device, replay, **options)

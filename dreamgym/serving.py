@@ -1,9 +1,7 @@
 """An environment, real or imagined, behind OpenEnv's wire protocol: one WebSocket is one session.
 
 OpenEnv's own server does protocol, sessions and their limits. Here are the episodes, the batches, and who may
-connect. Each session waits in a thread of its own; one thread owns the world and answers all who wait
-together. Over HTTP only descriptions and the list of tasks are served: OpenEnv's stateless `/reset` and
-`/step` would begin an episode that nobody can go on with.
+connect. Each session waits in a thread of its own; one thread owns the world and answers all who wait.
 """
 import functools
 import hmac
@@ -31,12 +29,10 @@ GATHER_S = 0.02                        # a request waits at most so long for tho
 
 
 class TextAction(Action):
-    """An action alone, or a policy's whole answer, whose action is then taken out of it."""
-    action: str
+    action: str                        # an action alone, or a policy's whole answer
 
 
 class TextObservation(Observation):
-    """What OpenEnv's own fields `reward` and `done` do not say."""
     state: str                         # the page
     task: str
     system: str                        # system prompt and turn of our policies; `prompt` shows task and state
@@ -57,8 +53,7 @@ class Choice(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Batcher:
-    """Calls a world's `reset`, `step` and `end` from one thread, with the requests of all who wait. Nobody
-    waits for others where every running episode has asked."""
+    """Calls a world's `reset`, `step` and `end` from one thread, with the requests of all who wait."""
 
     def __init__(self, world):
         self.world, self.running = world, 0
@@ -68,7 +63,7 @@ class Batcher:
         self.thread.start()
 
     def ask(self, method: str, *arguments):
-        """What `method` returns for this request, which is one row of the world's lists."""
+        """What `method` returns for this row of the world's lists."""
         future: Future = Future()
         with self.lock:
             if self.closed:
@@ -86,6 +81,7 @@ class Batcher:
     def _gather(self) -> list:
         waiting, until = [self.requests.get()], time.monotonic() + GATHER_S
         try:
+            # not where every running episode has asked
             while waiting[-1] and len(waiting) < self.running and (left := until - time.monotonic()) > 0:
                 waiting.append(self.requests.get(timeout=left))
         except queue.Empty:
@@ -118,9 +114,9 @@ class Batcher:
 
 @dataclass
 class Service:
-    """What all sessions share. `env` lends the dream its prompts and step limit."""
+    """What all sessions share."""
     world: object                      # an Environment, or the ExperienceModel
-    env: Environment
+    env: Environment                   # lends the dream its prompts and step limit
     tasks: list[Task]
     split: str
     max_action_chars: int
@@ -134,7 +130,6 @@ class Service:
         self.system = policy_system(self.env.prompts, "tags")
 
     def choose(self, choice: Choice) -> Task:
-        """The task that a client asks for. Raises ValueError where there is none."""
         if choice.split not in ("", self.split):
             raise ValueError(f"split {choice.split[:80]!r}: this server plays {self.split} tasks")
         if choice.task_id:
@@ -162,7 +157,7 @@ class Service:
 
 
 class Served(OpenEnvEnvironment):
-    """One client's session, as OpenEnv's server sees it: at most one running episode."""
+    """One client's session: at most one running episode."""
     SUPPORTS_CONCURRENT_SESSIONS = True
 
     def __init__(self, service: Service):
@@ -170,7 +165,6 @@ class Served(OpenEnvEnvironment):
         self.service, self.session, self.episode, self.is_open = service, None, None, True
 
     def reset(self, **choice) -> TextObservation:
-        """Begins an episode; ends the one before."""
         if not self.is_open:
             raise ValueError("this session has ended, because it was idle: connect again")
         choice = msgspec.convert(choice, Choice)
@@ -207,7 +201,6 @@ class Served(OpenEnvEnvironment):
                      stop=episode.stop.value)
 
     def close(self) -> None:
-        """Called once for every session: the client left, vanished, or was idle."""
         self.is_open = False
         self._end()
 
@@ -253,8 +246,8 @@ def make_app(service: Service, max_sessions: int, idle_s: float, token: str):
 
 
 def guarded(app, token: str):
-    """Refuses who lacks the token, and every web page: a browser would let any site talk to a server on
-    loopback, and says so in `Origin`."""
+    """Refuses who lacks the token, and every web page (`Origin`): a browser would let any site talk to a
+    server on loopback."""
     expected = b"Bearer " + token.encode()
 
     async def checked(scope, receive, send):

@@ -1,11 +1,8 @@
-"""One supervised step on token samples: what training the experience model and imitating demonstrations
-share.
+"""One supervised step on token samples, of the experience model or of imitation.
 
     optimizers = make_optimizers(model, lr=1e-5)
     set_rate(optimizers, step, steps, warmup=20)
     values = sft_step(model, my_samples, optimizers, micro_batch_tok=8192, dist=dist)
-
-Left out on purpose: which samples (the scripts draw them).
 """
 import math
 
@@ -19,12 +16,10 @@ from dreamgym.tiny import Muon
 
 def sft_step(model: torch.nn.Module, samples: list[TrainSample], optimizers: list[torch.optim.Optimizer],
              micro_batch_tok: int, dist) -> dict:
-    """Minimizes the mean of -log p over the trained tokens of all ranks' samples (DreamGym, Eq. 5).
-
-    Every rank calls it with its own share of `samples`, which may be empty. `dist` is a run.Dist. Returns the
-    loss, the gradient norm before clipping, and the trained tokens of all ranks. Raises ValueError where no
-    token is trained, FloatingPointError where loss or gradient is not finite.
-    """
+    """Minimizes the mean of -log p over the trained tokens of all ranks' samples (DreamGym, Eq. 5). Every
+    rank calls it with its own share of `samples`, which may be empty. Returns the loss, the gradient norm
+    before clipping, and the trained tokens of all ranks. Raises ValueError where no token is trained,
+    FloatingPointError where loss or gradient is not finite."""
     tokens = dist.all_reduce_sum(float(sum(sum(sample.mask) for sample in samples)))
     loss_sum = 0.0
     for indices in even_micro_batches(samples, micro_batch_tok, dist):
@@ -39,12 +34,11 @@ def sft_step(model: torch.nn.Module, samples: list[TrainSample], optimizers: lis
 
 def make_optimizers(model: torch.nn.Module, lr: float, muon_lr: float = 0.0, weight_decay: float = 0.01,
                     ) -> list[torch.optim.Optimizer]:
-    """AdamW. With `muon_lr` the layers' matrices take Muon instead (arXiv 2502.16982), and `weight_decay` is
-    theirs alone: a model from scratch learns to copy and compare words several times sooner
-    (docs/lab-notes.md)."""
-    inner = {id(p) for name, p in model.named_parameters() if muon_lr and p.ndim == 2 and ".layers." in name}
+    """AdamW. With `muon_lr` the layers' matrices take Muon instead, and `weight_decay` is theirs alone: a
+    model from scratch learns to copy and compare words several times sooner (docs/lab-notes.md)."""
+    inner = {p for name, p in model.named_parameters() if muon_lr and p.ndim == 2 and ".layers." in name}
     trained = trainable_parameters(model)
-    matrices, others = [p for p in trained if id(p) in inner], [p for p in trained if id(p) not in inner]
+    matrices, others = [p for p in trained if p in inner], [p for p in trained if p not in inner]
     optimizers: list[torch.optim.Optimizer] = []
     if others:                                   # none with LoRA, whose adapters are all matrices of layers
         decay = 0.0 if muon_lr else weight_decay

@@ -6,29 +6,28 @@
 `job` and `state` are a Job and a Run of train_policy.py, `results` its reports on the test tasks.
 """
 from dataclasses import asdict
-from pathlib import Path
 
 from dreamgym import plots, run, viewer
 from dreamgym.episode import Episode
 from dreamgym.evaluation import experience_tables, with_interval
 
+LAST_VALIDATION = 60    # most of its episodes on file: 20 of each world and temperature
+
 
 def show_experience(log: run.Log, report: dict) -> None:
     """The report of train_expmodel.py as tables on the console."""
-    names = [n for n in ("full", "without history", "without retrieval", "without reasoning") if n in report]
     worst = lambda r: max([v["share"] for k, v in r["near_miss_paid"].items() if k != "none"],
                           default=float("nan"))
-    log.say(run.summary_table([{"experience model": n, "exact": report[n]["exact"]["share"],
-                                "lookup": report[n]["exact_of_lookup"]["share"],
-                                "F1": report[n]["f1"], "worst near miss paid": worst(report[n]),
-                                "refusals accepted": report[n]["refusals_accepted"]["share"],
-                                "malformed": report[n]["malformed"]["share"],
-                                "inconsistent": report[n]["inconsistent"]["share"]} for n in names]))
+    log.say(run.summary_table([
+        {"experience model": name, "exact": r["exact"]["share"], "lookup": r["exact_of_lookup"]["share"],
+         "F1": r["f1"], "worst near miss paid": worst(r),
+         "refusals accepted": r["refusals_accepted"]["share"], "malformed": r["malformed"]["share"],
+         "inconsistent": r["inconsistent"]["share"]}
+        for name, r in report.items() if name == "full" or name.startswith("without ")]))
     log.say(f"\n{experience_tables(report['full'])}")
 
 
 def finish(job, state, results: list[dict]) -> None:
-    """The table and the picture a user ends with."""
     names = {"before": "start (imitation)", "after": "after RL"}
     rows = [{"policy": names[result["policy"]],
              **{key: with_interval(report) for key, report in result["reports"].items()},
@@ -40,23 +39,16 @@ def finish(job, state, results: list[dict]) -> None:
     run.write_json(out / "result.json",
                    {"environment": env.describe(), "label": env.label, "settings": asdict(job.args),
                     "rows": rows, "test": results, "validation": state.evaluations, "note": note})
-    picture = plots.training_curve(out)
+    picture, page = plots.training_curve(out), out / "dream.html"
     job.log.say(f"\n{env.name}, {env.label}: {results[0]['tasks']} test tasks, world and temperature, 95 % "
                 f"Wilson intervals\n{run.summary_table(rows)}\n{note}")
-    page = show_validation(job, state)
+    episodes, cut = viewer.read_tail(out / "evaluations.jsonl", LAST_VALIDATION, Episode)
+    kinds = tuple(f"valid-{state.step}-{world}-1-" for world in ("real", "dream"))     # alike in temperature
+    alike = [e for e in episodes if e.id.startswith(kinds)]
+    state.experience_model.clear_caches()
+    about = f"validation tasks at temperature 1, after {state.step} iterations"
+    viewer.write_page(page, env, about, alike, state.experience_model, out, [cut])
     job.log.say(f"everything is in {out}: result.json, metrics.jsonl, episodes.jsonl, expmodel/report.json, "
                 f"policy/; picture {picture}; page to read {page}\n"
                 f"next: python evaluate.py --env {job.args.env} --policy {out / 'policy'} --play 10   |   "
                 f"tensorboard --logdir {out}")
-
-
-def show_validation(job, state) -> Path:
-    """Writes OUT/dream.html: the last validation's episodes on file that were played at the dream's
-    temperature, in the real environment and in the dream."""
-    episodes, cut = viewer.read_tail(job.out / "evaluations.jsonl", kind=Episode)
-    kinds = tuple(f"valid-{state.step}-{world}-1-" for world in ("real", "dream"))
-    alike = [e for e in episodes if e.id.startswith(kinds)]
-    state.experience_model.clear_caches()
-    about = f"validation tasks at temperature 1, after {state.step} iterations"
-    viewer.write_page(job.out / "dream.html", job.env, about, alike, state.experience_model, job.out, [cut])
-    return job.out / "dream.html"

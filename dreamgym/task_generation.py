@@ -1,9 +1,8 @@
 """M_task: the experience model's own weights write harder and different tasks (DreamGym, Eq. 6).
 
-The paper shares the parameters of M_task and M_exp, and lets a language model select. Here
-`variation_samples` makes pairs of training tasks for the experience model's training; `write_tasks` asks the
-same weights for candidates and keeps the acceptable one with most words, since tiny models judge badly. A
-generated task has no goal in the real environment: only the dream can play it.
+The paper shares the parameters of M_task and M_exp, and lets a language model select. Here the acceptable
+candidate with most words is kept, since tiny models judge badly. A generated task has no goal in the real
+environment: only the dream can play it.
 """
 import re
 from collections import Counter
@@ -21,7 +20,6 @@ SAMPLING_TEMPERATURE = 0.8   # of sampling them (ours)
 
 
 def words(text: str) -> list[str]:
-    """The words and numbers of a text, in lower case."""
     return re.findall(r"\w+(?:[.'-]\w+)*", text.lower())
 
 
@@ -29,7 +27,7 @@ def variation_samples(tasks: Sequence[Task], count: int, rng: np.random.Generato
     """`count` pairs (seed text, target text) of training tasks; none where no two tasks share a rare word.
 
     A rare word is in at most a tenth of the texts, or in two. The target is the longest, in words, of three
-    draws among the tasks that share one with the seed, so that targets are harder than seeds on average.
+    draws among the tasks that share one with the seed: harder than the seed on average.
     """
     texts = list(dict.fromkeys(task.text for task in tasks))
     having: dict[str, list[str]] = {}
@@ -55,13 +53,13 @@ def known_words(texts: Collection[str]) -> set[str]:
 
 @lru_cache(maxsize=1 << 16)
 def _key(text: str) -> str:
-    """Texts that differ in case, blanks or punctuation only are copies."""
     return " ".join(words(text))
 
 
 def problem(text: str | None, known_texts: Collection[str], known_words: Collection[str]) -> str:
-    """Why a text is no new task: "malformed", "unknown" (a word that no training task or page has) or "copy";
-    "" for a good one. `known_texts`: all tasks there are, also held-out ones, for none may be trained on."""
+    """Why a text is no new task: "malformed", "unknown" (a word that no training task or page has) or "copy"
+    (but for case, blanks, punctuation); "" for a good one. `known_texts`: of all tasks, also held-out ones,
+    for none may be trained on."""
     if text is None or parse_task(text) != text or not words(text):
         return "malformed"
     if any(word not in known_words for word in words(text)):
@@ -72,11 +70,8 @@ def problem(text: str | None, known_texts: Collection[str], known_words: Collect
 def write_tasks(experience_model, seeds: Sequence[Task], per_seed: int, known_texts: Collection[str],
                 known_words: Collection[str], name: str,
                 temperature: float) -> tuple[list[Task], dict[str, int]]:
-    """(new tasks `name-0`, `name-1`, …, counts of candidates that were accepted or refused, by reason).
-
-    Each seed gets at most one new task, from `per_seed` candidates; no new task is a copy of another.
-    `problem` says what `known_texts` and `known_words` are.
-    """
+    """(new tasks `name-0`, `name-1`, …, counts of candidates that were accepted or refused, by reason). Each
+    seed gets at most one new task, from `per_seed` candidates. Known texts and words: see `problem`."""
     made: list[Task] = []
     counts: Counter[str] = Counter()
     written = experience_model.write_variations([seed.text for seed in seeds], per_seed, temperature)

@@ -45,8 +45,8 @@ class RequestRefused(EndpointError):
 
 @dataclass
 class Endpoint:
-    """An OpenAI-compatible server. The key is in the environment variable `key_env` (unset: none is sent).
-    The openai client repeats what may pass: 408, 409, 429, 5xx, timeouts, lost connections."""
+    """An OpenAI-compatible server; its key is in the environment variable `key_env`. The openai client
+    repeats what may pass: 408, 409, 429, 5xx, timeouts, lost connections."""
     url: str                               # up to and with /v1
     model: str
     key_env: str = "OPENAI_API_KEY"
@@ -68,11 +68,12 @@ class Endpoint:
         self._no_key = {} if self._key else {"extra_headers": {"Authorization": openai.Omit()}}
 
     def complete(self, messages: list[dict], **settings) -> str:
-        """The answer's text. Raises EndpointError for none. `settings`: max_tokens, temperature."""
+        """The answer's text. `settings`: max_tokens, temperature."""
         return self.answer(messages, **settings)[0]
 
     def answer(self, messages: list[dict], **settings) -> tuple[str, bool, int]:
-        """(the answer's text, whether it ended before max_tokens, how often the request was repeated)."""
+        """(the answer's text, whether it ended before max_tokens, how often the request was repeated). Raises
+        EndpointError for none."""
         import openai
 
         repeated, refused = 0, False
@@ -100,14 +101,13 @@ class Endpoint:
 
 
 def json_chat(system: str, record: dict, more: str = "") -> list[dict]:
-    """The messages of one question. Pages and answers are inside JSON: none poses as the prompt."""
+    """One question. Pages and answers are inside JSON: none poses as the prompt."""
     return [{"role": "system", "content": system},
             {"role": "user", "content": json.dumps(record, ensure_ascii=False) + more}]
 
 
 def _decode(text: str, kind: type):
-    """The JSON object that an answer consists of, without a code fence and a think block before it.
-    Raises ValueError with a short reason."""
+    """The JSON object that an answer consists of, without a code fence and a think block before it."""
     text = text.rpartition("</think>")[2].strip()
     if text.startswith("```") and text.endswith("```") and "\n" in text:
         text = text[text.index("\n"):-3]
@@ -130,7 +130,7 @@ def _in_threads(function: Callable, items: list, workers: int, label: str) -> It
         pool.shutdown(cancel_futures=True)
 
 
-# ---- reasoning of offline episodes ---------------------------------------------------------------
+# ---- reasoning of offline episodes ----
 
 Trace = Annotated[str, msgspec.Meta(pattern=r"\w", max_length=MAX_TRACE_CHARS)]
 
@@ -142,7 +142,7 @@ class Transition(msgspec.Struct):
 
 
 class Annotation(msgspec.Struct):
-    """The tutorial is not kept: it comes first, so that traces are written with the task's end in view."""
+    """The tutorial is not kept: it makes traces be written with the task's end in view."""
     task_tutorial: dict[str, Trace]
     state_transitions: list[Transition]
 
@@ -187,7 +187,7 @@ def parse_annotation(text: str, n_steps: int) -> list[tuple[str, str]]:
 
 
 def explain(episode: Episode, ask: Ask, prompts: Prompts) -> Episode | str | EndpointError:
-    """The episode with the teacher's reasoning, or why there is none. An unusable answer is told back."""
+    """The episode with reasoning, or why there is none. An unusable answer is told back."""
     messages, told = annotation_messages(episode, prompts), []
     for _ in range(MAX_ANSWERS):
         try:
@@ -212,8 +212,8 @@ def with_reasoning(episode: Episode, traces: Iterable[tuple[str, str]]) -> Episo
 def annotate(episodes: list[Episode], ask: Ask, prompts: Prompts, done_path: Path,
              workers: int) -> tuple[list[Episode], dict[str, str]]:
     """(the episodes with a teacher's reasoning, {id of one that keeps its old reasoning: why}). Resumable:
-    each finished episode is appended to `done_path` at once. Raises ValueError when that holds another
-    episode under the same id, and EndpointError after MAX_OUTAGES episodes in a row without an answer."""
+    each finished episode is appended to `done_path` at once. Raises ValueError where that holds another
+    episode under the same id, EndpointError after MAX_OUTAGES episodes in a row without an answer."""
     run.mend_jsonl(done_path)
     done = {episode.id: episode for episode in read_episodes(done_path)} if done_path.exists() else {}
     bare = lambda episode: with_reasoning(episode, [("", "")] * len(episode.steps))
@@ -244,7 +244,7 @@ def annotate(episodes: list[Episode], ask: Ask, prompts: Prompts, done_path: Pat
     return [done.get(episode.id, episode) for episode in episodes], failed
 
 
-# ---- judge of predicted transitions --------------------------------------------------------------
+# ---- judge of predicted transitions ----
 
 Score = Annotated[int, msgspec.Meta(ge=0, le=2)]
 
@@ -273,22 +273,17 @@ Answer with one JSON object of these four names and the numbers 0, 1 or 2, and n
 
 
 def judge_messages(episode: Episode, i: int) -> list[dict]:
-    step, actions = episode.steps[i], [step.shown_action for step in episode.steps[:i + 1]]
-    record = {"task": episode.task.text, "earlier_actions": actions[:-1], "state": step.state,
-              "action": actions[-1], "next_state": step.next_state}
-    return json_chat(JUDGE_FORM, record)
+    step, earlier = episode.steps[i], [step.shown_action for step in episode.steps[:i]]
+    return json_chat(JUDGE_FORM, {"task": episode.task.text, "earlier_actions": earlier, "state": step.state,
+                                  "action": step.shown_action, "next_state": step.next_state})
 
 
 def judge(episodes: Iterable[Episode], ask: Ask, workers: int) -> dict:
     """{"means": {rubric: 0 to 2}, "judged", "unparsed"} over every transition, one request each. Answers
     without four valid scores are left out of the means. Raises EndpointError."""
-    def score(chat: list[dict]) -> list[dict]:
-        answer = ask(chat)
+    chats, scores = [judge_messages(e, i) for e in episodes for i in range(len(e.steps))], []
+    for _, answer in _in_threads(ask, chats, workers, "judge"):
         with suppress(ValueError):
-            return [asdict(_decode(answer, Judgement))]
-        return []
-
-    chats = [judge_messages(episode, i) for episode in episodes for i in range(len(episode.steps))]
-    scores = [s for _, found in _in_threads(score, chats, workers, "judge") for s in found]
+            scores.append(asdict(_decode(answer, Judgement)))
     means = {name: sum(s[name] for s in scores) / len(scores) for name in (scores[0] if scores else ())}
     return {"means": means, "judged": len(scores), "unparsed": len(chats) - len(scores)}

@@ -29,15 +29,14 @@ CHAT_TEMPLATE = (
 )
 
 
-# ---- model -------------------------------------------------------------------------------------------------
+# ---- model ----
 
 def is_scratch(name: str) -> bool:
     return name.startswith("scratch:")
 
 
 def create(spec: str, tokenizer: PreTrainedTokenizerBase, seed: int = 0) -> LlamaForCausalLM:
-    """A Llama with tied embeddings in fp32. "scratch:64x3" has 179k parameters + 64 per token of the
-    vocabulary."""
+    """A Llama with tied embeddings in fp32."""
     match = re.fullmatch(r"scratch:(\d+)x(\d+)", spec)
     hidden, layers = map(int, match.groups()) if match else (0, 0)
     if hidden < 4 or hidden % 4 or not layers:
@@ -54,7 +53,7 @@ def create(spec: str, tokenizer: PreTrainedTokenizerBase, seed: int = 0) -> Llam
         return LlamaForCausalLM(config).float().eval()
 
 
-# ---- tokenizer ---------------------------------------------------------------------------------------------
+# ---- tokenizer ----
 
 # In the tokenizer a blank is "▁". A word has its leading blank in its token, and one token wherever it
 # stands: one "▁" is put after a line start, "[", an opening quote, "&", and a "=" or "+" inside an address,
@@ -76,13 +75,12 @@ LINE_NUMBER = r"(?<!stop|\])▁\[▁\d+\]"
 
 def build_tokenizer(texts: Iterable[str], numbered_names: bool = False, max_words: int = 4000,
                     ) -> PreTrainedTokenizerFast:
-    """A tokenizer of the most frequent words of `texts`; other words are spelled with characters, other
-    characters with bytes.
+    """Of the most frequent words of `texts`; others are spelled with characters, other characters with bytes.
 
     `click[red]` is ▁click [ ▁red ], `belt $50 [1]` is ▁belt ▁$50 ▁[▁1]: punctuation has a glued and a spaced
     token, a word only one. With `numbered_names` a word and the number after it ("drawer 3") are one token,
-    where frequent, so that two names are compared by comparing two tokens; numbers that stand for amounts are
-    then harder to copy. Decoding is exact for any text without "▁" (U+2581, which returns as a space).
+    where frequent; numbers that stand for amounts are then harder to copy. Decoding is exact for any text
+    without "▁" (U+2581, which returns as a space).
     """
     opening = normalizers.Replace(Regex(OPENED + r"(?=[^\n])"), "▁")
     normalizer = normalizers.Sequence([normalizers.Replace(" ", "▁"), opening])
@@ -114,8 +112,8 @@ def build_tokenizer(texts: Iterable[str], numbered_names: bool = False, max_word
 
 
 def corpus(episodes: list[Episode], tasks: list[Task]) -> set[str]:
-    """Every text that the word tokenizer must know, in the form in which the model will see it. Some episodes
-    have other names, as in training."""
+    """Every text that the word tokenizer must know, as the model will see it. Some episodes have other names,
+    as in training."""
     texts = {variation_prompt(task.text) for task in tasks}
     names, rng = Names(task.text for task in tasks), np.random.default_rng(0)
     renamed = [rename_episode(episode, names.draw(1.0, rng)) for episode in episodes[::RENAMED_EVERY]]
@@ -134,20 +132,19 @@ def corpus(episodes: list[Episode], tasks: list[Task]) -> set[str]:
 
 
 def check_tokenizer(tokenizer_a: PreTrainedTokenizerBase, tokenizer_b: PreTrainedTokenizerBase) -> None:
-    """Raises ValueError if the two vocabularies differ: an id of one would mean another word in the other's
-    model."""
+    """Raises ValueError if the two vocabularies differ."""
     differ = {token for token, _ in tokenizer_a.get_vocab().items() ^ tokenizer_b.get_vocab().items()}
     if differ:
         raise ValueError(f"the tokenizers differ in {len(differ)} tokens (for example {sorted(differ)[:5]}). "
                          "Use the checkpoint's own tokenizer, or train the model again with this one.")
 
 
-# ---- optimizer ---------------------------------------------------------------------------------------------
+# ---- optimizer ----
 
 class Muon(torch.optim.Optimizer):
     """Nesterov momentum, made orthogonal before the step (Jordan et al., 2024; the weight decay of arXiv
-    2502.16982). It is torch.optim.Muon in the precision of the matrices. That one computes in bfloat16, which
-    took 38 % of a training step on a CPU without bfloat16 instructions."""
+    2502.16982). torch.optim.Muon computes in bfloat16, which took 38 % of a training step on a CPU without
+    bfloat16 instructions."""
 
     def __init__(self, matrices: list[torch.nn.Parameter], lr: float, weight_decay: float):
         super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay, "momentum": 0.95})
@@ -168,8 +165,7 @@ class Muon(torch.optim.Optimizer):
 
 
 def orthogonal(matrix_MN: torch.Tensor) -> torch.Tensor:
-    """Roughly the closest orthogonal matrix: five steps of Newton and Schulz with Muon's coefficients bring
-    the singular values near 1, but for the smallest."""
+    """Roughly the closest orthogonal matrix: five steps of Newton and Schulz with Muon's coefficients."""
     if matrix_MN.shape[0] > matrix_MN.shape[1]:
         return orthogonal(matrix_MN.T).T
     x_MN = matrix_MN / matrix_MN.norm().clamp(min=1e-7)

@@ -1,10 +1,9 @@
 """The dream beside the world: one HTML page that needs no network.
 
 A row of the page is a task: the episode in the world, the dream's answers to that episode's own steps, and
-the episode that was dreamt; what is missing is left out. Beside them stand the verdicts of the environment's
-audit and the run's curves. `viewer.html` is the page's form. A page that an agent saw, or a model dreamt, may
-hold any text: the form makes text nodes of all of it, and its content security policy runs no script but its
-own and loads nothing.
+the episode that was dreamt; what is missing is left out. `viewer.html` is the page's form. Pages may hold any
+text: the form makes text nodes of it, and its content security policy runs no script but its own and loads
+nothing.
 """
 import base64
 import hashlib
@@ -14,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from dreamgym.envs.base import Audit, Environment
 from dreamgym.episode import Episode, Step, StopReason, from_json
@@ -30,11 +30,11 @@ CURVES = {"entropy": "entropy", "kl_ref": "KL to the reference policy", "length"
 
 def write_page(path: Path, env: Environment, about: str, episodes: Sequence[Episode],
                model: ExperienceModel | None, folder: Path, notes: Sequence[str] = ()) -> None:
-    """Writes the page of `episodes`, real and dreamt ones of the same tasks. `model` is asked about every
-    step of the real ones; None leaves that out. Curves (metrics.jsonl) and the last training episodes
-    (episodes.jsonl) come from `folder`, where it has them."""
+    """Writes the page of `episodes`, real and dreamt ones of the same tasks. `model`, if any, is asked about
+    every step of the real ones. Curves (metrics.jsonl) and the last training episodes (episodes.jsonl) come
+    from `folder`, where it has them."""
     real, answers = [e for e in episodes if e.world == "real"], defaultdict(list)
-    for episode, _, _, prediction in ask_recorded(model, real, Dist()) if model else []:
+    for episode, _, prediction in ask_recorded(model, real, Dist()) if model else []:
         answers[episode.id].append(prediction)
     training, cut = read_tail(folder / "episodes.jsonl", SHOWN, Episode)
     metrics, cut_metrics = read_tail(folder / "metrics.jsonl")
@@ -42,7 +42,7 @@ def write_page(path: Path, env: Environment, about: str, episodes: Sequence[Epis
                   for part in (episodes, training))
     for row in last:
         row["tags"].append("training")
-    data = {"title": f"{env.name}, {env.label}" if env.label else env.name, "about": about,
+    data = {"title": ", ".join(filter(None, [env.name, env.label])), "about": about,
             "notes": [note for note in (*notes, cut, cut_metrics) if note], "tiles": tiles(rows),
             "charts": charts(metrics), "rows": rows + last}
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -50,17 +50,16 @@ def write_page(path: Path, env: Environment, about: str, episodes: Sequence[Epis
 
 
 def fill(template: str, data: dict) -> str:
-    """The template with `data` inside. No text of it can end the data's element, and the policy names the
-    template's own script by its hash."""
+    """The template with `data` inside. The policy names the template's own script by its hash."""
     script = template.partition("<script>")[2].partition("</script>")[0]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    text = json.dumps(data, allow_nan=False).replace("<", "\\u003c")     # "</script>", "<!--"
+    text = json.dumps(data, allow_nan=False).replace("<", "\\u003c")     # no "</script>", no "<!--"
     return template.replace("__SCRIPT_HASH__", digest, 1).replace("__DATA__", text, 1)
 
 
 def read_tail(path: Path, count: int | None = None, kind: type | None = None) -> tuple[list, str]:
-    """(the last `count` records of a JSONL file up to the first that cannot be read, a note that names it or
-    ""). A missing file has none."""
+    """(the last `count` records of a JSONL file, if it exists, up to the first that cannot be read; a note
+    that names it, or "")."""
     if not path.is_file():
         return [], ""
     with path.open("rb") as lines:
@@ -76,7 +75,7 @@ def read_tail(path: Path, count: int | None = None, kind: type | None = None) ->
 
 
 def pair(episodes: Sequence[Episode]) -> list[tuple[Episode | None, Episode | None]]:
-    """(real, dreamt) of the same task, the first with the first; None where one is missing."""
+    """(real, dreamt) of the same task, in order; None where one is missing."""
     dreamt = defaultdict(deque)
     for episode in episodes:
         if episode.world == "dream":
@@ -88,8 +87,8 @@ def pair(episodes: Sequence[Episode]) -> list[tuple[Episode | None, Episode | No
 
 def row_view(real: Episode | None, dreamt: Episode | None, answers: dict[str, list[Prediction]],
              audit: Audit) -> dict:
-    """A row as the page takes it. `answers`: the dream's, by the id of the real episode. `tags` are the
-    filters that show it: success is the world's where it was played."""
+    """A row as the page takes it. `answers`: the dream's, by the id of the real episode. `tags`: the filters
+    that show it."""
     task, predictions = (real or dreamt).task, answers.get(real and real.id)
     played, dream = real and play(real, audit), dreamt and play(dreamt, audit)
     reply = predictions and asked(real, predictions, audit)
@@ -115,7 +114,7 @@ def tiles(rows: list[dict]) -> list[tuple[str, int, int]]:
 
 
 def play(episode: Episode, audit: Audit) -> dict:
-    """An episode as the page takes it, each step with the audit's verdicts."""
+    """An episode as the page takes it."""
     steps, broke_off = episode.steps, episode.stop == StopReason.MALFORMED
     outputs = [None] * (len(steps) - 1) + [episode.output if broke_off else None]
     readable = steps[:-1] if broke_off else steps
@@ -130,9 +129,8 @@ def play(episode: Episode, audit: Audit) -> dict:
 
 def asked(episode: Episode, predictions: list[Prediction], audit: Audit) -> dict:
     """The dream's answers to the steps of a real episode, each with the real history."""
-    steps = [Step(state=s.state, action=s.action, grounded=s.grounded, next_state=p.next_state,
-                  reward=p.reward, done=p.done, reasoning=p.reasoning, reward_reasoning=p.reward_reasoning)
-             for s, p in zip(episode.steps, predictions)]
+    steps = [replace(s, next_state=p.next_state, reward=p.reward, done=p.done, reasoning=p.reasoning,
+                     reward_reasoning=p.reward_reasoning) for s, p in zip(episode.steps, predictions)]
     read = [(s, p) for s, p in zip(episode.steps, predictions) if not p.malformed]
     return {"start": steps[0].state, "unread": len(steps) - len(read),
             "exact": sum(s.next_state == p.next_state for s, p in read),
@@ -152,7 +150,7 @@ def step_view(episode: Episode, step: Step, audit: Audit, output: str | None) ->
 
 
 def curve(name: str, records: list[dict], key: str, x: str = "transitions", kind: str = "") -> dict:
-    """A line of points [x, y], or [x, y, low, high] where the records have an interval; y is `key`."""
+    """A line of points [x, y], or [x, y, low, high] where the records have an interval."""
     low, high = (key.replace("success", end) for end in ("low", "high"))
     used = lambda r: r["step"] if x == "step" else r["dream_transitions"] + r["real_transitions"]
     return {"name": name, "kind": kind, "points": [
@@ -165,8 +163,8 @@ def by_name(metrics: list[dict], name: str) -> list[dict]:
 
 
 def success_lines(metrics: list[dict]) -> list[dict]:
-    """Success by RL transitions, of the metrics of train_policy.py: a line for each world and temperature of
-    validation ("real 0.4/success"), and one for the training episodes."""
+    """Success by RL transitions: a line for each world and temperature of validation ("real 0.4/success"),
+    and one for the training episodes."""
     seen, lines = by_name(metrics, "evaluation"), []
     for key in sorted({key for record in seen for key in record if key.endswith("/success")}, reverse=True):
         world, temperature = key.removesuffix("/success").split()
@@ -176,7 +174,7 @@ def success_lines(metrics: list[dict]) -> list[dict]:
 
 
 def charts(metrics: list[dict]) -> list[dict]:
-    """The curves of a run's metrics; lines without a point are left out."""
+    """Lines without a point are left out."""
     steps, fitted = by_name(metrics, "rl"), by_name(metrics, "expmodel")
     found = [("success on validation tasks", "RL transitions", success_lines(metrics))]
     found += [(title, "RL transitions", [curve(title, steps, key)]) for key, title in CURVES.items()]

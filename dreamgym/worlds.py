@@ -1,5 +1,5 @@
-"""What must a dream get right? Worlds for RL whose pages and rewards are learnt, looked up, true, or true
-with errors put in: the nulls and the dose-response of docs/results.md.
+"""Worlds for RL whose pages and rewards are learnt, looked up, true, or true with errors put in: the nulls
+and the dose-response of docs/results.md.
 
     python train_policy.py --no-enrich --max-generated-fraction 0 --dream pages=lookup rewards=rule
     ... --dream pages=true rewards=learnt          # one cell of {true, learnt} x {true, learnt}
@@ -22,8 +22,8 @@ from dreamgym.flags import Share
 
 
 class Options(Struct, forbid_unknown_fields=True):
-    """`--dream name=value ...`. A wrong reward turns the outcome of an episode round. It is known where the
-    world ends the episode, or at the step limit."""
+    """`--dream name=value ...`. A wrong reward turns the outcome of an episode round, where the world ends it
+    or at the step limit."""
     pages: Literal["learnt", "lookup", "true"] = "learnt"   # lookup: recorded (ExperienceModel.lookup)
     rewards: Literal["own", "learnt", "rule"] = "own"  # own: learnt, recorded or true, as the pages are;
                                                        # learnt: the experience model's; rule: the audit's
@@ -34,7 +34,6 @@ class Options(Struct, forbid_unknown_fields=True):
 
 
 def parse_options(given: list[str]) -> Options:
-    """Raises ValueError naming --dream and what does not fit."""
     try:
         return convert(dict(option.split("=", 1) for option in given), Options, strict=False)
     except (ValidationError, ValueError) as error:
@@ -56,22 +55,20 @@ class Lookup:
         results = []
         for session, action, near in zip(sessions, grounded, self.model.lookup(states, grounded)):
             found = self.own.get((session.task.text, session.state, action), near)
-            result = (StepResult(found.next_state, found.reward, found.done) if found
-                      else StepResult(session.state))
-            session.state = result.state
-            results.append(result)
+            if found:
+                session.state = found.next_state
+            results.append(StepResult(session.state, *([found.reward, found.done] if found else ())))
         return results
 
 
 @dataclass
 class CountedSession(Session):
-    """One that knows how many actions were taken."""
-    steps: int = 0
+    steps: int = 0                     # actions taken
 
 
 class World:
-    """The experience model with the pages and rewards of `options`; all else is the experience model's own.
-    Raises ValueError where `env` cannot give what they ask for."""
+    """The experience model with the pages and rewards of `options`. Raises ValueError where `env` cannot give
+    what they ask for."""
 
     def __init__(self, model: ExperienceModel, env: Environment, options: Options, seed: int, rank: int = 0):
         if options.pages == "true" and not env.is_real:
@@ -88,8 +85,7 @@ class World:
         return getattr(self.experience_model, name)
 
     def reset(self, tasks: list[Task]) -> list[Session]:
-        """`inner` is the session of the world that lies beneath. It keeps its own page where another is
-        shown."""
+        """`inner`: the session of the world beneath, which keeps its own page where another is shown."""
         return [CountedSession(s.task, s.state, inner=s) for s in self.base.reset(tasks)]
 
     def end(self, sessions: list[Session]) -> None:
@@ -106,10 +102,8 @@ class World:
             for task, state, action, result in steps:
                 if result.stop == StopReason.MALFORMED:
                     continue
-                if self.env.audit.success(task, state, action, result.state):
-                    result.reward, result.done = 1.0, True
-                else:
-                    result.reward = 0.0
+                result.reward = float(self.env.audit.success(task, state, action, result.state) or 0)
+                result.done = result.done or result.reward == 1
         for session, (_, state, action, result) in zip(sessions, steps):
             session.steps += 1
             if result.stop not in (StopReason.MALFORMED, StopReason.NOT_JUDGED):
@@ -118,7 +112,7 @@ class World:
         return results
 
     def _judge(self, steps: list[tuple[Task, str, str, StepResult]]) -> None:
-        """The experience model's verdicts in place of the rewards. The world beneath may end an episode
+        """The experience model's verdicts in place of the rewards. The world beneath may end an episode,
         too."""
         verdicts = self.experience_model.judge([(task.text, state, action, result.state)
                                                 for task, state, action, result in steps])
@@ -131,7 +125,6 @@ class World:
                 result.done = result.done or done
 
     def _disturb(self, session: CountedSession, state: str, action: str, result: StepResult) -> None:
-        """Puts the errors of the options into a result, and says why an episode ended."""
         o = self.options
         if self._strikes(o.swapped_pages, "page", session.task, action):
             near, = self.buffer.search(self.encoder([state], [action]), 16, [""])

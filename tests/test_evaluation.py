@@ -139,9 +139,9 @@ def test_experience_report():
                "click[1]": Prediction("item slim jacket $90"), "broken": Prediction(ITEM, malformed=True)}
     asked = []
 
-    def questions(tasks, pasts, states, actions):
-        asked.extend(pasts)
-        return [Question(t, s, a, [], [], []) for t, s, a in zip(tasks, states, actions)]
+    def questions(steps):
+        asked.extend(past for _, past, _, _ in steps)
+        return [Question(t, s, a, [], [], []) for t, _, s, a in steps]
 
     def predict(questions):
         return [answers.get(q.action) or Prediction(PLACED, float(q.task in ("blue 0", "ok")), True)

@@ -82,8 +82,7 @@ def make(parts, episodes=(), answers=(), stop="end", encoder=None, **settings):
 
 
 def questions_of(dream, e):
-    return dream.questions([e.task.text] * len(e.steps), [e.steps[:i] for i in range(len(e.steps))],
-                           [s.state for s in e.steps], [s.grounded for s in e.steps])
+    return dream.questions([(e.task.text, e.steps[:i], s.state, s.grounded) for i, s in enumerate(e.steps)])
 
 
 def text_of(dream, ids):
@@ -113,7 +112,7 @@ def test_history_against_a_loop(parts, history, length):
     past = [Step(state=f"page {i}", action=f"{angle}", grounded=f"{angle} !", next_state=f"page {i + 1}")
             for i, angle in enumerate(angles)]
     dream = make(parts, encoder=AngleEncoder(), history=history, min_similarity=0.7, k=0)
-    (question,) = dream.questions(["task"], [past], ["page now"], ["12"])
+    (question,) = dream.questions([("task", past, "page now", "12")])
     last = max(0, length - history)
     assert question.recent == [(s.state, s.grounded) for s in past[last:]]
     close = [(abs(angles[i] - 12), -i) for i in range(last) if abs(angles[i] - 12) < 45]

@@ -50,8 +50,8 @@ def said(text, finish="stop"):
 
 def first_questions(model, data, count=8):
     steps = [(e, i) for e in read_episodes(data / "valid.jsonl") for i in range(len(e.steps))][:count]
-    return model.questions([e.task.text for e, _ in steps], [e.steps[:i] for e, i in steps],
-                           [e.steps[i].state for e, i in steps], [e.steps[i].shown_action for e, i in steps])
+    return model.questions([(e.task.text, e.steps[:i], e.steps[i].state, e.steps[i].shown_action)
+                            for e, i in steps])
 
 
 def test_an_exported_model_answers_as_at_home(server, trained, tmp_path):

@@ -15,10 +15,9 @@ from train_expmodel import Args, Rows, Training, steps_of_epochs
 class Model:
     """Says what it was asked for, in place of samples."""
 
-    def questions(self, tasks, pasts, states, actions):
-        self.pasts = [len(past) for past in pasts]
-        return [Question(t, s, a, [], [], [Demo("red", "x", "red", 0.0)])
-                for t, s, a in zip(tasks, states, actions)]
+    def questions(self, steps):
+        self.pasts = [len(past) for _, past, _, _ in steps]
+        return [Question(t, s, a, [], [], [Demo("red", "x", "red", 0.0)]) for t, _, s, a in steps]
 
     next_sample = staticmethod(lambda question, step: ("next", question, step))
     reward_sample = staticmethod(lambda task, step: ("reward", task, step))

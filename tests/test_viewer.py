@@ -44,7 +44,7 @@ def test_what_the_page_holds(tmp_path):
     answers = [Prediction("shelf", reasoning="it is there"), Prediction(malformed=True, output=""),
                Prediction("blue", 1.0, True)]
     asked = []
-    questions = lambda tasks, pasts, states, actions: asked.extend(map(len, pasts)) or actions
+    questions = lambda steps: asked.extend(len(past) for _, past, *_ in steps) or steps
     model = SimpleNamespace(questions=questions, predict=lambda questions: answers)
     viewer.write_page(tmp_path / "new/page.html", ENV, "about", [dreamt, real], model, tmp_path, ["cut", ""])
     data = held(tmp_path / "new/page.html")
@@ -102,7 +102,7 @@ def hostile_page(path):
     real = Episode(id=HOSTILE, task=task, steps=[step], source=HOSTILE, stop=StopReason.SUCCESS)
     dreamt = Episode(id=HOSTILE, task=task, steps=[step], world="dream", stop=StopReason.MALFORMED, output=HOSTILE)
     answer = Prediction(f"{HOSTILE}\n3", 0.0, False, HOSTILE, HOSTILE)
-    model = SimpleNamespace(questions=lambda *lists: lists[3], predict=lambda questions: [answer])
+    model = SimpleNamespace(questions=lambda steps: steps, predict=lambda questions: [answer])
     env = SimpleNamespace(name=HOSTILE, label=HOSTILE, audit=Audit())
     viewer.write_page(path, env, HOSTILE, [real, dreamt], model, path.parent, [HOSTILE])
 
