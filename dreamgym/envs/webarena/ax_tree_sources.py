@@ -32,7 +32,7 @@ SILENT = frozenset(("StaticText", "img", "heading"))
 FAR = 1 << 30
 
 
-# ---- trees of rows -----------------------------------------------------------------------------------------
+# ---- trees of rows
 
 @dataclass
 class Row:
@@ -98,7 +98,7 @@ def _restored(rows: list[Row]) -> Iterable[Row]:
     yield from last.pop(len(rows), ())
 
 
-# ---- Chromium ----------------------------------------------------------------------------------------------
+# ---- Chromium
 
 def from_cdp(ax_nodes: list[dict],
              frames: Mapping[int, list[dict]] = MappingProxyType({})) -> tuple[str, list[Node]]:
@@ -125,7 +125,7 @@ def _cdp_rows(ax_nodes: list[dict], frames: Mapping[int, list[dict]], depth: int
         stack += [(by_id.pop(child), inner) for child in reversed(node.get("childIds", ())) if child in by_id]
 
 
-# ---- recorded text -----------------------------------------------------------------------------------------
+# ---- recorded text
 
 QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
 _TEXT_LINE = re.compile(rf"(\s*)(?:\[([\w-]+)\] )?(\w+(?: \w+)*) ({QUOTED})(.*)")
@@ -171,7 +171,7 @@ def webarena_tabs(observation: str) -> tuple[list[str], int]:
     return [tab[2] for tab in tabs], next((i for i, tab in enumerate(tabs) if tab[1]), 0)
 
 
-# ---- HTML --------------------------------------------------------------------------------------------------
+# ---- HTML
 
 Element = etree._Element
 _PARSER = etree.HTMLParser(encoding="utf-8")  # which ends a page 256 elements deep: the walk below recurses

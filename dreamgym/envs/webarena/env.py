@@ -179,7 +179,7 @@ class WebArena(Environment):
         return importers.read_traces(path, form, ids, bases)
 
 
-# ---- where episodes play -----------------------------------------------------------------------------------
+# ---- where episodes play
 
 @dataclass
 class Stage:

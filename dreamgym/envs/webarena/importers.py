@@ -83,7 +83,7 @@ def short_address(url: str, bases: Iterable[Addresses] = ()) -> str:
     return site + (path if path != "/" else "") + (f"?{parts.query}" if parts.query else "")
 
 
-# ---- actions -----------------------------------------------------------------------------------------------
+# ---- actions
 
 Aimed = tuple[Action, str]                       # ... and the recorded id of its element
 
@@ -129,7 +129,7 @@ def browsergym_action(text: str) -> Aimed | None:
     return Action(kind, int(first) if kind == "tab_focus" else 0, text, kind != "type"), first
 
 
-# ---- runs -> episodes --------------------------------------------------------------------------------------
+# ---- runs -> episodes
 
 _nodes = lru_cache(8)(from_text)                 # a page is asked for several times in a row
 
@@ -215,7 +215,7 @@ def _named(run: Run, parts: list[list[Step]], whole: bool) -> list[Episode]:
     return made
 
 
-# ---- WebArena's rendered traces ----------------------------------------------------------------------------
+# ---- WebArena's rendered traces
 
 def _files(path: Path, patterns: tuple[str, ...], expected: str) -> list[Path]:
     """The file itself, or those in the folder."""
@@ -261,7 +261,7 @@ def _render_moves(file: Path, root: etree._Element, short: Short) -> list[Move]:
     return [*map(Move, seen, spoken, [*seen[1:], None])]
 
 
-# ---- JSON --------------------------------------------------------------------------------------------------
+# ---- JSON
 
 def _loads(text: str, where: object) -> Any:
     try:

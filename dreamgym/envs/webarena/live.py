@@ -38,7 +38,7 @@ EARLY_S = 300.0                                  # a cookie that has less left c
 NO_ANSWER = (OSError, http.client.HTTPException)
 
 
-# ---- what the user gives -----------------------------------------------------------------------------------
+# ---- what the user gives
 
 class Instance(NamedTuple):
     bases: dict[str, str]                        # of each site, without a last slash
@@ -104,7 +104,7 @@ def read_accounts(environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     return accounts
 
 
-# ---- reaching it, resetting it -----------------------------------------------------------------------------
+# ---- reaching it, resetting it
 
 def ask(url: str, timeout_s: float, data: bytes | None = None,
         headers: Mapping[str, str] | None = None) -> tuple[int, str]:
@@ -155,7 +155,7 @@ def full_reset(reset_url: str, limit_s: float = 900.0, poll_s: float = 5.0) -> N
                      f"{said[:120]!r}")
 
 
-# ---- logins ------------------------------------------------------------------------------------------------
+# ---- logins
 
 class Recipe(NamedTuple):
     """How one logs in. Somebody is logged in when the site's first page has neither a password field nor a
@@ -268,7 +268,7 @@ def read_state(path: Path) -> dict | None:
     return None if any(saved + 2 * EARLY_S < end < time.time() + EARLY_S for end in ends) else state
 
 
-# ---- what evaluators ask -----------------------------------------------------------------------------------
+# ---- what evaluators ask
 
 @dataclass
 class Magento:

@@ -152,7 +152,7 @@ def abstract(title: str, address: str, nodes: list[Node], tabs: Sequence[str] = 
                 windows)
 
 
-# ---- reading a state ---------------------------------------------------------------------------------------
+# ---- reading a state
 
 def read_line(line: str) -> Node | None:
     """`link 'Home'` -> Node; None for what is none."""
@@ -179,7 +179,7 @@ def read_page(state: str) -> Page | None:
     return page if page.window < page.windows and page.text == state else None
 
 
-# ---- addresses --------------------------------------------------------------------------------------------
+# ---- addresses
 
 class Addresses:
     """Host-free addresses: 'shopping/cart?p=2' for `{bases['shopping']}/cart?p=2`."""

@@ -29,7 +29,7 @@ _WORDS = re.compile(r"[\w$]+(?:-\d{4})?")        # of 'Blue Lamp', 'carl/smart-b
 _SEAM = re.compile(r"([ /-])")                   # between them
 
 
-# ---- reasoning traces --------------------------------------------------------------------------------------
+# ---- reasoning traces
 
 def explain(task_text: str, history: list[Step], step: Step, own: bool = True) -> tuple[str, str]:
     """(why the next page follows, why the reward follows); "" where the rules expect another outcome. `own`:
@@ -164,7 +164,7 @@ def _form(page: Page, button: int) -> str:
     return ", ".join(held)
 
 
-# ---- counterfactuals ---------------------------------------------------------------------------------------
+# ---- counterfactuals
 
 # What a `stop` misses, as shares on recorded pages: nothing, one kind of constraint, all but the thing
 # (`kind`: another task about it), or more. With few "no" a small model says "yes" to all.
@@ -305,7 +305,7 @@ def _broken(wanted: TaskConstraints, state: str, action: str) -> str:
     return "kind" if any(check.met and check.asked in state for check in about) else "many"
 
 
-# ---- synthetic pages ---------------------------------------------------------------------------------------
+# ---- synthetic pages
 
 # How often a part of a synthetic page says something else than its task, each on its own
 OFF = {"value": 0.65, "line": 0.08, "page": 0.06, "answer": 0.55}

@@ -40,7 +40,7 @@ class TaskConstraints(NamedTuple):
     values: tuple[tuple[str, str], ...]
 
 
-# ---- patterns ----------------------------------------------------------------------------------------------
+# ---- patterns
 
 class Word(str):
     """A parameter in a format string, with its forms."""
@@ -94,7 +94,7 @@ def find(pattern: str, state: str, values: tuple[tuple[str, str], ...] = ()) -> 
     return match and match.groupdict()
 
 
-# ---- sentences and checks ----------------------------------------------------------------------------------
+# ---- sentences and checks
 
 @lru_cache(maxsize=20_000)
 def read_task(text: str) -> TaskConstraints | None:
@@ -195,7 +195,7 @@ def _literal(pattern: str) -> str:
     return re.findall(r"'([^']*)'", pattern)[-1]
 
 
-# ---- tasks -------------------------------------------------------------------------------------------------
+# ---- tasks
 
 def drawn(template: Template, world) -> list[dict[str, str]]:
     """All sets of parameters; `answer` is N/A where the query has none."""

@@ -143,7 +143,7 @@ def minutes(metres: int, by: str) -> int:
     return max(1, -(-metres * 60 // (SPEED[by] * 1000)))
 
 
-# ---- pages -------------------------------------------------------------------------------------------------
+# ---- pages
 
 atlas_of = cache(Atlas)                          # by the first data: no page changes what is on the map
 

@@ -27,7 +27,7 @@ SITE.loaders |= {
                                    g.user["id"])}
 
 
-# ---- first data --------------------------------------------------------------------------------------------
+# ---- first data
 
 def slug(name: str) -> str:
     return name.lower().replace(" ", "-")
@@ -110,7 +110,7 @@ def _add_reviews(db: sqlite3.Connection, rng: Random, customers: list[int]) -> N
                status=status)
 
 
-# ---- finding products --------------------------------------------------------------------------------------
+# ---- finding products
 
 @SITE.get("/")
 def home():
@@ -150,7 +150,7 @@ def product(product):
     return page(product["name"], product=product, reviews=reviews)
 
 
-# ---- the cart ----------------------------------------------------------------------------------------------
+# ---- the cart
 
 def _cart() -> list[sqlite3.Row]:
     return rows(f"SELECT shop_products.*, quantity, price * quantity AS sum FROM shop_cart {JOINED} "
@@ -238,7 +238,7 @@ def _change_stock(item: sqlite3.Row, sign: int) -> None:
     run("UPDATE shop_products SET stock = stock + ? WHERE id = ?", sign * item["quantity"], item["id"])
 
 
-# ---- the account -------------------------------------------------------------------------------------------
+# ---- the account
 
 @SITE.get("/account", member=True)
 def account():
