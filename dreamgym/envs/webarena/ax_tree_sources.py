@@ -10,7 +10,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from lxml import etree
@@ -23,7 +22,7 @@ ROLES = {**{role: role for role in ("StaticText", "heading", "img", *NAMED_ROLES
          "image": "img", "Date": "date", "DateTime": "datetime", "InputTime": "time", "ColorWell": "color",
          "DisclosureTriangle": "button", "DisclosureTriangleGrouped": "button", "PopUpButton": "combobox",
          "ComboBoxSelect": "combobox", "ListBox": "listbox"}
-NAMED = frozenset((*NAMED_ROLES, "heading"))     # their names tell what is inside
+NAMED = frozenset((*NAMED_ROLES, "heading"))  # their names tell what is inside
 # named by their content
 WHOLE = frozenset("cell gridcell columnheader rowheader LayoutTableCell row group radiogroup table grid "
                   "term".split())
@@ -36,13 +35,12 @@ FAR = 1 << 30
 
 @dataclass
 class Row:
-    """One node of a reported tree."""
     depth: int
     role: str
     name: str = ""
     value: str = ""
     checked: bool = False
-    selected: bool | None = None                 # None: it has no such property
+    selected: bool | None = None  # None: it has no such property
     ref: Any = None
 
 
@@ -79,7 +77,7 @@ def _restored(rows: list[Row]) -> Iterable[Row]:
     """Puts back texts that an observation left out: the words of the name of a cell, row or group that no row
     inside says. They come first, or last when the name begins with what is inside. The name of a table row
     that shares no word with its cells is no text of the page (the address that a grid of Magento opens)."""
-    last: dict[int, list[Row]] = {}              # by the index of the row that follows
+    last: dict[int, list[Row]] = {}  # by the index of the row that follows
     for i, row in enumerate(rows):
         yield from last.pop(i, ())
         yield row
@@ -101,7 +99,7 @@ def _restored(rows: list[Row]) -> Iterable[Row]:
 # ---- Chromium
 
 def from_cdp(ax_nodes: list[dict],
-             frames: Mapping[int, list[dict]] = MappingProxyType({})) -> tuple[str, list[Node]]:
+             frames: Mapping[int, list[dict]] = {}) -> tuple[str, list[Node]]:  # noqa: B006
     """`nodes` of Accessibility.getFullAXTree -> (title, nodes); `ref` is the backendDOMNodeId. `frames` holds
     the trees of inner frames by that of the iframe element (DOM.getFrameOwner), frames in frames too."""
     title = str(ax_nodes[0].get("name", {}).get("value", "")) if ax_nodes else ""

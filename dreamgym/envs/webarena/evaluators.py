@@ -1,7 +1,7 @@
 """WebArena's task files and its evaluators: string_match, url_match and program_html, decided at `stop`; all
 must hold.
 
-    tasks = read_tasks("test.raw.json")          # official files, Lite's, WebChoreArena's, and generated ones
+    tasks = read_tasks("test.raw.json")  # official files, Lite's, WebChoreArena's, and generated ones
     verdict = evaluate(located(tasks[0], bases), answer, browser, judge)
 
 A task's text is never run here: `func:` calls name a row of a table, JavaScript goes to the page (without a
@@ -37,7 +37,7 @@ _CALL = re.compile(rf"func:\s*(\w+)\(\s*((?:{_ARGUMENT})(?:\s*,\s*(?:{_ARGUMENT}
 # ---- task files
 
 Text = Annotated[str, Meta(min_length=1)]
-Texts = Text | Annotated[list[Text], Meta(min_length=1)]         # a text (Lite's task 81) is a list of one
+Texts = Text | Annotated[list[Text], Meta(min_length=1)]  # a text (Lite's task 81) is a list of one
 
 
 def _listed(texts: Texts | None) -> list[str]:
@@ -51,11 +51,11 @@ class Contents(Struct, forbid_unknown_fields=True):
 
 
 class Target(Struct):
-    url: Text                                    # or last, or a call
+    url: Text  # or last, or a call
     locator: Annotated[str, Meta(pattern=r"^\s*$|^document\.|^\[\.\.\.document\.|^func:|^lambda:")]
     required_contents: Contents
     prep_actions: list[Text] | None = None
-    others: list[Target] = msgspec.field(name="or", default_factory=list)     # WebChoreArena: one must hold
+    others: list[Target] = msgspec.field(name="or", default_factory=list)  # WebChoreArena: one must hold
 
     def __post_init__(self):
         for text in (self.url, self.locator):

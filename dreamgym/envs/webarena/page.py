@@ -44,9 +44,9 @@ class Node:
     """One accessibility node. `ref` is its source's handle on the element (ax_tree_sources.py)."""
     role: str
     name: str = ""
-    value: str = ""                              # of a field
+    value: str = ""  # of a field
     checked: bool | None = None
-    options: tuple[str, ...] = ()                # of a combobox or listbox
+    options: tuple[str, ...] = ()  # of a combobox or listbox
     ref: Any = field(default=None, repr=False)
 
     def __str__(self) -> str:
@@ -60,10 +60,10 @@ class Page:
     """What a state text says."""
     title: str
     address: str
-    lines: dict[int, Node]                       # by number
+    lines: dict[int, Node]  # by number
     tabs: tuple[str, ...] = ()
     tab: int = 0
-    window: int = 0                              # scrolling position, from 0
+    window: int = 0  # scrolling position, from 0
     windows: int = 1
 
     @property

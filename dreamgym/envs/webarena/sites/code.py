@@ -96,7 +96,6 @@ def _project(name: str, loaded: dict) -> sqlite3.Row:
 
 
 def _led(name: str, loaded: dict) -> sqlite3.Row:
-    """A project that the visitor leads."""
     project = _project(name, loaded)
     return project if project["role"] in LEADS else abort(403)
 

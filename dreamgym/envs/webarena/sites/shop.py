@@ -19,7 +19,7 @@ SORTS = {"Name": "name", "Cheapest": "price, name", "Priciest": "price DESC, nam
 TILES = "SELECT slug, name, price, color, picture FROM shop_shelf WHERE enabled AND"
 JOINED = "JOIN shop_products ON shop_products.id = product_id"
 SUBJECTS = ("Order", "Product", "Return", "Other")
-MOST = 20                                        # of one product in a cart
+MOST = 20  # of one product in a cart
 NO_QUANTITY = "Quantity must be a number from 1."
 SITE.loaders |= {
     "product": lambda slug, _: one("SELECT * FROM shop_shelf WHERE slug = ? AND enabled", slug),
@@ -96,7 +96,7 @@ def _add_reviews(db: sqlite3.Connection, rng: Random, customers: list[int]) -> N
     written = set()
     for ago in sorted((rng.randrange(1, DAYS) for _ in range(REVIEWS)), reverse=True):
         product = int(120 * rng.random() * rng.random()) + 1
-        product = (product * 37) % 120 + 1       # the popular ones are spread over the categories
+        product = (product * 37) % 120 + 1  # the popular ones are spread over the categories
         user_id = rng.choice(customers)
         if (product, user_id) in written:
             continue
@@ -198,7 +198,7 @@ def change_cart(product):
     quantity = number("quantity", 1)
     if refusal := NO_QUANTITY if quantity is None else _refusal(product, quantity):
         return go(refusal, "/cart")
-    if _in_cart(product):                        # not when it was removed in another tab
+    if _in_cart(product):  # not when it was removed in another tab
         _put(product, quantity)
     return go(f"You changed {product['name']} to {quantity}.", "/cart")
 

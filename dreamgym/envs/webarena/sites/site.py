@@ -25,9 +25,9 @@ from werkzeug.exceptions import HTTPException, NotFound
 
 from dreamgym.envs.webarena.live import ACCOUNTS, RECIPES
 
-DATABASE = "dreamgym.site_database"              # in a request's environ
+DATABASE = "dreamgym.site_database"  # in a request's environ
 FOLDER = Path(__file__).parent
-TODAY = "2024-06-01"                             # the clock stands still, so that an episode repeats exactly
+TODAY = "2024-06-01"  # the clock stands still, so that an episode repeats exactly
 # What the first data are made of, by site: so few words that a tiny language model can read and write them
 WORDS = {part: SimpleNamespace(**words)
          for part, words in tomllib.loads((FOLDER / "words.toml").read_text()).items()}
@@ -48,7 +48,7 @@ class Site(Flask):
 
     def __post_init__(self):
         super().__init__(__name__)
-        self.account = ACCOUNTS.get(self.name)   # (user, password) that agents use
+        self.account = ACCOUNTS.get(self.name)  # (user, password) that agents use
         self.config.update(PROPAGATE_EXCEPTIONS=True, SEND_FILE_MAX_AGE_DEFAULT=3600)
         self.before_request(self._visitor)
         self.register_error_handler(HTTPException, _refused)
@@ -256,7 +256,7 @@ def _login() -> Response:
     if user is None:
         return go(path=f"{g.site.login_path}?failed=1")
     back = request.form.get("next", "/")
-    answer = go(path=back if re.fullmatch(r"/(?![/\\])[!-~]*", back) else "/")      # "//host" leads elsewhere
+    answer = go(path=back if re.fullmatch(r"/(?![/\\])[!-~]*", back) else "/")  # "//host" leads elsewhere
     answer.set_cookie(f"sid_{g.site.name}", open_session(g.db, user["id"]), httponly=True, samesite="Lax")
     return answer
 
