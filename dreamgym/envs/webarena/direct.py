@@ -3,10 +3,6 @@
 Cookies, redirects, forms, links, tabs and their history follow Chromium as far as the own sites' pages go:
 `tests/test_webarena_backends.py` walks both and finds no difference. Left out: keys other than Enter and
 Escape (env.OWN_KEYS), hovering, and what no own page has (frames, files, checked fields, fragments).
-
-    browser = InProcessBrowser(sites)
-    screen = browser.open([f"{sites.bases['shopping']}/"], {"shopping": sites.login("shopping")})
-    screen = browser.act(parse("type [2] [blue speaker]"))
 """
 from __future__ import annotations
 

@@ -52,17 +52,16 @@ def read_instances(environ: Mapping[str, str], sites: Iterable[str]) -> list[Ins
     path = environ.get("WA_INSTANCES", "")
     if not path:
         return [read_instance(environ, sites)]
-    instances, taken = [], set()
+    instances, where = [], ""
     try:
         for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
             if line.strip():
                 where = f"line {number}: "
-                instances.append(read_instance(msgspec.json.decode(line, type=dict[str, str]), sites))
-                bases = set(instances[-1].bases.values())
-                if bases & taken:
-                    raise ValueError(f"{min(bases & taken)} stands in an earlier line, too")
-                taken |= bases
-        where = ""
+                found = read_instance(msgspec.json.decode(line, type=dict[str, str]), sites)
+                taken = [base for earlier in instances for base in earlier.bases.values()]
+                if twice := set(found.bases.values()).intersection(taken):
+                    raise ValueError(f"{min(twice)} stands in an earlier line, too")
+                instances.append(found)
         if not instances:
             raise ValueError("holds no instance")
     except OSError as error:

@@ -41,7 +41,7 @@ _LOOSE_QUOTE = re.compile(r"(?<!\w)'|'(?!\w)")
 
 @dataclass(slots=True)
 class Node:
-    """One accessibility node. `ref` is its source's handle on the element (ax_tree_sources.py)."""
+    """`ref` is its source's handle on the element (ax_tree_sources.py)."""
     role: str
     name: str = ""
     value: str = ""  # of a field
@@ -68,7 +68,6 @@ class Page:
 
     @property
     def text(self) -> str:
-        """The state."""
         rows = []
         if len(self.tabs) > 1:
             rows.append("tabs: " + " | ".join("*" * (i == self.tab) + tab for i, tab in enumerate(self.tabs)))

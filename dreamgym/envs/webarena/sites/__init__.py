@@ -9,10 +9,10 @@ from __future__ import annotations
 import io
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from http.cookies import SimpleCookie
 from random import Random
 from urllib.parse import unquote_to_bytes, urlencode, urlsplit
@@ -111,8 +111,9 @@ class SiteDatabase:
         """The sites over HTTP on loopback ports, which are the `bases` meanwhile. One request is answered at
         a time, whichever thread brings them."""
         before = self.bases
-        servers = {site: make_server("127.0.0.1", 0, partial(self._serve_one, site), threaded=True,
-                                     request_handler=_Handler) for site in SITES}
+        servers = {site: make_server(
+            "127.0.0.1", 0, lambda environ, start, site=site: self.answer(site, environ)(environ, start),
+            threaded=True, request_handler=_Handler) for site in SITES}
         self.bases = {site: f"http://127.0.0.1:{server.server_port}" for site, server in servers.items()}
         for server in servers.values():
             threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
@@ -123,9 +124,6 @@ class SiteDatabase:
                 server.shutdown()  # waits for its thread
                 server.server_close()
             self.bases = before
-
-    def _serve_one(self, site: str, environ: dict, start_response: Callable) -> Iterable[bytes]:
-        return self.answer(site, environ)(environ, start_response)
 
 
 class _Handler(WSGIRequestHandler):
