@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, parse_qsl
 
 import pytest
 
@@ -55,7 +55,7 @@ class SmallSite:
 
     def handle(self, site, method, path, query="", form=None, cookies=None):
         if path in ("/answer", "/post"):
-            sent = parse_qs(query, keep_blank_values=True) if method == "GET" else dict(form)
+            sent = parse_qs(query, keep_blank_values=True) if method == "GET" else list(form)
             self.seen.append((method, path, sent))
         moved = path in ("/redirect", "/post")
         body = PAGES.get(path, f"<!doctype html><title>Page</title><p>{path[1:]}</p><form method=post "
@@ -71,7 +71,7 @@ def served() -> Iterator[SmallSite]:
         path, _, query = url.partition("?")
         if path == "/slow":
             time.sleep(4)
-        form = parse_qs(body.decode(), keep_blank_values=True) if body else None
+        form = parse_qsl(body.decode(), keep_blank_values=True)
         found = world.handle("shopping", method, path, query, form)
         more = {"Content-Disposition": 'attachment; filename="a.zip"'} if path == "/file" else {}
         return found.status, {"Content-Type": "text/html", "Cache-Control": "no-store", **found.headers, **more}, found.body

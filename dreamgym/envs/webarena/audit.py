@@ -4,14 +4,14 @@ from dreamgym.envs.webarena.tasks import rule_success
 from dreamgym.envs.webarena.text import action_type, message, read_page
 from dreamgym.episode import Step, Task
 
-CHANGING = ("button", "search", "choose", "fill", "tick", "press")   # what may change a page that was seen
+CHANGING = ("button", "search", "choose", "fill", "tick", "press")  # what may change a page that was seen
 
 
 class WebArenaAudit(Audit):
     action_type = staticmethod(action_type)
 
     def __init__(self, own: bool = True):
-        self.own = own                           # the own sites' tasks: rules can read their sentences
+        self.own = own  # the own sites' tasks: rules can read their sentences
 
     def success(self, task: Task, state: str, action: str, next_state: str) -> bool | None:
         return rule_success(task.text, state, action) if self.own else None

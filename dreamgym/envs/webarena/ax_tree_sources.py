@@ -10,7 +10,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from lxml import etree
@@ -23,7 +22,7 @@ ROLES = {**{role: role for role in ("StaticText", "heading", "img", *NAMED_ROLES
          "image": "img", "Date": "date", "DateTime": "datetime", "InputTime": "time", "ColorWell": "color",
          "DisclosureTriangle": "button", "DisclosureTriangleGrouped": "button", "PopUpButton": "combobox",
          "ComboBoxSelect": "combobox", "ListBox": "listbox"}
-NAMED = frozenset((*NAMED_ROLES, "heading"))     # their names tell what is inside
+NAMED = frozenset((*NAMED_ROLES, "heading"))  # their names tell what is inside
 # named by their content
 WHOLE = frozenset("cell gridcell columnheader rowheader LayoutTableCell row group radiogroup table grid "
                   "term".split())
@@ -32,17 +31,16 @@ SILENT = frozenset(("StaticText", "img", "heading"))
 FAR = 1 << 30
 
 
-# ---- trees of rows -----------------------------------------------------------------------------------------
+# ---- trees of rows
 
 @dataclass
 class Row:
-    """One node of a reported tree."""
     depth: int
     role: str
     name: str = ""
     value: str = ""
     checked: bool = False
-    selected: bool | None = None                 # None: it has no such property
+    selected: bool | None = None  # None: it has no such property
     ref: Any = None
 
 
@@ -79,7 +77,7 @@ def _restored(rows: list[Row]) -> Iterable[Row]:
     """Puts back texts that an observation left out: the words of the name of a cell, row or group that no row
     inside says. They come first, or last when the name begins with what is inside. The name of a table row
     that shares no word with its cells is no text of the page (the address that a grid of Magento opens)."""
-    last: dict[int, list[Row]] = {}              # by the index of the row that follows
+    last: dict[int, list[Row]] = {}  # by the index of the row that follows
     for i, row in enumerate(rows):
         yield from last.pop(i, ())
         yield row
@@ -98,10 +96,10 @@ def _restored(rows: list[Row]) -> Iterable[Row]:
     yield from last.pop(len(rows), ())
 
 
-# ---- Chromium ----------------------------------------------------------------------------------------------
+# ---- Chromium
 
 def from_cdp(ax_nodes: list[dict],
-             frames: Mapping[int, list[dict]] = MappingProxyType({})) -> tuple[str, list[Node]]:
+             frames: Mapping[int, list[dict]] = {}) -> tuple[str, list[Node]]:  # noqa: B006
     """`nodes` of Accessibility.getFullAXTree -> (title, nodes); `ref` is the backendDOMNodeId. `frames` holds
     the trees of inner frames by that of the iframe element (DOM.getFrameOwner), frames in frames too."""
     title = str(ax_nodes[0].get("name", {}).get("value", "")) if ax_nodes else ""
@@ -125,7 +123,7 @@ def _cdp_rows(ax_nodes: list[dict], frames: Mapping[int, list[dict]], depth: int
         stack += [(by_id.pop(child), inner) for child in reversed(node.get("childIds", ())) if child in by_id]
 
 
-# ---- recorded text -----------------------------------------------------------------------------------------
+# ---- recorded text
 
 QUOTED = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
 _TEXT_LINE = re.compile(rf"(\s*)(?:\[([\w-]+)\] )?(\w+(?: \w+)*) ({QUOTED})(.*)")
@@ -171,7 +169,7 @@ def webarena_tabs(observation: str) -> tuple[list[str], int]:
     return [tab[2] for tab in tabs], next((i for i, tab in enumerate(tabs) if tab[1]), 0)
 
 
-# ---- HTML --------------------------------------------------------------------------------------------------
+# ---- HTML
 
 Element = etree._Element
 _PARSER = etree.HTMLParser(encoding="utf-8")  # which ends a page 256 elements deep: the walk below recurses

@@ -129,7 +129,7 @@ class Chromium(Tabs):
         with self.watched():
             try:
                 return super().act(action)
-            except Error:                        # such as an element that a script has taken away
+            except Error:  # such as an element that a script has taken away
                 return self.screen()
 
     @contextmanager
@@ -255,7 +255,7 @@ class Tab:
         page.on("framenavigated", self.on_navigated)
         page.on("domcontentloaded", self.on_loaded)
         page.on("popup", lambda popup: owner.opened.append(Tab(owner, popup)))
-        page.on("crash", lambda _: page.close())     # or a question to the dead page would never be answered
+        page.on("crash", lambda _: page.close())  # or a question to the dead page would never be answered
 
     @property
     def url(self) -> str:
@@ -291,7 +291,7 @@ class Tab:
         return True
 
     def rest(self, state: str, seconds: float) -> None:
-        with suppress(TimeoutError):             # a page that never rests is read as it is
+        with suppress(TimeoutError):  # a page that never rests is read as it is
             self.page.wait_for_load_state(state, timeout=seconds * 1000)
 
     def after(self, do: Callable[[], Any], leads: bool = False) -> None:
@@ -315,9 +315,9 @@ class Tab:
             self.send("Page.stopLoading")
             raise ValueError(f"the page did not load in {limit_s:g} seconds")
         for tab in self.owner.opened[opened:]:
-            tab.wait(lambda tab=tab: tab.url, limit_s)       # born with an empty page
+            tab.wait(lambda tab=tab: tab.url, limit_s)  # born with an empty page
             tab.rest("domcontentloaded", limit_s)
-        if why := failed():                      # Chromium's own error page takes the place
+        if why := failed():  # Chromium's own error page takes the place
             self.wait(arrived, ABORTED_S if "ABORTED" in why else limit_s)
             raise ValueError(f"the page did not load: {why}")
         if self.request is not request and self.request.method == "POST":
@@ -325,7 +325,7 @@ class Tab:
             self.posted.add(entries[at]["id"])
         if len(self.page.frames) > 1:
             self.rest("load", limit_s)
-        if settle_s:                             # for scripts
+        if settle_s:  # for scripts
             self.rest("networkidle", settle_s)
 
     def followed(self) -> bool:
@@ -395,7 +395,7 @@ class Tab:
 
     def press(self, key: str) -> None:
         key = "+".join(KEY_NAMES.get(part.lower(), part) for part in key.split("+"))
-        if key != "Enter" or not self.page.evaluate(IS_MENU):    # a menu of the operating system's
+        if key != "Enter" or not self.page.evaluate(IS_MENU):  # a menu of the operating system's
             self.after(lambda: self.page.keyboard.press(key))
 
     def fill(self, node: Node, text: str) -> bool:

@@ -3,10 +3,6 @@
 Cookies, redirects, forms, links, tabs and their history follow Chromium as far as the own sites' pages go:
 `tests/test_webarena_backends.py` walks both and finds no difference. Left out: keys other than Enter and
 Escape (env.OWN_KEYS), hovering, and what no own page has (frames, files, checked fields, fragments).
-
-    browser = InProcessBrowser(sites)
-    screen = browser.open([f"{sites.bases['shopping']}/"], {"shopping": sites.login("shopping")})
-    screen = browser.act(parse("type [2] [blue speaker]"))
 """
 from __future__ import annotations
 
@@ -27,7 +23,7 @@ from dreamgym.envs.webarena.tabs import Cookies, Tabs
 Element = etree._Element
 MAX_REDIRECTS = 20
 CONTROLS = ("input", "select", "textarea", "button")
-parsed = lru_cache(1024)(from_html)              # (title, nodes) of a page: shared, and never changed
+parsed = lru_cache(1024)(from_html)  # (title, nodes) of a page: shared, and never changed
 
 
 class InProcessBrowser(Tabs):
@@ -38,7 +34,7 @@ class InProcessBrowser(Tabs):
         self.sites, self.jar = sites, {}
 
     def open(self, urls: Sequence[str], cookies: Cookies = {}) -> Page:  # noqa: B006
-        """A new episode. Raises as `start`."""
+        """Raises as `start`."""
         self.jar = {site: dict(cookies.get(site, {})) for site in self.sites.bases}
         return self.start(urls)
 
@@ -57,11 +53,8 @@ class InProcessBrowser(Tabs):
             site, parts = self.addresses.site(url), urlsplit(url)
             if not site:
                 raise ValueError(f"{url} is outside these sites")
-            fields: dict[str, list[str]] = {}
-            for name, value in form:
-                fields.setdefault(name, []).append(value)
             jar = self.jar[site]
-            answer = self.sites.handle(site, method, parts.path or "/", parts.query, fields, jar)
+            answer = self.sites.handle(site, method, parts.path or "/", parts.query, form, jar)
             self.jar[site] = {name: value for name, value in {**jar, **answer.set_cookies}.items() if value}
             if not 300 <= answer.status < 400:
                 return url, method, answer.body
@@ -173,12 +166,11 @@ class Tab:
         url = urljoin(self.url, form.get("action", ""))
         if form.get("method", "get").lower() == "post":
             self.load("POST", canonical(url), self.values(form))
-        else:                                    # a form writes two characters not as Python does
+        else:  # a form writes two characters not as Python does
             query = urlencode(self.values(form)).replace("%2A", "*").replace("~", "%7E")
             self.load("GET", canonical(urlunsplit(urlsplit(url)._replace(query=query, fragment=""))))
 
     def values(self, form: Element) -> list[tuple[str, str]]:
-        """The (name, value) pairs that a form sends."""
         pairs = []
         for element in form.iter("input", "select", "textarea"):
             name, held = element.get("name"), self.held.get(element)

@@ -41,10 +41,10 @@ LIVE_STEPS = 30                                  # WebArena's own limit
 OWN_SLOTS = 128                                  # episodes in process at once; each has a database of its own
 BACKENDS = ("direct", "chromium")
 SCORINGS = ("webarena", "lite")
-OWN_KEYS = ("enter", "escape")                   # the only ones that do the same in both back ends
+OWN_KEYS = ("enter", "escape")  # the only ones that do the same in both back ends
 STOPS = {1.0: StopReason.SUCCESS, 0.0: StopReason.FAILURE, None: StopReason.NOT_JUDGED}
 FULL, LITE = "test.raw.json", "test_webarena_lite.raw.json"
-VALID_TEMPLATES = 1 / 8                          # of the official templates outside Lite: for valid
+VALID_TEMPLATES = 1 / 8  # of the official templates outside Lite: for valid
 LOGINS = Path("out/logins")
 RESPONSES = Path("out/webarena-verified")
 SETTLE_S = 1.0                                   # real sites run scripts after an action
@@ -179,7 +179,7 @@ class WebArena(Environment):
         return importers.read_traces(path, form, ids, bases)
 
 
-# ---- where episodes play -----------------------------------------------------------------------------------
+# ---- where episodes play
 
 @dataclass
 class Stage:
@@ -188,10 +188,10 @@ class Stage:
     bases: dict[str, str]
     helpers: dict[str, Callable]
     browser: Any
-    thread: Executor                             # the browser is used on it alone
+    thread: Executor  # the browser is used on it alone
     session: Callable[[WebTask], dict]
     sites: Any
-    folder: Path | None = None                   # where an episode of WebArena-Verified leaves its files
+    folder: Path | None = None  # where an episode of WebArena-Verified leaves its files
 
     def start(self, task: WebTask) -> Page:
         log = {"record_har_path": self.folder / verified.NETWORK} if self.folder else {}
@@ -206,8 +206,7 @@ def together(futures: Any) -> list:
 
 
 class OwnSites:
-    """Our sites, a database for each episode: a new one, or one that was played on and becomes that of the
-    task."""
+    """Our sites, a database for each episode. One that was played on becomes that of another task."""
 
     def __init__(self, seed: int, backend: str, workers: int):
         self.seed, self.free, self.served = seed, [], ExitStack()
@@ -276,7 +275,7 @@ class LiveSites:
 
 
 def chromium() -> Any:
-    """The module of the real browser. Raises ValueError without Playwright, which it alone needs."""
+    """The module of the real browser. Raises ValueError without Playwright."""
     try:
         from dreamgym.envs.webarena import chromium
         return chromium
@@ -287,7 +286,7 @@ def chromium() -> Any:
 
 def official_tasks(path: Path) -> dict[str, list[Task]]:
     """From a folder with both official files: test is Lite, valid an eighth of the other templates, train the
-    rest. From one file: test alone. First states are not known before an episode starts."""
+    rest. From one file: test alone."""
     if path.is_file():
         parts = {"test": read_records(path)}
     elif missing := [name for name in (FULL, LITE) if not (path / name).is_file()]:

@@ -1,7 +1,7 @@
 """WebArena's task files and its evaluators: string_match, url_match and program_html, decided at `stop`; all
 must hold.
 
-    tasks = read_tasks("test.raw.json")          # official files, Lite's, WebChoreArena's, and generated ones
+    tasks = read_tasks("test.raw.json")  # official files, Lite's, WebChoreArena's, and generated ones
     verdict = evaluate(located(tasks[0], bases), answer, browser, judge)
 
 A task's text is never run here: `func:` calls name a row of a table, JavaScript goes to the page (without a
@@ -34,10 +34,10 @@ _ARGUMENT = r"'[^'\\]*'|\"[^\"\\]*\"|__page__"
 _CALL = re.compile(rf"func:\s*(\w+)\(\s*((?:{_ARGUMENT})(?:\s*,\s*(?:{_ARGUMENT}))*)?\s*\)\s*")
 
 
-# ---- task files --------------------------------------------------------------------------------------------
+# ---- task files
 
 Text = Annotated[str, Meta(min_length=1)]
-Texts = Text | Annotated[list[Text], Meta(min_length=1)]         # a text (Lite's task 81) is a list of one
+Texts = Text | Annotated[list[Text], Meta(min_length=1)]  # a text (Lite's task 81) is a list of one
 
 
 def _listed(texts: Texts | None) -> list[str]:
@@ -51,11 +51,11 @@ class Contents(Struct, forbid_unknown_fields=True):
 
 
 class Target(Struct):
-    url: Text                                    # or last, or a call
+    url: Text  # or last, or a call
     locator: Annotated[str, Meta(pattern=r"^\s*$|^document\.|^\[\.\.\.document\.|^func:|^lambda:")]
     required_contents: Contents
     prep_actions: list[Text] | None = None
-    others: list[Target] = msgspec.field(name="or", default_factory=list)     # WebChoreArena: one must hold
+    others: list[Target] = msgspec.field(name="or", default_factory=list)  # WebChoreArena: one must hold
 
     def __post_init__(self):
         for text in (self.url, self.locator):
@@ -164,7 +164,7 @@ def located(task: WebTask, bases: Mapping[str, str]) -> WebTask:
     return msgspec.json.decode(_PLACEHOLDER.sub(base, msgspec.json.encode(task).decode()), type=WebTask)
 
 
-# ---- verdicts ----------------------------------------------------------------------------------------------
+# ---- verdicts
 
 # (kind, the task's intent, reference, text) -> bool, None: cannot tell. Kind "answer": does the text say the
 # same as the reference?; "reason": does it give it as the reason why the task is impossible?
@@ -221,7 +221,7 @@ def _checks(task: WebTask, answer: str, browser: Any, helpers: Helpers, wait_s: 
         yield max(checks, key=lambda check: (False, None, True).index(check[0]))
 
 
-# ---- string_match ------------------------------------------------------------------------------------------
+# ---- string_match
 
 def clean(text: str) -> str:
     """Stripped, without one pair of quotes around it, lower case."""
@@ -292,7 +292,7 @@ def _fuzzy(kind: str, reference: str, text: str) -> Check:
     return (None, (kind, reference, text)) if text else (False, "an empty text")
 
 
-# ---- url_match ---------------------------------------------------------------------------------------------
+# ---- url_match
 
 def url_match(reference: str, url: str) -> bool:
     """Host and path of one alternative (joined by ' |OR| ') are a substring of the url's, and each query key
@@ -314,7 +314,7 @@ def lite_url_match(reference: str, url: str, exact: bool) -> bool:
     return url in references if exact else any(one in url for one in references)
 
 
-# ---- program_html ------------------------------------------------------------------------------------------
+# ---- program_html
 
 def _page_check(target: Target, browser: Any, helpers: Helpers, wait_s: float, lite: bool) -> Check:
     """"last" is the page that the agent is on, with what it typed and did not send. It is only read."""
@@ -361,7 +361,7 @@ def _compare(found: str | None, wanted: Contents, lite: bool) -> Check:
     return not missing, f"lacks {missing[:1]}"
 
 
-# ---- func: helpers -----------------------------------------------------------------------------------------
+# ---- func: helpers
 
 def read_call(text: str) -> tuple[str, list[str]]:
     """`func:name('text', __page__)` -> (name, arguments as written)."""
@@ -416,7 +416,7 @@ def shop_helpers(shop: Any) -> Helpers:
     return {**reviews, "shopping_get_latest_order_url": shop.latest_order_url}
 
 
-# ---- the judge ---------------------------------------------------------------------------------------------
+# ---- the judge
 
 _ASKS = {
     "answer": (

@@ -50,7 +50,7 @@ class Seen(NamedTuple):
 class Move(NamedTuple):
     before: Seen
     action: str
-    after: Seen | None                           # None: not recorded
+    after: Seen | None  # None: not recorded
 
 
 class Run(NamedTuple):
@@ -62,7 +62,7 @@ class Run(NamedTuple):
     success: bool | None                         # None: no verdict
 
 
-Short = Callable[[str], str]                     # a recorded url -> the address that our states show
+Short = Callable[[str], str]  # a recorded url -> the address in our states
 
 
 def short_address(url: str, bases: Iterable[Addresses] = ()) -> str:
@@ -72,7 +72,7 @@ def short_address(url: str, bases: Iterable[Addresses] = ()) -> str:
     parts = urlsplit(url if "//" in url else f"//{url}")
     try:
         site = HOSTS.get(parts.port)
-    except ValueError:                           # a port that is no number
+    except ValueError:  # a port that is no number
         site = None
     site = site or HOSTS.get((parts.hostname or "").removeprefix("www."))
     if not site:
@@ -83,9 +83,9 @@ def short_address(url: str, bases: Iterable[Addresses] = ()) -> str:
     return site + (path if path != "/" else "") + (f"?{parts.query}" if parts.query else "")
 
 
-# ---- actions -----------------------------------------------------------------------------------------------
+# ---- actions
 
-Aimed = tuple[Action, str]                       # ... and the recorded id of its element
+Aimed = tuple[Action, str]  # ... and the recorded id of its element
 
 
 def webarena_action(text: str) -> Aimed | None:
@@ -121,17 +121,15 @@ def browsergym_action(text: str) -> Aimed | None:
             "scroll": re.fullmatch(r"-?\d+(\.\d*)?", second)}
     if kind is None or not said.get(kind, True):
         return None
-    text = {"type": second, "press": second if name == "press" else first, "stop": first,
-            "scroll": "up" if second.startswith("-") else "down",
-            "goto": first}.get(kind, "")
-    if name == "report_infeasible":
-        text = "N/A"
+    text = {"type": second, "press": second if name == "press" else first, "goto": first,
+            "stop": "N/A" if name == "report_infeasible" else first,
+            "scroll": "up" if second.startswith("-") else "down"}.get(kind, "")
     return Action(kind, int(first) if kind == "tab_focus" else 0, text, kind != "type"), first
 
 
-# ---- runs -> episodes --------------------------------------------------------------------------------------
+# ---- runs -> episodes
 
-_nodes = lru_cache(8)(from_text)                 # a page is asked for several times in a row
+_nodes = lru_cache(8)(from_text)  # a page is asked for several times in a row
 
 
 def screen(seen: Seen, window: int = 0) -> Page:
@@ -147,18 +145,18 @@ def place(seen: Seen, ref: str) -> tuple[int, int] | None:
     at = next((i for i, row in enumerate(rows) if ref and row.ref == ref), None)
     if at is None:
         return None
-    inside = [rows[at], *takewhile(lambda row: row.depth > rows[at].depth, rows[at + 1:])]
-    around, depth = [], rows[at].depth
+    near = [rows[at], *takewhile(lambda row: row.depth > rows[at].depth, rows[at + 1:])]
+    depth = rows[at].depth
     for row in reversed(rows[:at]):
         if row.depth < depth:
-            around, depth = [*around, row], row.depth
-    return next((shown[row.ref] for row in [*inside, *around] if row.ref in shown), None)
+            near, depth = [*near, row], row.depth
+    return next((shown[row.ref] for row in near if row.ref in shown), None)
 
 
 def episodes(run: Run, read_action: Callable[[str], Aimed | None], short: Short) -> list[Episode]:
     """One of each part of a run that can be told in our grammar."""
     parts: list[list[Step]] = [[]]
-    window = 0                                   # of the last state: scrolling is ours
+    window = 0  # of the last state: scrolling is ours
     for before, said, after in run.moves:
         window = window if parts[-1] else 0
         state = screen(before, window).text
@@ -215,7 +213,7 @@ def _named(run: Run, parts: list[list[Step]], whole: bool) -> list[Episode]:
     return made
 
 
-# ---- WebArena's rendered traces ----------------------------------------------------------------------------
+# ---- WebArena's rendered traces
 
 def _files(path: Path, patterns: tuple[str, ...], expected: str) -> list[Path]:
     """The file itself, or those in the folder."""
@@ -261,7 +259,7 @@ def _render_moves(file: Path, root: etree._Element, short: Short) -> list[Move]:
     return [*map(Move, seen, spoken, [*seen[1:], None])]
 
 
-# ---- JSON --------------------------------------------------------------------------------------------------
+# ---- JSON
 
 def _loads(text: str, where: object) -> Any:
     try:
@@ -392,7 +390,7 @@ def _browsergym_runs(path: Path, short: Short) -> Iterator[Run]:
             raise ValueError(f"{file}: expected a run of webarena in a file ..webarena.N.json")
         run = _as(GymRun, _loads(file.read_text(encoding="utf-8", errors="replace"), file), file)
         seen = [step.seen(short) for step in run.steps]
-        moves = [Move(before, str(step.action), after)   # the last step has no action
+        moves = [Move(before, str(step.action), after)  # the last step has no action
                  for step, before, after in zip(run.steps, seen, [*seen[1:], None]) if step.action]
         reward = run.summary_info and run.summary_info.cum_reward
         agent = clean(str(run.agent or file.parent.name), 80)

@@ -4,7 +4,7 @@
     check_answers(instance.bases)
     full_reset(instance.reset_url)
     logins = Logins(instance.bases, read_accounts(os.environ), Path("out/logins"))
-    state = logins.state(browser, task.sites)    # for Playwright's new_context(storage_state=...): logged in
+    state = logins.state(browser, task.sites)  # for Playwright's new_context(storage_state=...)
 
 Addresses are `$WA_SHOPPING`, ... (or WebArena's own unprefixed names), the reset service is `$WA_FULL_RESET`,
 accounts are `$WA_SHOPPING_USERNAME` and `$WA_SHOPPING_PASSWORD` (default: WebArena's public ones). """
@@ -38,7 +38,7 @@ EARLY_S = 300.0                                  # a cookie that has less left c
 NO_ANSWER = (OSError, http.client.HTTPException)
 
 
-# ---- what the user gives -----------------------------------------------------------------------------------
+# ---- what the user gives
 
 class Instance(NamedTuple):
     bases: dict[str, str]                        # of each site, without a last slash
@@ -52,17 +52,16 @@ def read_instances(environ: Mapping[str, str], sites: Iterable[str]) -> list[Ins
     path = environ.get("WA_INSTANCES", "")
     if not path:
         return [read_instance(environ, sites)]
-    instances, taken = [], set()
+    instances, where = [], ""
     try:
         for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
             if line.strip():
                 where = f"line {number}: "
-                instances.append(read_instance(msgspec.json.decode(line, type=dict[str, str]), sites))
-                bases = set(instances[-1].bases.values())
-                if bases & taken:
-                    raise ValueError(f"{min(bases & taken)} stands in an earlier line, too")
-                taken |= bases
-        where = ""
+                found = read_instance(msgspec.json.decode(line, type=dict[str, str]), sites)
+                taken = [base for earlier in instances for base in earlier.bases.values()]
+                if twice := set(found.bases.values()).intersection(taken):
+                    raise ValueError(f"{min(twice)} stands in an earlier line, too")
+                instances.append(found)
         if not instances:
             raise ValueError("holds no instance")
     except OSError as error:
@@ -104,12 +103,12 @@ def read_accounts(environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     return accounts
 
 
-# ---- reaching it, resetting it -----------------------------------------------------------------------------
+# ---- reaching it, resetting it
 
 def ask(url: str, timeout_s: float, data: bytes | None = None,
-        headers: Mapping[str, str] | None = None) -> tuple[int, str]:
+        headers: dict[str, str] = {}) -> tuple[int, str]:  # noqa: B006
     """-> (status, body); an error status is an answer, too. Raises NO_ANSWER where there is none."""
-    request = urllib.request.Request(url, data, dict(headers or {}))
+    request = urllib.request.Request(url, data, headers)
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as response:
             return response.status, response.read().decode("utf-8", "replace")
@@ -155,7 +154,7 @@ def full_reset(reset_url: str, limit_s: float = 900.0, poll_s: float = 5.0) -> N
                      f"{said[:120]!r}")
 
 
-# ---- logins ------------------------------------------------------------------------------------------------
+# ---- logins
 
 class Recipe(NamedTuple):
     """How one logs in. Somebody is logged in when the site's first page has neither a password field nor a
@@ -174,8 +173,7 @@ RECIPES = {
 
 
 def log_in(page: Any, base: str, recipe: Recipe, account: tuple[str, str]) -> None:
-    """Sends the login form on a Playwright page; `logged_in` sees whether it worked. Raises Playwright's
-    errors."""
+    """Sends the login form on a Playwright page. Raises Playwright's errors."""
     page.goto(base + recipe.path, wait_until="domcontentloaded")
     form = page.locator("form:has(input[type=password]:visible)").first
     form.get_by_label(recipe.user_label).first.fill(account[0])
@@ -185,7 +183,7 @@ def log_in(page: Any, base: str, recipe: Recipe, account: tuple[str, str]) -> No
 
 
 def logged_in(page: Any, base: str, recipe: Recipe, account: tuple[str, str]) -> bool:
-    """Whether the site's first page is one for somebody who is logged in. Raises Playwright's errors."""
+    """Raises Playwright's errors."""
     answer = page.goto(f"{base}/", wait_until="domcontentloaded")
     asks = "input[type=password]:visible"
     if recipe.path:
@@ -195,8 +193,7 @@ def logged_in(page: Any, base: str, recipe: Recipe, account: tuple[str, str]) ->
 
 @dataclass
 class Logins:
-    """Logged-in browser states of one instance, one for each set of sites, in `folder`, readable by their
-    owner only."""
+    """Logged-in browser states of one instance, one for each set of sites, in `folder`."""
     bases: Mapping[str, str]
     accounts: Mapping[str, tuple[str, str]]
     folder: Path
@@ -222,7 +219,7 @@ class Logins:
                 raise ValueError(f"login failed: after it, {places} still asks for one. Check {names}. "
                                  "Sites of one host name may overwrite each other's cookies")
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            part = path.with_suffix(f".{os.getpid()}.part")          # another process may read it at any time
+            part = path.with_suffix(f".{os.getpid()}.part")  # another process may read it at any time
             part.touch(0o600)
             part.write_text(json.dumps(state), encoding="utf-8")
             part.replace(path)
@@ -268,14 +265,14 @@ def read_state(path: Path) -> dict | None:
     return None if any(saved + 2 * EARLY_S < end < time.time() + EARLY_S for end in ends) else state
 
 
-# ---- what evaluators ask -----------------------------------------------------------------------------------
+# ---- what evaluators ask
 
 @dataclass
 class Magento:
     """A real shop for `evaluators.shop_helpers`, by its REST interface. Every trouble raises NotSupported: a
     task that cannot be looked at is not judged."""
     base: str
-    account: tuple[str, str]                     # of shopping_admin
+    account: tuple[str, str]  # of shopping_admin
     timeout_s: float = 30.0
 
     def latest_order_url(self) -> str | None:
@@ -295,15 +292,15 @@ class Magento:
     def read(self, path: str, take: Callable[[Any], Any]) -> Any:
         account = json.dumps(dict(zip(("username", "password"), self.account))).encode()
         try:
-            token = self.ask("/rest/default/V1/integration/admin/token", account, {})
-            return take(self.ask(f"/rest/V1/{path}", None, {"Authorization": f"Bearer {token}"}))
+            token = self.ask("default/V1/integration/admin/token", account)
+            return take(self.ask(f"V1/{path}", Authorization=f"Bearer {token}"))
         except (*NO_ANSWER, ValueError, LookupError, TypeError) as error:
             raise NotSupported(f"the shop's interface at {self.base} does not answer as expected "
                                f"({type(error).__name__} {str(error)[:80]})") from None
 
-    def ask(self, path: str, data: bytes | None, headers: dict[str, str]) -> Any:
-        headers = {"Content-Type": "application/json", **headers}
-        status, said = ask(self.base + path, self.timeout_s, data, headers)
+    def ask(self, path: str, data: bytes | None = None, **headers: str) -> Any:
+        headers["Content-Type"] = "application/json"
+        status, said = ask(f"{self.base}/rest/{path}", self.timeout_s, data, headers)
         if status != 200:
             raise ValueError(f"HTTP {status}")
         return json.loads(said)

@@ -15,7 +15,7 @@ Element = lxml.html.HtmlElement
 _LOCATOR = re.compile(rf"document\.querySelector\(({QUOTED})\)\.(outerText|value|checked);?\s*")
 _BLOCKS = frozenset("aside div form h1 h2 h3 h4 h5 h6 header li main nav ol option p section ul".split())
 _HIDDEN = frozenset("script style head template noscript textarea".split())
-_NO_TEXT = frozenset("select ul ol".split())     # blanks between what is inside do not show
+_NO_TEXT = frozenset("select ul ol".split())  # blanks between what is inside do not show
 
 
 class NotSupported(Exception):
@@ -29,7 +29,7 @@ def query(html: str, js: str, held: Mapping[str, Any] = {}) -> str | None:  # no
     match = _LOCATOR.fullmatch(js)
     if not match:
         raise NotSupported(f"locator {js!r:.80} is not understood without a browser")
-    root = lxml.html.document_fromstring(html or "<html></html>")      # an empty tab
+    root = lxml.html.document_fromstring(html or "<html></html>")  # an empty tab
     element = next(iter(_selector(ast.literal_eval(match[1]))(root)), None)
     if element is None:
         return None
@@ -46,7 +46,7 @@ def _selector(css: str) -> CSSSelector:
     try:
         # CSS closes what is open at the end: [name="x"
         return CSSSelector(css + "]" * (css.count("[") - css.count("]")), translator="html")
-    except Exception as error:                   # cssselect and lxml each have several
+    except Exception as error:  # cssselect and lxml each have several
         raise NotSupported(f"selector {css!r:.80} is not understood without a browser "
                            f"({str(error)[:80]})") from None
 

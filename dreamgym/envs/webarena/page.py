@@ -41,12 +41,12 @@ _LOOSE_QUOTE = re.compile(r"(?<!\w)'|'(?!\w)")
 
 @dataclass(slots=True)
 class Node:
-    """One accessibility node. `ref` is its source's handle on the element (ax_tree_sources.py)."""
+    """`ref` is its source's handle on the element (ax_tree_sources.py)."""
     role: str
     name: str = ""
-    value: str = ""                              # of a field
+    value: str = ""  # of a field
     checked: bool | None = None
-    options: tuple[str, ...] = ()                # of a combobox or listbox
+    options: tuple[str, ...] = ()  # of a combobox or listbox
     ref: Any = field(default=None, repr=False)
 
     def __str__(self) -> str:
@@ -60,15 +60,14 @@ class Page:
     """What a state text says."""
     title: str
     address: str
-    lines: dict[int, Node]                       # by number
+    lines: dict[int, Node]  # by number
     tabs: tuple[str, ...] = ()
     tab: int = 0
-    window: int = 0                              # scrolling position, from 0
+    window: int = 0  # scrolling position, from 0
     windows: int = 1
 
     @property
     def text(self) -> str:
-        """The state."""
         rows = []
         if len(self.tabs) > 1:
             rows.append("tabs: " + " | ".join("*" * (i == self.tab) + tab for i, tab in enumerate(self.tabs)))
@@ -152,7 +151,7 @@ def abstract(title: str, address: str, nodes: list[Node], tabs: Sequence[str] = 
                 windows)
 
 
-# ---- reading a state ---------------------------------------------------------------------------------------
+# ---- reading a state
 
 def read_line(line: str) -> Node | None:
     """`link 'Home'` -> Node; None for what is none."""
@@ -179,7 +178,7 @@ def read_page(state: str) -> Page | None:
     return page if page.window < page.windows and page.text == state else None
 
 
-# ---- addresses --------------------------------------------------------------------------------------------
+# ---- addresses
 
 class Addresses:
     """Host-free addresses: 'shopping/cart?p=2' for `{bases['shopping']}/cart?p=2`."""

@@ -29,7 +29,7 @@ _WORDS = re.compile(r"[\w$]+(?:-\d{4})?")        # of 'Blue Lamp', 'carl/smart-b
 _SEAM = re.compile(r"([ /-])")                   # between them
 
 
-# ---- reasoning traces --------------------------------------------------------------------------------------
+# ---- reasoning traces
 
 def explain(task_text: str, history: list[Step], step: Step, own: bool = True) -> tuple[str, str]:
     """(why the next page follows, why the reward follows); "" where the rules expect another outcome. `own`:
@@ -164,7 +164,7 @@ def _form(page: Page, button: int) -> str:
     return ", ".join(held)
 
 
-# ---- counterfactuals ---------------------------------------------------------------------------------------
+# ---- counterfactuals
 
 # What a `stop` misses, as shares on recorded pages: nothing, one kind of constraint, all but the thing
 # (`kind`: another task about it), or more. With few "no" a small model says "yes" to all.
@@ -173,7 +173,7 @@ SHARES = {"none": 0.28, "answer": 0.20, "page": 0.04, "entity": 0.20, "done": 0.
 PER_PAGE = 6                                     # sentences tried on a page
 SURPLUS = 10                                     # beyond this the others wait for fulfilled ones, the rarest
 Values = dict[str, str]
-Rows = dict[Template, list[Values]]              # what can be asked on a database; no new kinds of tasks
+Rows = dict[Template, list[Values]]  # what can be asked on a database; no new kinds of tasks
 
 
 def counterfactuals(episodes: list[Episode], count: int, rng: np.random.Generator,
@@ -283,7 +283,7 @@ def _captured(template: Template, state: str) -> Values:
         if pattern and not pattern.startswith("no "):
             found = find(pattern, state, tuple(values.items())) or {}
             values |= {name: value for name, value in found.items() if name in names}
-    if template.missing and find(template.missing[1], state) is not None:    # the address alone says what of
+    if template.missing and find(template.missing[1], state) is not None:  # the address alone says what of
         key = template.missing[0].split("?")[1].split("=")[0]
         values[fields(template.missing[0])[0]] = parse_qs(urlsplit(address(state)).query).get(key, [""])[0]
     return values
@@ -305,7 +305,7 @@ def _broken(wanted: TaskConstraints, state: str, action: str) -> str:
     return "kind" if any(check.met and check.asked in state for check in about) else "many"
 
 
-# ---- synthetic pages ---------------------------------------------------------------------------------------
+# ---- synthetic pages
 
 # How often a part of a synthetic page says something else than its task, each on its own
 OFF = {"value": 0.65, "line": 0.08, "page": 0.06, "answer": 0.55}
@@ -368,7 +368,7 @@ def _small_page(template: Template, values: Values, others: list[Values],
     where += str(rng.integers(1, 99)) if where.endswith("/") else ""
     title = next((value for value in shown.values() if len(value) > 2), "Home")
     state = "\n".join([f"page: {title}", f"url: {where}", *lines])
-    on_page = [value for value in wrong if f" {quotable(value)}" in state]   # another line's answer
+    on_page = [value for value in wrong if f" {quotable(value)}" in state]  # another line's answer
     return state, on_page or [*wrong, title]
 
 

@@ -45,7 +45,7 @@ class Searcher:
     def choose(self, state: str, page: Page) -> str:
         if is_missing(self.wanted, state):
             return f"stop [{NOT_ACHIEVABLE}]"
-        if page.address != self.place:           # back once, else straight to the address
+        if page.address != self.place:  # back once, else straight to the address
             self.back = not self.back
             return "go_back" if self.back else f"goto [{self.place}]"
         self.back = False
@@ -213,7 +213,7 @@ def explorer(_: Session, rng: np.random.Generator) -> Callable[[str], str]:
 
 
 PLAYERS = {
-    "null": Player(lambda session, rng: lambda state: "stop []", share=0),   # is evaluated at once
+    "null": Player(lambda session, rng: lambda state: "stop []", share=0),  # is evaluated at once
     "oracle": Player(Oracle, 0.06),
     "searcher": Player(Searcher, 0.19),
     "imperfect": Player(Imperfect, 0.56, imitate=True),

@@ -23,20 +23,18 @@ from dreamgym.envs.webarena.page import TYPED, Addresses, Node, Page, abstract, 
 
 NEW_TAB = "New tab"
 NOTHING = [Node("StaticText", "empty tab: goto an address")]
-Cookies = Mapping[str, Mapping[str, str]]        # site -> name -> value
+Cookies = Mapping[str, Mapping[str, str]]  # site -> name -> value
 
 
 class Tabs:
-    """One episode at a time."""
 
     def __init__(self, addresses: Addresses):
         self.addresses = addresses
         self.tabs: list[Any] = []
-        self.opened: list[Any] = []              # tabs that a page opened during the action
+        self.opened: list[Any] = []  # tabs that a page opened during the action
         self.at, self.shown = 0, Page("", "", {})
 
     def new_tab(self) -> Any:
-        """An empty tab."""
         raise NotImplementedError
 
     def start(self, urls: Sequence[str]) -> Page:
@@ -55,7 +53,7 @@ class Tabs:
         return self.screen()
 
     def act(self, action: Action) -> Page:
-        with suppress(ValueError):               # an address that is on none of the sites, or does not load
+        with suppress(ValueError):  # an address that is on none of the sites, or does not load
             self.do(action)
         if self.opened:
             self.tabs, self.opened = self.tabs + self.opened, []

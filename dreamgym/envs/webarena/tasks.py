@@ -21,7 +21,7 @@ NEW_KINDS = 0.25                                 # share of the test tasks whose
 SENTENCES = {"train": 0.5, "valid": 0.25, "test": 0.25}        # shares of what one split alone may ask
 FOUND_PER_MISSING = 2                            # where a template may ask for absent things
 MAX_TASK_CHARS = 400
-DONE = "done"                                    # what `stop` says when no answer was asked for
+DONE = "done"  # what `stop` says when no answer was asked for
 ENTITIES = frozenset("product noun category order customer review month forum post member project issue "
                      "request place goal".split())
 
@@ -40,7 +40,7 @@ class TaskConstraints(NamedTuple):
     values: tuple[tuple[str, str], ...]
 
 
-# ---- patterns ----------------------------------------------------------------------------------------------
+# ---- patterns
 
 class Word(str):
     """A parameter in a format string, with its forms."""
@@ -94,7 +94,7 @@ def find(pattern: str, state: str, values: tuple[tuple[str, str], ...] = ()) -> 
     return match and match.groupdict()
 
 
-# ---- sentences and checks ----------------------------------------------------------------------------------
+# ---- sentences and checks
 
 @lru_cache(maxsize=20_000)
 def read_task(text: str) -> TaskConstraints | None:
@@ -195,7 +195,7 @@ def _literal(pattern: str) -> str:
     return re.findall(r"'([^']*)'", pattern)[-1]
 
 
-# ---- tasks -------------------------------------------------------------------------------------------------
+# ---- tasks
 
 def drawn(template: Template, world) -> list[dict[str, str]]:
     """All sets of parameters; `answer` is N/A where the query has none."""
@@ -242,7 +242,7 @@ def make_tasks(split: str, seed: int) -> list[Task]:
     def chosen(count: int, new: bool) -> list[tuple[int, Template, dict[str, str]]]:
         lists, found = [], {}
         for i, template in enumerate(template for template in TEMPLATES if template.held_out == new):
-            order = [(i + at) % len(worlds) for at in range(len(worlds))]     # each is the first as often
+            order = [(i + at) % len(worlds) for at in range(len(worlds))]  # each is the first as often
             lists.append(turn(*(askable(template, at) for at in order)))
         unlike = (row for row in turn(*lists)
                   if found.setdefault(filled(row[1].intents[0], row[2]), row) is row)

@@ -9,7 +9,7 @@ from dreamgym.envs.webarena.actions import ON_ELEMENT, Action, parse
 from dreamgym.envs.webarena.page import NAME, TYPED, Node, read_page
 from dreamgym.prompts import clean
 
-_GROUNDED = re.compile(rf"(.+) \w+ {NAME}")      # a bare action never ends with a quote after a role
+_GROUNDED = re.compile(rf"(.+) \w+ {NAME}")  # a bare action never ends with a quote after a role
 CLICKED = {"link": "link", "button": "button", "checkbox": "tick", "radio": "tick", "switch": "tick"}
 
 

@@ -20,7 +20,7 @@ FORM = ('Answer with stop [JSON]: {"task_type": "RETRIEVE", "MUTATE" or "NAVIGAT
 
 
 def start_attempt(run: Path, task_id: int) -> Path:
-    """A new folder for one more attempt at a task, without an answer yet. `run`: the folder of one policy."""
+    """A new folder for an attempt at a task, without an answer yet. `run`: the folder of one policy."""
     for number in count(1):
         folder = run / f"attempt-{number}" / str(task_id)
         try:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import io
 import sqlite3
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from http.cookies import SimpleCookie
 from random import Random
 from urllib.parse import unquote_to_bytes, urlencode, urlsplit
@@ -27,7 +27,7 @@ from dreamgym.envs.webarena.sites.site import DATABASE, FOLDER, open_session
 
 _SITES = {module.SITE.name: module.SITE for module in (shop, cms, forum, code, maps, homepage)}
 SITES = tuple(_SITES)
-COUNTS = {"train": 16, "valid": 2, "test": 4}    # databases of a seed
+COUNTS = {"train": 16, "valid": 2, "test": 4}  # databases of a seed
 DATABASES = tuple(f"{split} {number}" for split, count in COUNTS.items() for number in range(count))
 
 
@@ -36,7 +36,7 @@ class Response:
     status: int
     headers: dict[str, str]
     body: str
-    set_cookies: dict[str, str]                  # "": to be forgotten
+    set_cookies: dict[str, str]  # "": to be forgotten
 
 
 def _connect() -> sqlite3.Connection:
@@ -91,12 +91,11 @@ class SiteDatabase:
         with self.lock, self.apps[site].request_context({**environ, DATABASE: self}):
             return self.apps[site].full_dispatch_request()
 
-    def handle(self, site: str, method: str, path: str, query: str = "", form: dict | None = None,
-               cookies: dict | None = None) -> Response:
-        """One request; redirects are not followed. `path` and `query` as they stand in an address; a value of
-        `form` may be a list."""
-        body = urlencode(form or {}, doseq=True).encode()
-        answer = self.answer(site, {              # by hand: werkzeug's EnvironBuilder takes as long as a page
+    def handle(self, site: str, method: str, path: str, query: str = "",
+               form: dict | Sequence[tuple[str, str]] | None = None, cookies: dict | None = None) -> Response:
+        """One request; redirects are not followed. `path` and `query` as they stand in an address."""
+        body = urlencode(form or ()).encode()
+        answer = self.answer(site, {  # by hand: werkzeug's EnvironBuilder takes as long as a page
             "REQUEST_METHOD": method, "PATH_INFO": unquote_to_bytes(path).decode("latin-1"),
             "QUERY_STRING": query, "HTTP_HOST": urlsplit(self.bases[site]).netloc,
             "SERVER_NAME": "localhost", "SERVER_PORT": "80",
@@ -112,8 +111,9 @@ class SiteDatabase:
         """The sites over HTTP on loopback ports, which are the `bases` meanwhile. One request is answered at
         a time, whichever thread brings them."""
         before = self.bases
-        servers = {site: make_server("127.0.0.1", 0, partial(self._serve_one, site), threaded=True,
-                                     request_handler=_Handler) for site in SITES}
+        servers = {site: make_server(
+            "127.0.0.1", 0, lambda environ, start, site=site: self.answer(site, environ)(environ, start),
+            threaded=True, request_handler=_Handler) for site in SITES}
         self.bases = {site: f"http://127.0.0.1:{server.server_port}" for site, server in servers.items()}
         for server in servers.values():
             threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
@@ -121,12 +121,9 @@ class SiteDatabase:
             yield self
         finally:
             for server in servers.values():
-                server.shutdown()                # waits for its thread
+                server.shutdown()  # waits for its thread
                 server.server_close()
             self.bases = before
-
-    def _serve_one(self, site: str, environ: dict, start_response: Callable) -> Iterable[bytes]:
-        return self.answer(site, environ)(environ, start_response)
 
 
 class _Handler(WSGIRequestHandler):

@@ -28,7 +28,7 @@ NOBODY = "nobody"
 SORTS = {"name": "path", "stars": "stars DESC, path", "updated": "updated DESC, path"}
 
 
-# ---- first data --------------------------------------------------------------------------------------------
+# ---- first data
 
 def fill(db: sqlite3.Connection, rng: Random, split: str) -> None:
     """Five projects belong to the account. Stars and commits differ: 'the most' is always one."""
@@ -86,7 +86,7 @@ def _fill_project(db: sqlite3.Connection, rng: Random, owner: str, people: list[
     return project
 
 
-# ---- what a route names ------------------------------------------------------------------------------------
+# ---- what a route names
 
 def _project(name: str, loaded: dict) -> sqlite3.Row:
     """A project with the visitor's `role` in it ("" for none). 404 for a private one of others."""
@@ -96,7 +96,6 @@ def _project(name: str, loaded: dict) -> sqlite3.Row:
 
 
 def _led(name: str, loaded: dict) -> sqlite3.Row:
-    """A project that the visitor leads."""
     project = _project(name, loaded)
     return project if project["role"] in LEADS else abort(403)
 
@@ -132,7 +131,7 @@ def _one_of(field: str, options: tuple[str, ...] | list[str]) -> str:
     return value if (value := words(field)) in options else abort(400)
 
 
-# ---- lists of projects -------------------------------------------------------------------------------------
+# ---- lists of projects
 
 def _projects(title: str, where: str, *arguments: str):
     sort = chosen("sort", SORTS, "Sort by")
@@ -192,7 +191,7 @@ def _insert_project(name: str, texts: dict[str, str] | sqlite3.Row) -> bool:
     return True
 
 
-# ---- one project -------------------------------------------------------------------------------------------
+# ---- one project
 
 @SITE.get(PROJECT)
 def project(project):
@@ -267,7 +266,7 @@ def save_settings(led):
     return go("The settings were saved.", _path(led))
 
 
-# ---- issues and merge requests -----------------------------------------------------------------------------
+# ---- issues and merge requests
 
 def _items(title: str, kind: str, where: str, argument: Any, project: sqlite3.Row | None = None):
     """Issues or merge requests of a state and label, newest first."""
@@ -342,7 +341,7 @@ def change_item(project, item, deed):
     return go(said, _path(project, item))
 
 
-# ---- people ------------------------------------------------------------------------------------------------
+# ---- people
 
 @SITE.get("/account", member=True)
 def account():

@@ -69,7 +69,7 @@ def fill(db: sqlite3.Connection, rng: Random, split: str) -> None:
                    created=created)
 
 
-# ---- forums and lists of posts -----------------------------------------------------------------------------
+# ---- forums and lists of posts
 
 @SITE.get("/")
 def home():
@@ -129,7 +129,7 @@ def make_forum():
     return go("Your forum was made.", f"/f/{name}")
 
 
-# ---- posts -------------------------------------------------------------------------------------------------
+# ---- posts
 
 def _path(post: sqlite3.Row) -> str:
     return f"/f/{post['forum']}/{post['id']}"
@@ -213,7 +213,7 @@ def make_comment(forum, post, comment=None):
     return go("Your comment was added.", _path(post))
 
 
-# ---- members -----------------------------------------------------------------------------------------------
+# ---- members
 
 @SITE.get("/user/<member>")
 def member(member):

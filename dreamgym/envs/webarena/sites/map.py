@@ -17,7 +17,7 @@ from flask import abort, g
 from dreamgym.envs.webarena.sites.site import WORDS, Site, asked, chosen, of_split, page, paged
 
 SITE = Site("map", "Map", {"Towns": "/", "Directions": "/directions"}, "/search")
-SPEED = {"car": 40, "bike": 15, "foot": 5}                            # km/h, everywhere
+SPEED = {"car": 40, "bike": 15, "foot": 5}  # km/h, everywhere
 TOWNS = ((8000, 7000, "10101"), (21000, 9000, "10202"), (11000, 19000, "10303"), (25000, 22000, "10404"))
 ROADS = ((0, 1, "Road 1"), (0, 2, "Road 2"), (1, 3, "Road 3"), (2, 3, "Road 4"))      # between TOWNS
 LINES = (-800, 0, 800)  # where streets run, from the middle of a town; half as long again to each side
@@ -53,7 +53,7 @@ class Place(namedtuple("Place", "id slug name category town street number zip ph
 
 
 def fill(db: sqlite3.Connection, rng: Random, split: str) -> None:
-    """Streets and places; every name is the only one of its kind."""
+    """Streets and places; no name occurs twice."""
     towns = rng.sample(of_split(WORDS["map"].towns, split), len(TOWNS))
     places = [(town.lower(), town, "town", town, "", 0, code, "", "", x, y)
               for town, (x, y, code) in zip(towns, TOWNS)]
@@ -63,7 +63,7 @@ def fill(db: sqlite3.Connection, rng: Random, split: str) -> None:
     for names in left.values():
         rng.shuffle(names)
     for town, (x, y, code) in zip(towns, TOWNS):
-        named = rng.sample(WORDS["map"].streets, 6)       # the first three run east, the others north
+        named = rng.sample(WORDS["map"].streets, 6)  # the first three run east, the others north
         for i, (street, line) in enumerate(zip(named, LINES * 2)):
             streets.append((street, town, *((x - REACH, y + line, x + REACH, y + line) if i < 3 else
                                             (x + line, y - REACH, x + line, y + REACH))))
@@ -143,9 +143,9 @@ def minutes(metres: int, by: str) -> int:
     return max(1, -(-metres * 60 // (SPEED[by] * 1000)))
 
 
-# ---- pages -------------------------------------------------------------------------------------------------
+# ---- pages
 
-atlas_of = cache(Atlas)                          # by the first data: no page changes what is on the map
+atlas_of = cache(Atlas)  # by the first data: no page changes what is on the map
 
 
 def _atlas() -> Atlas:

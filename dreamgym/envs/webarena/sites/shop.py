@@ -19,15 +19,15 @@ SORTS = {"Name": "name", "Cheapest": "price, name", "Priciest": "price DESC, nam
 TILES = "SELECT slug, name, price, color, picture FROM shop_shelf WHERE enabled AND"
 JOINED = "JOIN shop_products ON shop_products.id = product_id"
 SUBJECTS = ("Order", "Product", "Return", "Other")
-MOST = 20                                        # of one product in a cart
-NO_QUANTITY = "Quantity must be a number from 1."
+MOST = 20  # of one product in a cart
+
 SITE.loaders |= {
     "product": lambda slug, _: one("SELECT * FROM shop_shelf WHERE slug = ? AND enabled", slug),
     "order": lambda number, _: one("SELECT * FROM shop_orders WHERE id = ? AND user_id = ?", number,
                                    g.user["id"])}
 
 
-# ---- first data --------------------------------------------------------------------------------------------
+# ---- first data
 
 def slug(name: str) -> str:
     return name.lower().replace(" ", "-")
@@ -96,7 +96,7 @@ def _add_reviews(db: sqlite3.Connection, rng: Random, customers: list[int]) -> N
     written = set()
     for ago in sorted((rng.randrange(1, DAYS) for _ in range(REVIEWS)), reverse=True):
         product = int(120 * rng.random() * rng.random()) + 1
-        product = (product * 37) % 120 + 1       # the popular ones are spread over the categories
+        product = (product * 37) % 120 + 1  # the popular ones are spread over the categories
         user_id = rng.choice(customers)
         if (product, user_id) in written:
             continue
@@ -110,7 +110,7 @@ def _add_reviews(db: sqlite3.Connection, rng: Random, customers: list[int]) -> N
                status=status)
 
 
-# ---- finding products --------------------------------------------------------------------------------------
+# ---- finding products
 
 @SITE.get("/")
 def home():
@@ -150,7 +150,7 @@ def product(product):
     return page(product["name"], product=product, reviews=reviews)
 
 
-# ---- the cart ----------------------------------------------------------------------------------------------
+# ---- the cart
 
 def _cart() -> list[sqlite3.Row]:
     return rows(f"SELECT shop_products.*, quantity, price * quantity AS sum FROM shop_cart {JOINED} "
@@ -161,7 +161,7 @@ def _in_cart(product: sqlite3.Row) -> int:
     return sum(item["quantity"] for item in _cart() if item["id"] == product["id"])
 
 
-def _put(product: sqlite3.Row, quantity: int) -> str:
+def _put(product: sqlite3.Row, quantity: int | None) -> str:
     """Has that many in the cart, or says why that cannot be."""
     if not (refusal := _refusal(product, quantity)):
         run("INSERT INTO shop_cart VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET quantity = excluded.quantity",
@@ -169,9 +169,11 @@ def _put(product: sqlite3.Row, quantity: int) -> str:
     return refusal
 
 
-def _refusal(product: sqlite3.Row, quantity: int) -> str:
+def _refusal(product: sqlite3.Row, quantity: int | None) -> str:
     """Why that many cannot be in the cart, or ""."""
     name, most = product["name"], min(product["stock"], MOST)
+    if quantity is None:
+        return "Quantity must be a number from 1."
     if not product["enabled"]:
         return f"{name} is not sold any more."
     if quantity <= most:
@@ -183,7 +185,7 @@ def _refusal(product: sqlite3.Row, quantity: int) -> str:
 def add_to_cart(product):
     """`quantity` may be left out (a button without the box adds one)."""
     quantity = number("quantity", 1) if "quantity" in request.form else 1
-    if refusal := NO_QUANTITY if quantity is None else _put(product, quantity + _in_cart(product)):
+    if refusal := _put(product, quantity and quantity + _in_cart(product)):
         return go(refusal, f"/product/{product['slug']}")
     return go(f"You added {product['name']} to your cart.", "/cart")
 
@@ -196,9 +198,9 @@ def cart():
 @SITE.post("/cart/<product>")
 def change_cart(product):
     quantity = number("quantity", 1)
-    if refusal := NO_QUANTITY if quantity is None else _refusal(product, quantity):
+    if refusal := _refusal(product, quantity):
         return go(refusal, "/cart")
-    if _in_cart(product):                        # not when it was removed in another tab
+    if _in_cart(product):  # not when it was removed in another tab
         _put(product, quantity)
     return go(f"You changed {product['name']} to {quantity}.", "/cart")
 
@@ -238,7 +240,7 @@ def _change_stock(item: sqlite3.Row, sign: int) -> None:
     run("UPDATE shop_products SET stock = stock + ? WHERE id = ?", sign * item["quantity"], item["id"])
 
 
-# ---- the account -------------------------------------------------------------------------------------------
+# ---- the account
 
 @SITE.get("/account", member=True)
 def account():

@@ -25,9 +25,9 @@ from werkzeug.exceptions import HTTPException, NotFound
 
 from dreamgym.envs.webarena.live import ACCOUNTS, RECIPES
 
-DATABASE = "dreamgym.site_database"              # in a request's environ
+DATABASE = "dreamgym.site_database"  # in a request's environ
 FOLDER = Path(__file__).parent
-TODAY = "2024-06-01"                             # the clock stands still, so that an episode repeats exactly
+TODAY = "2024-06-01"  # the clock stands still, so that an episode repeats exactly
 # What the first data are made of, by site: so few words that a tiny language model can read and write them
 WORDS = {part: SimpleNamespace(**words)
          for part, words in tomllib.loads((FOLDER / "words.toml").read_text()).items()}
@@ -48,7 +48,7 @@ class Site(Flask):
 
     def __post_init__(self):
         super().__init__(__name__)
-        self.account = ACCOUNTS.get(self.name)   # (user, password) that agents use
+        self.account = ACCOUNTS.get(self.name)  # (user, password) that agents use
         self.config.update(PROPAGATE_EXCEPTIONS=True, SEND_FILE_MAX_AGE_DEFAULT=3600)
         self.before_request(self._visitor)
         self.register_error_handler(HTTPException, _refused)
@@ -97,7 +97,7 @@ class Site(Flask):
                       joined=day(rng.choice(joined)) if joined else TODAY)
 
 
-# ---- the database ------------------------------------------------------------------------------------------
+# ---- the database
 
 def insert(db: sqlite3.Connection, table: str, **values: Any) -> int:
     """Adds a row; returns its id."""
@@ -107,8 +107,7 @@ def insert(db: sqlite3.Connection, table: str, **values: Any) -> int:
 
 
 def of_split(names: Iterable[str], split: str) -> list[str]:
-    """The names that only databases of a split use, whatever the seed: half are train's, a quarter valid's, a
-    quarter test's."""
+    """The names that databases of a split alone use, whatever the seed: half of them for train."""
     names = list(names)
     Random(" ".join(names)).shuffle(names)
     quarter = len(names) // 4
@@ -129,7 +128,7 @@ def one(query: str, *arguments: Any) -> sqlite3.Row:
 
 
 def toggle(table: str, **key: Any) -> bool:
-    """Takes the row of that key out of a table, or puts it in; returns whether it is in now."""
+    """Takes a row out of a table, or puts it in; returns whether it is in now."""
     where = " AND ".join(f"{name} = ?" for name in key)
     if run(f"DELETE FROM {table} WHERE {where}", *key.values()).rowcount:
         return False
@@ -149,7 +148,7 @@ def open_session(db: sqlite3.Connection, user_id: int, key: str = "") -> str:
     return sid
 
 
-# ---- pages -------------------------------------------------------------------------------------------------
+# ---- pages
 
 class _Environment(jinja2.Environment):
     """Reads `row.column` at once: Jinja tries an attribute first, a quarter of a page's time."""
@@ -206,17 +205,15 @@ def number(name: str, lowest: int = 0, highest: int = 999) -> int | None:
 def asked(name: str) -> str:
     """A text of the address, white space collapsed and cut. As what is `chosen`, a filter of the page, which
     the macros `filter_form` and `paging` show and pass on."""
-    g.filters[name] = " ".join(request.args.get(name, "").split())[:100]
-    return g.filters[name]
+    return g.filters.setdefault(name, " ".join(request.args.get(name, "").split())[:100])
 
 
 def chosen(name: str, options: Iterable[str], label: str = "", strict: bool = True) -> str:
     """One of some options, from the address; by default, and for any other text if `strict`, the first."""
     options = list(options)
     value = request.args.get(name, options[0])
-    g.filters[name] = value if value in options or not strict else options[0]
     g.options[name] = options, label or name.capitalize()
-    return g.filters[name]
+    return g.filters.setdefault(name, value if value in options or not strict else options[0])
 
 
 def all_words(text: str, parts: list[str]) -> str:
@@ -238,12 +235,11 @@ def paged(found: list | str, *arguments: Any, size: int = 8) -> Paged:
     pages = max(1, -(-total // size))
     page = min(max(1, request.args.get("page", 1, int)), pages)
     first = (page - 1) * size
-    part = (found[first:first + size] if is_list else
-            rows(f"{found} LIMIT ? OFFSET ?", *arguments, size, first))
+    part = found[first:first + size] if is_list else rows(f"{found} LIMIT {size} OFFSET {first}", *arguments)
     return Paged(part, page, pages, total)
 
 
-# ---- logins, and what is refused ---------------------------------------------------------------------------
+# ---- logins, and what is refused
 
 def ask_login() -> Response:
     back = quote(request.path) + f"?{request.query_string.decode('latin-1')}".rstrip("?")
@@ -260,7 +256,7 @@ def _login() -> Response:
     if user is None:
         return go(path=f"{g.site.login_path}?failed=1")
     back = request.form.get("next", "/")
-    answer = go(path=back if re.fullmatch(r"/(?![/\\])[!-~]*", back) else "/")      # "//host" leads elsewhere
+    answer = go(path=back if re.fullmatch(r"/(?![/\\])[!-~]*", back) else "/")  # "//host" leads elsewhere
     answer.set_cookie(f"sid_{g.site.name}", open_session(g.db, user["id"]), httponly=True, samesite="Lax")
     return answer
 
