@@ -175,18 +175,10 @@ def test_the_attack_finds_what_it_is_for(world):
 
 
 def test_records_are_webarenas_format(tasks):
-    """A generated task that WebArena's own code could not load, and one that asks for a judge."""
-    records = [task.goal["config"] for rows in tasks.values() for task in rows]
-    price = next(record for record in records if record["intent"].startswith("What is the price of ")
-                 and record["eval"]["eval_types"] == ["string_match"])
-    assert price["start_url"] == "__SHOPPING__" and price["instantiation_dict"]["product"] in price["intent"]
-    assert price["intent_template"] == "What is the price of {{product}}?"
-    assert price["eval"]["reference_answers"]["exact_match"].startswith("$")
-    absent = next(record["eval"] for record in records if record["intent_template_id"] == 101
-                  and record["eval"]["reference_answers"] == {"fuzzy_match": "N/A"})
-    assert absent["eval_types"] == ["string_match", "url_match"] and absent["string_note"]
-    one, other = absent["reference_url"].split(" |OR| ")
-    assert one.startswith("__SHOPPING__/search?q=") and other.startswith("__SHOPPING__/search?q=")
+    """A generated task that WebArena's own code could not load."""
+    record = next(task.goal["config"] for task in tasks["train"] if task.text.startswith("What is the price of "))
+    assert record["start_url"] == "__SHOPPING__" and record["instantiation_dict"]["product"] in record["intent"]
+    assert record["intent_template"] == "What is the price of {{product}}?"
 
 
 STATE = """page: Blue Lamp
