@@ -1,7 +1,5 @@
 """The two back ends of WebArena: the same walk gives the same states, what cannot be done changes nothing,
 and nothing is left running."""
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -14,7 +14,7 @@ from lxml import html
 from dreamgym.envs.webarena.ax_tree_sources import from_html
 from dreamgym.envs.webarena.page import abstract
 from dreamgym.envs.webarena.sites import DATABASES, SITES, SiteDatabase, _first_data
-from dreamgym.envs.webarena.sites.map import SPEED, TOWNS, Atlas
+from dreamgym.envs.webarena.sites.map import TOWNS, Atlas
 from dreamgym.envs.webarena.sites.site import open_session
 
 FIRST_DATA = "077b82d0"                          # of seed 7, train 0
@@ -239,10 +239,10 @@ def test_guests_and_sessions_of_other_sites_are_asked_to_log_in(world, forum, sh
 
 WHO = {"shop": ("shopping", None), "admin": ("shopping_admin", None), "forum": ("reddit", None),
        "code": ("gitlab", None), "adam": ("gitlab", "adam"), "maps": ("map", None)}
-# Each line: a visitor, then an address, `POST` and an address, or a button of the visitor's page; values of the
-# form (`-name` leaves one out, as an unticked box). After `->`: texts of the next page (`!`: not there), or its
-# status alone; or a query of the database, and what it gives. What the task templates do stands in
-# templates.ini, and is played in test_webarena_offline.py.
+# Each line: a visitor; an address, `POST` and an address, or a button of the visitor's page; values of the form
+# (`-name`: without it, as an unticked box). After `->`: texts of the next page (`!`: not there), or its status
+# alone; or a query of the database, and what it gives. The task templates' plans are played in
+# test_webarena_offline.py.
 STORIES = {
     "odd addresses": """
         shop /nope -> 404
@@ -273,9 +273,9 @@ STORIES = {
         shop [Add to Cart]
         shop [Update] quantity=1
         shop /checkout
-        shop [Place Order] payment=Check -> Your order 1151 was placed. | status Pending | total $51.50 | payment Check
+        shop [Place Order] payment=Check -> Your order 1151 was placed. | total $51.50 | payment Check
         shop /product/river-hose -> stock 36
-        shop /orders/1151 -> Order 1151
+        shop /orders/1151 -> status Pending
         shop [Cancel Order] -> Your order 1151 was canceled. | !Cancel Order
         shop /product/river-hose -> stock 37
         shop /orders/1151
@@ -343,7 +343,7 @@ STORIES = {
         forum /f/games/1 -> score 12""",
     "a post is made, edited and deleted; its address never leads to another": """
         forum POST /submit/diy forum=diy & title=   & body=text -> A post needs a title.
-        forum [Create post] forum=pets & title=A 'b' <b>c</b> & body=text -> Your post was made. | A 'b' <b>c</b> | score 1
+        forum [Create post] forum=pets & title=A 'b' <c> & body=x -> Your post was made. | A 'b' <c> | score 1
         forum POST /f/pets/172/edit title=A post & body=changed -> changed | MarvelsGrantMan136
         forum POST /f/pets/172/edit title= & body=gone -> A post needs a title.
         forum POST /f/pets/172/delete -> Your post was deleted.
@@ -356,7 +356,7 @@ STORIES = {
         forum POST /f/games/1/delete -> 403
         forum /f/games/1 -> !Delete | Looking for a console""",
     "comments and replies": """
-        forum POST /f/games/7/comment comment=Fine -> Your comment was added. | Comments 3 | MarvelsGrantMan136, score 1
+        forum POST /f/games/7/comment comment=Fine -> Your comment was added. | Comments 3
         forum POST /f/games/7/comment/17 comment=So do I -> Comments 4 | MarvelsGrantMan136 to theo, score 1
         forum POST /f/games/7/comment comment=  -> A comment needs some text.
         forum /user/MarvelsGrantMan136/comments -> So do I""",
@@ -370,6 +370,16 @@ STORIES = {
         forum /search?q=CHESS+review -> posts 1
         forum /search?q=%25 -> posts 0
         forum /search -> posts 0""",
+    "filtered lists count right": """
+        code /byteblaze/silver-site/issues?state=open&label=bug -> Issues 2
+        code /byteblaze/silver-site/issues?state=open&label=docs -> Issues 1
+        code /byteblaze/silver-site/issues?state=any&label=any -> Issues 11
+        code /issues -> My issues 20""",
+    "directions say distance, time and streets": """
+        maps /directions?from=Glenby+Station&to=dunton+station&by=car -> by car | time 23 minutes | Road 2, 12.4 km
+        maps /directions?from=Glenby+Station&to=dunton+station&by=bike -> by bike | time 61 minutes
+        maps /directions?from=Glenby+Station&to=dunton+station&by=foot -> time 181 minutes | distance 15.1 km
+        maps /directions?from=atlantis&to=glenby -> No place called atlantis""",
     "stars and forks": """
         code POST /iris/blue-notes/star -> stars 210 | Unstar
         code POST /iris/blue-notes/star -> stars 209 | Star
@@ -391,8 +401,8 @@ STORIES = {
     "an issue from new to closed": """
         code /byteblaze/open-vault/issues/new
         code [Create issue] -> An issue needs a title.
-        code [Create issue] title=Lost & description=It is gone & assignee=byteblaze & label=docs -> Your issue was made.
-        code /byteblaze/open-vault/issues/10 -> Lost | state open | docs | author byteblaze | It is gone
+        code [Create issue] title=Lost & description=Gone & assignee=byteblaze & label=docs -> Your issue was made.
+        code /byteblaze/open-vault/issues/10 -> Lost | state open | docs | author byteblaze | Gone
         code [Close] -> This issue is now closed. | state closed | Reopen
         code /byteblaze/open-vault/issues -> !Lost
         code /byteblaze/open-vault/issues/10 -> assignee byteblaze
@@ -448,7 +458,7 @@ def tell(world, story):
 
 @pytest.mark.parametrize("story", STORIES)
 def test_what_is_done_on_the_sites(world, story):
-    """Stops forms that take what they must refuse, counts and lists that do not follow, and rights of others."""
+    """Stops forms that take what they must refuse, counts that do not follow, and rights that others have."""
     tell(world, STORIES[story])
 
 
@@ -511,23 +521,9 @@ def test_forum_sorts_and_pages(forum, sort, key):
     assert [name for name in pages if name in titles] == titles
 
 
-# ---- code host ----
-
-def test_filtered_lists_count_right(code):
-    for number, path in code.rows("SELECT id, path FROM code_projects LIMIT 6"):
-        counts = Counter(map(tuple, code.rows(
-            "SELECT state, label FROM code_items WHERE kind = 'issues' AND project = ?", number)))
-        for label in ("bug", "docs"):
-            code.get(f"/{path}/issues?state=open&label={label}", f"Issues {counts['open', label]}")
-        code.get(f"/{path}/issues?state=any&label=any", f"Issues {counts.total()}")
-    mine = code.one("SELECT count(*) FROM code_items WHERE kind = 'issues' AND state = 'open' AND assignee = ?",
-                    CODER)[0]
-    code.get("/issues", f"My issues {mine}")
-
-
 def test_the_most_commits_are_one_persons(code):
     for number, in code.rows("SELECT id FROM code_projects"):
-        counts = Counter(row[0] for row in code.rows("SELECT author FROM code_commits WHERE project = ?", number))
+        counts = Counter(map(tuple, code.rows("SELECT author FROM code_commits WHERE project = ?", number)))
         assert len(set(counts.values())) == len(counts) >= 2
     code.get("/adam/smart-forge/commits?author=grace", "Commits 13")
 
@@ -568,23 +564,9 @@ def test_between_towns_the_better_of_two_roads(atlas):
         dist(0, town) + dist(town, 3) for town in (1, 2))
 
 
-def test_directions_say_distance_time_and_streets(maps, atlas):
-    a, b = atlas.by_slug["glenby-station"], atlas.by_slug["dunton-station"]
-    km = atlas.metres(a, b) / 1000
-    for by, speed in SPEED.items():
-        names = maps.get(f"/directions?from=Glenby+Station&to=dunton+station&by={by}")
-        assert {f"distance {km:.1f} km", f"time {math.ceil(km / speed * 60 - 1e-9)} minutes", f"by {by}",
-                "Glenby Station to Dunton Station"} <= set(names)
-    assert any(re.fullmatch(r"Road 2, \d+\.\d km", name) for name in names)
-    maps.get("/directions?from=atlantis&to=glenby", "No place called atlantis")
-
-
-def test_nearby_is_sorted_and_complete(maps, atlas):
-    centre = atlas.by_slug["norby"]
-    cafes = [place.name for place in sorted(atlas.places, key=lambda p: (atlas.metres(centre, p), p.name))
-             if place.category == "cafe"]
-    names = maps.get("/nearby/norby?category=cafe")
-    assert [name for name in names if name in cafes] == cafes and len(cafes) == 8
+def test_nearby_is_sorted_and_complete(maps):
+    far = [float(name.split()[0]) for name in maps.get("/nearby/norby?category=cafe") if " km, " in name]
+    assert far == sorted(far) and len(far) == 8
 
 
 def test_search_puts_the_exact_name_first(maps):
