@@ -1,6 +1,4 @@
 """The ALFWorld engine against TextWorld's unchanged one, its sessions, its caches and its refusals."""
-from __future__ import annotations
-
 import json
 import random
 import subprocess
@@ -47,8 +45,8 @@ def next_command(rng, admissible, number):
     """Every verb is as likely as the next, so that things are taken, heated, moved and examined; every eighth
     command is none."""
     if number % 8 == 7:
-        return rng.choice(["", "fly to the moon", "put apple 1 in/on fridge 1", "Look", "open",
-                           "take nothing 1 from nowhere 1"])
+        return rng.choice(["", "fly to the moon", "put apple 1 in/on fridge 1", "Look", "open", "Help",
+                           "look around", "take nothing 1 from nowhere 1"])
     verbs = defaultdict(list)
     for command in admissible:
         verbs[command.split()[0]].append(command)
@@ -105,15 +103,6 @@ def test_interleaved_sessions_answer_as_alone(games, fresh):
     for (path, seed), transcript in zip(plays, transcripts):
         fresh()
         assert list(walk(path, seed)) == transcript
-
-
-def test_a_command_off_the_list_changes_nothing(games):
-    engine = Engine(games[0])
-    state, before = engine._state, (engine.admissible, engine.facts)
-    for command in ("", "go to the moon", "Help", "look around", "take apple 1"):
-        assert engine.step(command) == "Nothing happens."
-    assert (engine.admissible, engine.facts) == before and engine._state is state
-    assert "help" not in engine.admissible and engine.step(" help ").startswith("Available commands:")
 
 
 def test_memory_is_bounded(games, fresh, monkeypatch):

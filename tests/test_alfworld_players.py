@@ -1,6 +1,4 @@
 """Scripted players of ALFWorld, the traces of their steps, and counterfactual reward examples."""
-from __future__ import annotations
-
 import re
 from collections import Counter
 

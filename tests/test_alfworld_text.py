@@ -16,7 +16,6 @@ from dreamgym.envs.alfworld import text
 from dreamgym.envs.alfworld.audit import ALFWorldAudit
 from dreamgym.envs.alfworld.env import ALFWorld
 from dreamgym.episode import Step, Task
-from dreamgym.page_diff import decode, encode
 
 AUDIT = ALFWorldAudit()
 TAG_FACTS = {"isclean": "clean", "ishot": "hot", "iscool": "cool", "istoggled": "lit", "issliced": "sliced"}
@@ -144,16 +143,13 @@ put a mug in desk / bed: - + mug 1 / move mug 1 to bed 1 / bed: mug 1 + - -> Fal
 put some mug on desk / desk: - + cup 1 / move cup 1 to desk 1 / desk: cup 1 + - -> False
 put a mug in desk / desk: mug 1 + - / take / desk: - + mug 1 -> None
 put a mug in desk / desk: - + mug 1 / put / desk: - + mug 1 -> None
-put a clean mug in desk / desk: - + mug 1 / put / desk: mug 1 + - -> False
 clean some mug and put it in desk / desk: - + clean hot mug 1 / put / desk: clean hot mug 1 + - -> True
 cool some mug and put it in desk / desk: - + hot mug 1 / put / desk: hot mug 1 + - -> False
 put two mug in desk / desk: mug 2 + mug 1 / put / desk: mug 2, mug 1 + - -> True
 find two mug and put them in desk / desk: cup 2 + mug 1 / put / desk: cup 2, mug 1 + - -> False
-look at mug under the desklamp / desk: desklamp 1 + mug 1 / use / desk: lit desklamp 1 + mug 1 -> True
 look at mug under the desklamp / desk: desklamp 1 + cup 1 / use / desk: lit desklamp 1 + cup 1 -> False
 examine mug with the desklamp / desk: mug 1, lit desklamp 1 + - / take / desk: lit desklamp 1 + mug 1 -> True
 examine mug with the desklamp / desk: mug 1, lit floorlamp 1 + - / take / desk: lit floorlamp 1 + mug 1 -> False
-look at mug under the desklamp / bed: - + mug 1 / go / desk: lit desklamp 1 + mug 1 -> True
 look at mug under the desklamp / bed: - + mug 1 / go / desk: desklamp 1 + mug 1 -> None
 buy a mug / desk: - + mug 1 / put / desk: mug 1 + - -> None"""
 
@@ -297,24 +293,6 @@ def test_states_tell_the_truth(moments):
             assert set(text.tags_of(thing)) == memory.tags.get(text.name_of(thing), set())
             checked["tagged"] += bool(text.tags_of(thing))
     assert checked["contents"] > 1000 and checked["tagged"] > 50, checked
-
-
-def test_states_are_read_back_and_differ_little(moments):
-    """A state that is written in one form and read in another."""
-    edits = []
-    for m in moments:
-        view, state = m.view, m.step.next_state
-        head = f"at {view.place}{' open' if view.opened else ''}:" if view.place else "room:"
-        lines = [head, *((view.things if view.place else view.room) or ["nothing"])]
-        lines = [f"at {view.place} closed"] if view.opened is False else lines
-        assert state == "\n".join([*lines, f"holding: {view.holding or 'nothing'}"])
-        assert text.read_view(state + "\ncommands:\nlook\ngo to desk 1") == view
-        known = {"same page": m.step.state}
-        written = encode(state, known)
-        assert decode(written, known) == state
-        if m.kind in ("take", "move", "clean", "heat", "cool", "use"):
-            edits.append(written.count("\n"))
-    assert max(edits) <= 6 and np.mean(edits) < 5
 
 
 def test_refusals_are_the_engines(moments):

@@ -38,25 +38,16 @@ def draft_task(**html):
     return Task(id="draft", text="Draft it.", env="webarena", goal={"config": config, "database": "test 0"})
 
 
-DRAFTS = [(["type [{}] [A refund, please.] [0]", "stop []"], 1), (["stop []"], 0),
-          (["type [{}] [A refund, please.] [0]", "go_back", "goto [shopping/contact]", "stop []"], 0)]
-
-
-def play_drafts(env):
-    """Rewards of DRAFTS, none of which sends a message."""
-    rewards = []
-    for actions, _ in DRAFTS:
-        (session,) = env.reset([draft_task(must_include=["refund"])])
-        field, database = number(session.state, "textbox 'Message'"), session.inner.sites.db
-        rewards.append([env.step([session], [action.format(field)])[0] for action in actions][-1].reward)
-        assert not database.execute("SELECT * FROM shop_messages").fetchall()
-        env.end([session])
-    return rewards
-
-
 def test_a_draft_is_scored_on_the_page_that_the_agent_is_on(env):
     """Stops tasks of unsent forms from never being won: 37 of WebArena's 812."""
-    assert play_drafts(env) == [reward for _, reward in DRAFTS]
+    typed = "type [{}] [A refund, please.] [0]"
+    for actions, reward in (([typed, "stop []"], 1), (["stop []"], 0),
+                            ([typed, "go_back", "goto [shopping/contact]", "stop []"], 0)):
+        (session,) = env.reset([draft_task(must_include=["refund"])])
+        field, database = number(session.state, "textbox 'Message'"), session.inner.sites.db
+        assert [env.step([session], [action.format(field)])[0] for action in actions][-1].reward == reward
+        assert not database.execute("SELECT * FROM shop_messages").fetchall()
+        env.end([session])
     nowhere = play(env, draft_task(must_include=["refund"]), ["new_tab", "stop []"])[-1]
     assert (nowhere.stop, nowhere.reward) == (StopReason.FAILURE, 0)
 
@@ -73,11 +64,6 @@ def test_other_keys_than_enter_and_escape_do_nothing_on_own_sites(env, key):
 def number(state, line):
     """The number of the line that begins so."""
     return next(i for i, row in enumerate(state.split("\n"), 1) if row.startswith(line))
-
-
-def asking(env, prefix):
-    return next(task for task in env.tasks("train")
-                if task.text.startswith(prefix) and task.goal["parameters"]["answer"] != "N/A")
 
 
 def test_the_same_class_for_every_name_and_option():
@@ -103,7 +89,8 @@ def test_what_is_refused_changes_nothing(env):
 
 def test_stop_is_evaluated_and_ends_the_episode(env):
     """A reward for any answer, and a state after the end that could be acted on."""
-    task = asking(env, "What is the price of")
+    task = next(task for task in env.tasks("train") if task.text.startswith("What is the price of")
+                and task.goal["parameters"]["answer"] != "N/A")
     product, price = task.goal["parameters"]["product"], task.goal["parameters"]["answer"]
     search = f"type [{number(task.start, 'searchbox ')}] [{product}] [1]"
     for answer, reward in ((price, 1.0), ("$1234567", 0.0), ("", 0.0)):
@@ -266,16 +253,6 @@ def test_webarena_verified_gets_its_files(tmp_path, monkeypatch):
         log = json.loads((folder / "network.har").read_text())["log"]["entries"]
         assert any(entry["request"]["url"] == cart for entry in log) == visited
         assert not any(entry["request"].get("postData") for entry in log)      # such as that of a login
-
-
-@pytest.mark.usefixtures("needs_chromium")
-def test_a_real_browser_scores_drafts_and_refuses_keys_alike():
-    real = WebArena(backend="chromium")
-    try:
-        assert play_drafts(real) == [reward for _, reward in DRAFTS]
-        test_other_keys_than_enter_and_escape_do_nothing_on_own_sites(real, "Backspace")
-    finally:
-        real.close()
 
 
 @pytest.mark.usefixtures("needs_chromium")

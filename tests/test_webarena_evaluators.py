@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 
-import msgspec
 import pytest
 
 from dreamgym.envs.webarena import evaluators as ev
@@ -94,9 +93,8 @@ def test_official_files_load(official):
 def test_null_agent_scores_nothing_and_na_gets_the_documented_credit(official):
     """The empty answer is 0 everywhere; what asks a shop is not judged where there is none."""
     lite, _, tasks = official
-    def at(url):
-        return Front(url=url, page=lambda _: SimpleNamespace(html="", evaluate=lambda js: None,
-                                                             close=lambda: None))
+    blank = SimpleNamespace(html="", evaluate=lambda js: None, close=lambda: None)
+    at = lambda url: Front(url=url, page=lambda _: blank)
     null = [ev.evaluate(task, "", at(task.start_urls[0])) for task in tasks]
     unasked = [found.reason for found in null if found.score is None]
     assert len(unasked) == (3 if lite else 15) and all("no helper shopping_" in why for why in unasked)
@@ -108,27 +106,6 @@ def test_null_agent_scores_nothing_and_na_gets_the_documented_credit(official):
     impossible = [task for task in tasks
                   if (found := task.eval.reference_answers) and found.fuzzy_match == "N/A"]
     assert [ev.evaluate(task, "N/A", at(P)).score for task in impossible] == [1] * (1 if lite else 36)
-
-
-def test_official_tasks_on_the_last_page_are_won_there(official):
-    """Stops drafts (contact forms, price rules, directions: 37 of these tasks) from being loaded again."""
-    lite, tasks, _ = official
-    last = [task for task in tasks if task.eval.program_html and
-            all(target.url == "last" and not target.locator.startswith(("func:", "lambda:"))
-                for target in task.eval.program_html)]
-    drafts = {356, *range(528, 533), *range(653, 658), *range(689, 694), *range(699, 704), *range(737, 742),
-              *range(757, 768)}
-    assert len(last) == (17 if lite else 104)
-    assert len(drafts & {task.old_task_id or task.task_id for task in last}) == (5 if lite else 37)
-    for task in last:
-        shows = {}
-        for target in task.eval.program_html:
-            texts = [text for text in msgspec.structs.astuple(target.required_contents) if text is not None]
-            shows[target.locator.strip()] = " ".join(ev._listed(texts[0]))
-        front = SimpleNamespace(html=shows.get(""), evaluate=shows.get)
-        url = (task.eval.reference_url or P).split(" |OR| ")[0]
-        browser = SimpleNamespace(url=url, page=no_page, front=front)
-        assert ev.evaluate(task, "", browser, lambda *question: True, lite=lite).score == 1, task.task_id
 
 
 @pytest.mark.parametrize("changes, named", [
@@ -165,15 +142,12 @@ def test_bad_file_is_named(tmp_path, content):
 
 
 def test_webchorearena(tmp_path):
-    chore = {"storage_state": "./.auth/shopping_state.json", "affect_environment": False, "required_wait": False,
-             "start_url_lite": "__SHOPPING__", "intent_template": "x", "required_obs": "any",
-             "type_main": "Calculation", "type_sub": "x", "description": "", "instantiation_dict": {}}
     answers = {"must_include": ["5 |OR| five", "blue"]}
     urls = {"eval_types": ["url_match"], "reference_url": "__SHOPPING__/a?x=1",
             "or": [{"reference_url": "__SHOPPING__/b?y=2"}]}
     pages = look("", must_include=["Blue"])
     pages["program_html"][0]["or"] = look("", must_include=["Red"])["program_html"]
-    tasks = [{**record(evaluation, task_id=50000 + i), **chore}
+    tasks = [record(evaluation, task_id=50000 + i, start_url_lite="__SHOPPING__", type_main="Calculation")
              for i, evaluation in enumerate(({"reference_answers": answers}, urls, pages))]
     for task in tasks:
         del task["intent_template_id"]
@@ -182,7 +156,6 @@ def test_webchorearena(tmp_path):
 
     def scored(task, answer="", url=P, page=no_page):
         return ev.evaluate(task, answer, Front(url=url, page=page)).score
-
     assert [scored(first, text) for text in ("Blue, 5", "five blue", "six blue", "five")] == [1, 1, 0, 0]
     shop = BASES["shopping"]
     assert [scored(second, url=shop + path) for path in ("/a?x=1", "/b?y=2", "/a", "/b?x=1")] == [1, 1, 0, 0]
@@ -226,14 +199,13 @@ def test_string_match(kind, references, answer, expected):
 
 
 @pytest.mark.parametrize("text, tokens", [
-    ("$0.00", "$ 0.00"), ("0.", "0 ."), ("0", "0"), ("0, 1", "0 , 1"), ("0,1", "0,1"), ("(0)", "( 0 )"),
-    ("0%", "0 %"), ("0-1", "0-1"), ("0/5", "0/5"), ("#0!", "# 0 !"), ("'0'", "' 0 '"), ('"0"', "`` 0 ''"),
-    ("0's", "0 's"), ("0...", "0 ..."), ("stars: 0", "stars : 0"), ("are 0. the", "are 0. the"),
-    ("0.)", "0 . )"), ("v0", "v0"), ("`0`", "` 0 `"),
+    ("$0.00", "$ 0.00"), ("0.", "0 ."), ("0, 1", "0 , 1"), ("0,1", "0,1"), ("(0%)", "( 0 % )"),
+    ("0-1", "0-1"), ("#0!", "# 0 !"), ("'0'", "' 0 '"), ('"0"', "`` 0 ''"), ("0's", "0 's"), ("0...", "0 ..."),
+    ("stars: 0", "stars : 0"), ("are 0. the", "are 0. the"), ("0.)", "0 . )"), ("`0`", "` 0 `"),
     ("are 0. (no reviews.)", "are 0 . ( no reviews . )"), ("is 0. 5 read", "is 0 . 5 read"),
     ("0. - none", "0 . - none"), ("0.) the", "0 . ) the"), ("is 0.; no", "is 0. ; no"),
     ("not blue. it is", "not blue . it is"), ("b. it is", "b. it is"), ("4.5. it", "4.5. it"),
-    ("see a11y.com. it is", "see a11y.com . it is"), ("a.b", "a.b"), ("wait... no", "wait ... no")])
+    ("see a11y.com. it is", "see a11y.com . it is")])
 def test_tokens_are_nltk_s(text, tokens):
     """Expected: nltk 3.10's word_tokenize with a Punkt model that knows no abbreviation."""
     assert ev.word_tokenize(text) == tokens.split()

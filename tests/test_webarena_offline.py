@@ -10,7 +10,6 @@ import pytest
 from dreamgym import offline
 from dreamgym.envs.base import Player
 from dreamgym.envs.webarena.env import WebArena
-from dreamgym.envs.webarena.evaluators import exact_match
 from dreamgym.envs.webarena.page import STOPPED
 from dreamgym.envs.webarena.relabel import NO_STOP, SHARES, explain
 from dreamgym.envs.webarena.sites import DATABASES, SiteDatabase
@@ -176,6 +175,7 @@ def test_words_are_compared_one_by_one_and_addresses_without_what_is_compared_el
 
 
 def test_counterfactuals_are_as_labelled(env, episodes, rows):
+    assert env.counterfactuals(episodes, 500, np.random.default_rng(1)) == rows
     on_pages, made = of_kind(rows, "counterfactual-"), of_kind(rows, "synthetic-")
     assert len(rows) == len({row.id for row in rows}) == 500 and 125 < len(on_pages) <= 250
     for part in (on_pages, made):
@@ -196,10 +196,6 @@ def test_counterfactuals_are_as_labelled(env, episodes, rows):
         assert row.label not in ("answer", "page", "done") or missed == {row.label}
 
 
-def test_counterfactuals_follow_from_the_generator(env, episodes, rows):
-    assert env.counterfactuals(episodes, 500, np.random.default_rng(1)) == rows
-
-
 def test_counterfactuals_are_of_the_databases_that_were_played(env, episodes, rows):
     """Stops sentences about things of valid and test databases from being judged in training."""
     def asked(split):
@@ -215,18 +211,3 @@ def test_counterfactuals_are_of_the_databases_that_were_played(env, episodes, ro
     assert len(of_valid) == 80 and sentences(of_valid) <= asked("valid")
     pages = {step.state: episode.task.goal["database"] for episode in episodes for step in episode.steps}
     assert {pages[row.task.start] for row in of_kind(rows, "counterfactual-")} == set(pages.values())
-
-
-def test_fulfilled_answers_are_true_in_the_database(episodes, rows):
-    """A counterfactual success that is none by the evaluators."""
-    pages = {step.state: episode.task.goal["database"] for episode in episodes for step in episode.steps}
-    compared = 0
-    for row in of_kind(rows, "counterfactual-"):
-        wanted = read_task(row.task.text)
-        if row.success and wanted.template.id in (101, 103, 206, 301, 402, 408, 501, 502, 503, 504, 505):
-            sites = SiteDatabase(7, pages[row.task.start])
-            true = next(values for values in drawn(wanted.template, sites)
-                        if all(values[name] == value for name, value in wanted.values))
-            assert exact_match(true["answer"], row.steps[0].action[len("stop ["):-1]), row.task.text
-            compared += 1
-    assert compared >= 8

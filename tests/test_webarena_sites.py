@@ -14,7 +14,7 @@ from lxml import html
 from dreamgym.envs.webarena.ax_tree_sources import from_html
 from dreamgym.envs.webarena.page import abstract
 from dreamgym.envs.webarena.sites import DATABASES, SITES, SiteDatabase, _first_data
-from dreamgym.envs.webarena.sites.map import SPEED, TOWNS, Atlas
+from dreamgym.envs.webarena.sites.map import TOWNS, Atlas
 from dreamgym.envs.webarena.sites.site import open_session
 
 FIRST_DATA = "077b82d0"                          # of seed 7, train 0
@@ -133,18 +133,6 @@ def test_every_page_is_there_and_short_and_well_formed(world, site, least):
     assert len(seen) >= least
 
 
-@pytest.mark.parametrize("site, path, status", [
-    ("shopping", "/nope", 404), ("shopping", "/product/nope", 404), ("shopping", f"/orders/{10**30}", 404),
-    ("shopping", "/orders/abc", 404), ("reddit", "/f/nowhere", 404), ("reddit", f"/f/books/{10**30}", 404),
-    ("reddit", "/user/nobody", 404), ("gitlab", "/abel/nothing", 404),
-    ("gitlab", f"/abel/x/issues/{10**30}", 404), ("gitlab", "/nobody", 404), ("map", "/place/mars", 404),
-    ("shopping", "/search?q=%27%22%25%00&sort=x&page=-9", 200),
-    ("shopping", f"/category/audio?page={10**30}", 200), ("shopping_admin", "/products?name=%ff&status=1", 200),
-    ("shopping_admin", "/reports?year=%25&month=0", 200), ("reddit", "/f/books?sort=x", 200)])
-def test_odd_addresses(world, site, path, status):
-    assert Visitor(world, site).status(path) == status
-
-
 def test_the_homepage_leads_to_all_sites_and_shows_no_password(world):
     home = Visitor(world, "homepage")
     home.get("/")
@@ -195,27 +183,17 @@ def test_a_database_becomes_another(world, shop):
 
 def test_reset_undoes_everything(world, shop):
     before, cookies = dump(world), shop.cookies
-    shop.get(HOSE)
-    shop.press("Add to Cart")
-    shop.get("/checkout")
-    shop.press("Place Order")
+    tell(world, STORIES["cart and order"])
     shop.post("/logout")
     shop.post("/customer/account/login/", user=EMMA, password="Password.123")
-    assert dump(world) != before
+    world.db.execute("BEGIN")
+    world.db.execute("DELETE FROM shop_orders")
+    world.db.commit()
     world.reset()
     assert dump(world) == before
     assert world.login("shopping") == cookies == SiteDatabase().login("shopping")
     shop.cookies = cookies
     shop.get("/account", "Emma Lopez")
-
-
-def test_a_reset_undoes_a_commit(world):
-    """A commit, after which a rollback could not restore the first data."""
-    world.db.execute("BEGIN")
-    world.db.execute("DELETE FROM shop_orders")
-    world.db.commit()
-    world.reset()
-    assert world.db.execute("SELECT count(*) FROM shop_orders").fetchone()[0] == 150
 
 
 # ---- logins ----
@@ -257,6 +235,233 @@ def test_guests_and_sessions_of_other_sites_are_asked_to_log_in(world, forum, sh
     assert admin.status("/orders") == 303
 
 
+# ---- what is done on the sites ----
+
+WHO = {"shop": ("shopping", None), "admin": ("shopping_admin", None), "forum": ("reddit", None),
+       "code": ("gitlab", None), "adam": ("gitlab", "adam"), "maps": ("map", None)}
+# Each line: a visitor; an address, `POST` and an address, or a button of the visitor's page; values of the form
+# (`-name`: without it, as an unticked box). After `->`: texts of the next page (`!`: not there), or its status
+# alone; or a query of the database, and what it gives. The task templates' plans are played in
+# test_webarena_offline.py.
+STORIES = {
+    "odd addresses": """
+        shop /nope -> 404
+        shop /product/nope -> 404
+        shop /orders/HUGE -> 404
+        shop /orders/abc -> 404
+        forum /f/nowhere -> 404
+        forum /f/books/HUGE -> 404
+        forum /user/nobody -> 404
+        code /abel/nothing -> 404
+        code /abel/x/issues/HUGE -> 404
+        code /nobody -> 404
+        maps /place/mars -> 404
+        maps /place/norby-station -> station | coordinates 50.0685, 8.3070
+        shop /search?q=%27%22%25%00&sort=x&page=-9 -> 200
+        shop /category/audio?page=HUGE -> 200
+        admin /products?name=%ff&status=1 -> 200
+        admin /reports?year=%25&month=0 -> 200
+        forum /f/books?sort=x -> 200""",
+    "cart and order": """
+        shop /product/river-hose -> stock 37
+        shop [Add to Cart] quantity=2 -> You added River Hose to your cart.
+        shop /cart -> !You added River Hose to your cart.
+        shop [Update] quantity=3 -> You changed River Hose to 3. | total $114.00
+        shop [Update] quantity=999 -> You can buy at most 20 of River Hose.
+        shop [Update] quantity=-1 -> Quantity must be a number from 1.
+        shop /product/amber-kite
+        shop [Add to Cart]
+        shop [Update] quantity=1
+        shop /checkout
+        shop [Place Order] payment=Check -> Your order 1151 was placed. | total $51.50 | payment Check
+        shop /product/river-hose -> stock 36
+        shop /orders/1151 -> status Pending
+        shop [Cancel Order] -> Your order 1151 was canceled. | !Cancel Order
+        shop /product/river-hose -> stock 37
+        shop /orders/1151
+        shop [Reorder] -> You added 2 of 2 products to your cart.
+        shop [Remove]
+        shop [Remove] -> Your cart is empty.
+        shop /checkout -> Your cart is empty.""",
+    "what is not sold cannot be bought": """
+        shop POST /product/river-hose/cart
+        shop /checkout
+        admin /products/river-hose
+        admin [Save] stock=0
+        shop [Place Order] -> River Hose is out of stock.
+        shop /product/river-hose -> !Add to Cart""",
+    "orders of others are hidden": """
+        shop /orders/1125 -> 404
+        shop POST /orders/1125/cancel -> 404""",
+    "wishlist, address, newsletter and contact": """
+        shop /wishlist -> !Your wishlist is empty.
+        shop [Remove]
+        shop [Remove] -> Your wishlist is empty.
+        shop /address
+        shop [Save Address] city=  -> All fields are needed.
+        shop /newsletter
+        shop [Save] subscribed=1 -> You are subscribed. | subscribed yes
+        shop [Save] -subscribed -> You are not subscribed.
+        shop /contact
+        shop [Send] subject=Return & message=My kite is broken. -> Your message was sent.
+        SELECT subject, text FROM shop_messages -> Return | My kite is broken.""",
+    "a review waits for the admin": """
+        shop /product/river-hose/review
+        shop [Submit Review] stars=2 & review=It leaks. -> Your review waits for approval. | stars 2, Pending
+        shop /product/river-hose -> !It leaks.
+        admin /reviews/250 -> It leaks.
+        admin [Approve] -> You approved review 250.
+        shop /product/river-hose -> It leaks.
+        admin [Delete] -> You deleted review 250.
+        shop /product/river-hose -> !It leaks.""",
+    "the admin changes products": """
+        admin /products/river-hose
+        admin [Save] price=7.5 & stock=3 -> You saved River Hose.
+        admin [Save] price=abc -> Price must be like 19.99, and stock a number.
+        admin [Save] price=1.234 -> Price must be like 19.99, and stock a number.
+        admin [Save] stock=-1 -> Price must be like 19.99, and stock a number.
+        admin [Save] price= -> Price must be like 19.99, and stock a number.
+        admin [Save] -enabled
+        shop /product/river-hose -> 404
+        shop /search?q=river+hose -> No products found.
+        admin /products?name=hose&status=Disabled -> $7.50, stock 3, disabled""",
+    "the dashboard adds up the orders": """
+        admin / -> sales $17,865.40 | orders 150 | sold 11""",
+    "the admin changes orders": """
+        admin /orders -> Greta Clark, $235.00, Complete
+        admin [Filter] status=Pending -> !Greta Clark, $235.00, Complete
+        admin /orders/1146
+        admin [Save] status=Complete -> Order 1146 is now Complete. | !Cancel Order
+        admin [Save] status=Processing
+        admin [Cancel Order] -> status Canceled | !Save | !Cancel Order""",
+    "votes count once, turn, and are taken back": """
+        forum POST /f/pets/15/up -> score 15 | You upvoted this post.
+        forum POST /f/pets/15/down -> score 13 | You downvoted this post.
+        forum POST /f/pets/15/down -> score 14 | You took your vote back.""",
+    "a vote on a comment is none on the post of its number": """
+        forum POST /f/games/1/comment/1/down -> score 11
+        forum /f/games/1 -> score 12""",
+    "a post is made, edited and deleted; its address never leads to another": """
+        forum POST /submit/diy forum=diy & title=   & body=text -> A post needs a title.
+        forum [Create post] forum=pets & title=A 'b' <c> & body=x -> Your post was made. | A 'b' <c> | score 1
+        forum POST /f/pets/172/edit title=A post & body=changed -> changed | MarvelsGrantMan136
+        forum POST /f/pets/172/edit title= & body=gone -> A post needs a title.
+        forum POST /f/pets/172/delete -> Your post was deleted.
+        forum /f/pets/172 -> 404
+        forum POST /submit forum=pets & title=Next
+        SELECT max(id) FROM forum_posts -> 173""",
+    "posts of others are theirs": """
+        forum /f/games/1/edit -> 403
+        forum POST /f/games/1/edit title=mine -> 403
+        forum POST /f/games/1/delete -> 403
+        forum /f/games/1 -> !Delete | Looking for a console""",
+    "comments and replies": """
+        forum POST /f/games/7/comment comment=Fine -> Your comment was added. | Comments 3
+        forum POST /f/games/7/comment/17 comment=So do I -> Comments 4 | MarvelsGrantMan136 to theo, score 1
+        forum POST /f/games/7/comment comment=  -> A comment needs some text.
+        forum /user/MarvelsGrantMan136/comments -> So do I""",
+    "subscribing and a new forum": """
+        forum POST /f/books/subscribe -> subscribers 125 | Unsubscribe
+        forum POST /f/books/subscribe -> subscribers 124 | Subscribe | You left books.
+        forum /account -> !books
+        forum POST /new-forum name=books & description=x -> There is a forum books already.""",
+    "the forum's search wants all words": """
+        forum /search?q=CHESS -> posts 4
+        forum /search?q=CHESS+review -> posts 1
+        forum /search?q=%25 -> posts 0
+        forum /search -> posts 0""",
+    "filtered lists count right": """
+        code /byteblaze/silver-site/issues?state=open&label=bug -> Issues 2
+        code /byteblaze/silver-site/issues?state=open&label=docs -> Issues 1
+        code /byteblaze/silver-site/issues?state=any&label=any -> Issues 11
+        code /issues -> My issues 20""",
+    "directions say distance, time and streets": """
+        maps /directions?from=Glenby+Station&to=dunton+station&by=car -> by car | time 23 minutes | Road 2, 12.4 km
+        maps /directions?from=Glenby+Station&to=dunton+station&by=bike -> by bike | time 61 minutes
+        maps /directions?from=Glenby+Station&to=dunton+station&by=foot -> time 181 minutes | distance 15.1 km
+        maps /directions?from=atlantis&to=glenby -> No place called atlantis""",
+    "stars and forks": """
+        code POST /iris/blue-notes/star -> stars 210 | Unstar
+        code POST /iris/blue-notes/star -> stars 209 | Star
+        code /starred -> !iris/blue-notes
+        code POST /iris/blue-notes/fork -> byteblaze/blue-notes | stars 0 | A blue notes for cooks
+        code POST /iris/blue-notes/fork -> You have a project blue-notes already.
+        code /iris/blue-notes -> forks 6""",
+    "members are invited by those who lead": """
+        code POST /byteblaze/open-vault/members username=adam & role=Guest -> adam is now Guest.
+        code POST /byteblaze/open-vault/members username=adam & role=Maintainer -> adam is now Maintainer.
+        SELECT role FROM code_members WHERE user = 'adam' AND project = 1 -> Maintainer
+        code POST /byteblaze/open-vault/members username=mars & role=Guest -> There is no user mars.
+        code POST /byteblaze/open-vault/members username= & role=Guest -> A user name is needed.
+        code POST /byteblaze/open-vault/members username=byteblaze & role=Guest -> byteblaze owns this project.
+        code POST /byteblaze/open-vault/members username=adam & role=King -> 400
+        code /adam/smart-forge/members -> !Invite
+        code POST /adam/smart-forge/members username=byteblaze & role=Guest -> 403
+        code /adam/smart-forge/settings -> 403""",
+    "an issue from new to closed": """
+        code /byteblaze/open-vault/issues/new
+        code [Create issue] -> An issue needs a title.
+        code [Create issue] title=Lost & description=Gone & assignee=byteblaze & label=docs -> Your issue was made.
+        code /byteblaze/open-vault/issues/10 -> Lost | state open | docs | author byteblaze | Gone
+        code [Close] -> This issue is now closed. | state closed | Reopen
+        code /byteblaze/open-vault/issues -> !Lost
+        code /byteblaze/open-vault/issues/10 -> assignee byteblaze
+        code [Post comment] comment=Done -> Comments 1 | Done | Your comment was added.
+        code POST /byteblaze/open-vault/issues/10/merge -> 403""",
+    "a merge request is merged once": """
+        code /byteblaze/silver-site/merge-requests/3
+        code [Merge] -> state merged | This merge request is now merged. | !Merge
+        code POST /byteblaze/silver-site/merge-requests/3/reopen -> 403""",
+    "issues of others can be commented, not closed": """
+        code /grace/magic-bot/issues/2 -> !Close
+        code POST /grace/magic-bot/issues/2/close -> 403
+        code [Post comment] comment=Hello -> Hello""",
+    "private projects are hidden from others": """
+        code /projects/new
+        code [Create project] name=../x -> A project needs a name of letters, digits and dashes.
+        code [Create project] name=My plan & visibility=private -> Your project was made. | private | Settings
+        code /projects/new
+        code [Create project] name=My plan -> You have a project my-plan already.
+        adam /byteblaze/my-plan -> 404
+        adam /search?q=plan -> !byteblaze/my-plan
+        code /search?q=plan -> byteblaze/my-plan
+        code /byteblaze/my-plan/settings
+        code [Save changes] description=Big plans & license=MIT & visibility=public
+        adam /byteblaze/my-plan -> Big plans | license MIT | public | !Settings""",
+    "following": """
+        code POST /grace/follow -> followers 1 | Unfollow
+        code POST /grace/follow -> followers 0"""}
+
+
+def tell(world, story):
+    visitors = {who: Visitor(world, *site) for who, site in WHO.items()}
+    for line in story.strip().replace("HUGE", str(10**30)).splitlines():
+        does, _, said = line.lstrip().partition(" -> ")
+        if does.startswith("SELECT"):
+            assert [str(value) for value in world.db.execute(does).fetchone()] == said.split(" | "), line
+            continue
+        who, post, place, values = re.fullmatch(r"(\w+) (POST )?(/\S*|\[.*?\]) ?(.*)", does).groups()
+        visitor, form = visitors[who], {}
+        for value in filter(None, values.split(" & ")):
+            name, _, text = value.partition("=")
+            form |= {name[1:]: None} if name.startswith("-") else {name: text}
+        texts = [text for text in said.split(" | ") if text]
+        if said.isdigit():
+            assert visitor.ask("POST" if post else "GET", place, form).status == int(said), line
+        elif place.startswith("["):
+            visitor.press(place[1:-1], *texts, **form)
+        elif post:
+            visitor.post(place, *texts, **form)
+        else:
+            visitor.get(place, *texts)
+
+
+@pytest.mark.parametrize("story", STORIES)
+def test_what_is_done_on_the_sites(world, story):
+    """Stops forms that take what they must refuse, counts that do not follow, and rights that others have."""
+    tell(world, STORIES[story])
+
+
 # ---- the shop ----
 
 def test_search_sort_and_paging(shop):
@@ -271,116 +476,6 @@ def test_search_sort_and_paging(shop):
     shop.get(urljoin(shop.address, shop.page.xpath("//a[text()='Next']/@href")[0]))
     assert shop.address == "/search?q=acme&sort=Cheapest&page=2" and prices()[0] >= first[-1]
     shop.press("Search", "No products found.", q="zebra")
-
-
-def test_cart_and_order(shop):
-    stock, price = shop.one("SELECT stock, price FROM shop_products WHERE slug = 'river-hose'")
-    kite = shop.one("SELECT price FROM shop_products WHERE slug = 'amber-kite'")[0]
-    stock_now = lambda: shop.one("SELECT stock FROM shop_products WHERE slug = 'river-hose'")[0]
-    shop.get(HOSE)
-    shop.press("Add to Cart", "You added River Hose to your cart.", quantity="2")
-    shop.get("/cart", "!You added River Hose to your cart.")
-    shop.press("Update", "You changed River Hose to 3.", f"total ${3 * price / 100:,.2f}", quantity="3")
-    shop.press("Update", f"You can buy at most {min(stock, 20)} of River Hose.", quantity="999")
-    shop.press("Update", "Quantity must be a number from 1.", quantity="-1")
-    shop.get("/product/amber-kite")
-    shop.press("Add to Cart")
-    shop.press("Update", quantity="1")
-    shop.get("/checkout")
-    shop.press("Place Order", "Order 1151", "Your order 1151 was placed.", "status Pending",
-               f"total ${(price + kite) / 100:,.2f}", "payment Check", payment="Check")
-    assert stock_now() == stock - 1
-    shop.press("Cancel Order", "Your order 1151 was canceled.", "!Cancel Order")
-    assert stock_now() == stock
-    shop.press("Reorder", "You added 2 of 2 products to your cart.")
-    shop.press("Remove")
-    shop.press("Remove", "Your cart is empty.")
-    shop.get("/checkout")
-    assert shop.address == "/cart"
-
-
-def test_what_is_not_sold_cannot_be_bought(shop):
-    shop.post(f"{HOSE}/cart")
-    shop.get("/checkout")
-    shop.world.db.execute("UPDATE shop_products SET stock = 0 WHERE slug = 'river-hose'")
-    shop.press("Place Order", "River Hose is out of stock.")
-    shop.get(HOSE, "!Add to Cart")
-
-
-def test_orders_of_others_are_hidden(shop):
-    other = shop.one("SELECT id FROM shop_orders WHERE user_id != 1 AND status = 'Pending'")[0]
-    assert shop.status(f"/orders/{other}") == 404 == shop.status(f"/orders/{other}/cancel", x="1")
-
-
-def test_wishlist_address_newsletter_and_contact(shop):
-    shop.get("/wishlist")
-    while "Remove" in shop.names:
-        shop.press("Remove")
-    assert "Your wishlist is empty." in shop.names
-    shop.get("/address")
-    shop.press("Save Address", "All fields are needed.", city=" ")
-    shop.get("/newsletter")
-    shop.press("Save", "You are subscribed.", "subscribed yes", subscribed="1")
-    shop.press("Save", "You are not subscribed.", subscribed=None)
-    shop.get("/contact")
-    shop.press("Send", "Your message was sent.", subject="Return", message="My kite is broken.")
-    assert tuple(shop.one("SELECT subject, text FROM shop_messages")) == ("Return", "My kite is broken.")
-
-
-# ---- the back office ----
-
-def test_a_review_waits_for_the_admin(shop, admin):
-    shop.get(f"{HOSE}/review")
-    shop.press("Submit Review", "Your review waits for approval.", "stars 2, Pending", stars="2", review="It leaks.")
-    shop.get(HOSE, "!It leaks.")
-    admin.get("/reviews")
-    admin.press("Filter", status="Pending")
-    admin.get(admin.page.xpath("//main//a[starts-with(text(), 'Review')]/@href")[0], "It leaks.")
-    number = admin.address.rpartition("/")[2]
-    admin.press("Approve", f"You approved review {number}.")
-    shop.get(HOSE, "It leaks.")
-    admin.press("Delete", f"You deleted review {number}.")
-    shop.get(HOSE, "!It leaks.")
-
-
-def test_the_admin_changes_products(shop, admin):
-    admin.get("/products/river-hose")
-    admin.press("Save", "You saved River Hose.", price="7.5", stock="3")
-    shop.get(HOSE, "price $7.50", "stock 3")
-    for wrong in ({"price": "abc"}, {"price": "1.234"}, {"stock": "-1"}, {"price": ""}):
-        admin.press("Save", "Price must be like 19.99, and stock a number.", **wrong)
-    admin.press("Save", enabled=None)
-    assert shop.status(HOSE) == 404
-    shop.get("/search?q=river+hose", "No products found.")
-    admin.get("/products?name=hose&status=Disabled", "$7.50, stock 3, disabled")
-
-
-def test_the_admin_changes_orders(admin):
-    order = admin.one("SELECT max(id) FROM shop_orders WHERE status = 'Pending'")[0]
-    admin.get("/orders")
-    assert not any(name.endswith(", Complete") for name in admin.press("Filter", status="Pending"))
-    admin.get(f"/orders/{order}")
-    admin.press("Save", f"Order {order} is now Complete.", "!Cancel Order", status="Complete")
-    admin.press("Save", status="Processing")
-    admin.press("Cancel Order", "status Canceled")
-    assert not admin.page.xpath("//main//form")
-
-
-def test_reports_are_sums_of_the_orders(admin):
-    """Against sums in Python over all orders."""
-    orders = admin.rows("SELECT * FROM shop_orders WHERE status != 'Canceled'")
-    march = [row["total"] for row in orders if row["date"].startswith("2024-03")]
-    admin.get("/reports?report=Sales&year=2024",
-              f"2024-03: orders {len(march)}, sales ${sum(march) / 100:,.2f}")
-    sold = Counter()
-    for name, quantity, date in admin.rows(
-            "SELECT name, quantity, date FROM shop_order_items JOIN shop_products ON shop_products.id = product_id "
-            "JOIN shop_orders ON shop_orders.id = order_id AND status != 'Canceled'"):
-        sold[name] += quantity * date.startswith("2023-12")
-    best = min(sold, key=lambda name: (-sold[name], name))
-    admin.get("/reports?report=Bestsellers&year=2023&month=12", f"sold {sold[best]}")
-    assert admin.page.xpath("//main//a")[0].text == best
-    admin.get("/", f"sales ${sum(row['total'] for row in orders) / 100:,.2f}")
 
 
 # ---- over HTTP ----
@@ -426,192 +521,11 @@ def test_forum_sorts_and_pages(forum, sort, key):
     assert [name for name in pages if name in titles] == titles
 
 
-def test_votes_count_once_turn_and_are_taken_back(forum):
-    post = forum.one("SELECT * FROM forum_posts WHERE forum = 'pets'")
-    for way, change, said in (("up", 1, "You upvoted this post."), ("down", -1, "You downvoted this post."),
-                              ("down", 0, "You took your vote back.")):
-        forum.post(f"/f/pets/{post['id']}/{way}", f"score {post['score'] + change}", said)
-
-
-def test_comment_votes_leave_posts_alone(forum):
-    comment = forum.one(
-        "SELECT forum_comments.*, forum FROM forum_comments JOIN forum_posts ON forum_posts.id = post_id")
-    before = [tuple(row) for row in forum.rows("SELECT * FROM forum_posts")]
-    forum.post(f"/f/{comment['forum']}/{comment['post_id']}/comment/{comment['id']}/down",
-               f"score {comment['score'] - 1}")
-    assert [tuple(row) for row in forum.rows("SELECT * FROM forum_posts")] == before
-
-
-def test_a_post_is_made_edited_and_deleted(forum):
-    title = "A 'new' <b>post</b>"
-    forum.post("/submit/diy", "A post needs a title.", forum="diy", title="  ", body="text")
-    forum.post("/submit/diy", "Your post was made.", title, "your opinion", "score 1", ME, forum="pets", title=title,
-               body="your\r\nopinion")
-    number = forum.one("SELECT max(id) FROM forum_posts")[0]
-    names = forum.get("/f/pets?sort=new")
-    assert names.index(title) < names.index("page 1 of 2")
-    forum.post(f"/f/pets/{number}/edit", "changed", title="A post", body="changed")
-    forum.post(f"/f/pets/{number}/edit", "A post needs a title.", title="", body="gone")
-    forum.post(f"/f/pets/{number}/delete", "Your post was deleted.")
-    assert forum.status(f"/f/pets/{number}") == 404
-    forum.post("/submit", forum="pets", title="Next")
-    # an address never leads to another post later
-    assert forum.one("SELECT max(id) FROM forum_posts")[0] == number + 1
-
-
-def test_posts_of_others_are_theirs(forum):
-    post = forum.one("SELECT * FROM forum_posts WHERE author != ?", ME)
-    path = f"/f/{post['forum']}/{post['id']}"
-    forum.get(path, "!Delete")
-    assert [forum.status(f"{path}/edit"), forum.status(f"{path}/edit", title="mine"),
-            forum.status(f"{path}/delete", x="1")] == [403] * 3
-    assert forum.one("SELECT title FROM forum_posts WHERE id = ?", post["id"])[0] == post["title"]
-
-
-def test_comments_and_replies(forum):
-    post = forum.one("SELECT * FROM forum_posts WHERE comments = 2")
-    path = f"/f/{post['forum']}/{post['id']}"
-    comment = forum.one("SELECT * FROM forum_comments WHERE post_id = ?", post["id"])
-    forum.post(f"{path}/comment", "Your comment was added.", "Comments 3", "Fine", f"{ME}, score 1",
-               comment="Fine")
-    forum.post(f"{path}/comment/{comment['id']}", "Comments 4", "So do I",
-               f"{ME} to {comment['author']}, score 1", comment="So do I")
-    forum.post(f"{path}/comment", "A comment needs some text.", comment=" ")
-    forum.get(f"/user/{ME}/comments", "So do I")
-
-
-def test_subscribing_and_a_new_forum(forum):
-    name, members = forum.one("SELECT name, subscribers FROM forum_forums WHERE name NOT IN "
-                              "(SELECT forum FROM forum_subscriptions WHERE user = ?)", ME)
-    forum.post(f"/f/{name}/subscribe", f"subscribers {members + 1}", "Unsubscribe")
-    forum.post(f"/f/{name}/subscribe", f"subscribers {members}", "Subscribe", f"You left {name}.")
-    forum.get("/account", f"!{name}")
-    forum.post("/new-forum", "There is a forum books already.", name="books", description="x")
-
-
-def test_forum_search(forum):
-    found = forum.one("SELECT count(*) FROM forum_posts WHERE title || body LIKE '%guitar%' "
-                      "AND title || body LIKE '%my%'")[0]
-    for words, count in (("?q=GUITAR+my", found), ("?q=%25", 0), ("", 0)):
-        forum.get(f"/search{words}", f"posts {count}")
-
-
-# ---- code host ----
-
-@pytest.fixture
-def own(code):
-    """The path of a project of the account."""
-    return code.one("SELECT path FROM code_projects WHERE owner = ?", CODER)[0]
-
-
-def test_filtered_lists_count_right(code):
-    for number, path in code.rows("SELECT id, path FROM code_projects LIMIT 6"):
-        counts = Counter(map(tuple, code.rows(
-            "SELECT state, label FROM code_items WHERE kind = 'issues' AND project = ?", number)))
-        for label in ("bug", "docs"):
-            code.get(f"/{path}/issues?state=open&label={label}", f"Issues {counts['open', label]}")
-        code.get(f"/{path}/issues?state=any&label=any", f"Issues {counts.total()}")
-    mine = code.one("SELECT count(*) FROM code_items WHERE kind = 'issues' AND state = 'open' AND assignee = ?",
-                    CODER)[0]
-    code.get("/issues", f"My issues {mine}")
-
-
 def test_the_most_commits_are_one_persons(code):
-    for number, path in code.rows("SELECT id, path FROM code_projects"):
-        counts = Counter(row[0] for row in code.rows("SELECT author FROM code_commits WHERE project = ?", number))
+    for number, in code.rows("SELECT id FROM code_projects"):
+        counts = Counter(map(tuple, code.rows("SELECT author FROM code_commits WHERE project = ?", number)))
         assert len(set(counts.values())) == len(counts) >= 2
-        names = code.get(f"/{path}/contributors")
-        assert [(names[i - 1], int(name[8:])) for i, name in enumerate(names)
-                if re.fullmatch(r"commits \d+", name)] == counts.most_common()
-    (best, most), *_ = counts.most_common()
-    code.get(f"/{path}/commits?author={best}", f"Commits {most}")
-
-
-def test_stars_and_forks(code):
-    path, stars, forks, about = code.one("SELECT path, stars, forks, description FROM code_projects WHERE "
-                                         "owner != ? AND id NOT IN (SELECT project FROM code_stars)", CODER)
-    name = path.split("/")[1]
-    code.post(f"/{path}/star", f"stars {stars + 1}", "Unstar")
-    code.post(f"/{path}/star", f"stars {stars}", "Star")
-    code.get("/starred", f"!{path}")
-    code.post(f"/{path}/fork", f"{CODER}/{name}", "stars 0", about)
-    code.post(f"/{path}/fork", f"You have a project {name} already.")
-    code.get(f"/{path}", f"forks {forks + 1}")
-
-
-def test_members_are_invited_by_those_who_lead(code, own):
-    path = f"/{own}/members"
-    person = code.one("SELECT name FROM users WHERE site = 'gitlab' AND name NOT IN (SELECT user FROM code_members "
-                      "JOIN code_projects ON id = project WHERE path = ?)", own)[0]
-    for role in ("Guest", "Maintainer"):         # a second invitation changes the role
-        names = code.post(path, username=person, role=role)
-        assert f"{person} is now {role}." in names and names[names.index(person) + 1] == role
-    for name, said in (("mars", "There is no user mars."), ("", "A user name is needed."),
-                       (CODER, f"{CODER} owns this project.")):
-        code.post(path, said, username=name, role="Guest")
-    assert code.status(path, username=person, role="King") == 400
-    other = code.one("SELECT path FROM code_projects WHERE id NOT IN (SELECT project FROM code_members "
-                     "WHERE user = ?)", CODER)[0]
-    code.get(f"/{other}/members", "!Invite")
-    assert code.status(f"/{other}/members", username=CODER, role="Guest") == 403
-    assert code.status(f"/{other}/settings") == 403
-
-
-def test_an_issue_from_new_to_reopened(code, own):
-    path = f"/{own}/issues"
-    issue = {"title": "Lost page", "description": "It is gone", "assignee": CODER, "label": "docs"}
-    code.post(f"{path}/new", "An issue needs a title.", **{**issue, "title": ""})
-    code.post(f"{path}/new", "Your issue was made.", "Lost page", "state open", "docs", f"author {CODER}",
-              f"assignee {CODER}", "It is gone", **issue)
-    here = code.address
-    assert code.get(path).index("Lost page") < 16
-    code.post(f"{here}/close", "This issue is now closed.", "state closed", "Reopen")
-    code.get(path, "!Lost page")
-    code.post(f"{here}/assign", "assignee nobody", assignee="nobody")
-    code.post(f"{here}/comment", "Comments 1", "Done", "Your comment was added.", comment="Done")
-    assert code.status(f"{here}/merge", x="1") == 403
-
-
-ITEM = "SELECT path, kind, number FROM code_items JOIN code_projects ON code_projects.id = project WHERE state = 'open'"
-
-
-def test_merge_requests_merge_once(code):
-    path = "/{}/{}/{}".format(*code.one(f"{ITEM} AND kind = 'merge-requests' AND owner = ?", CODER))
-    code.post(f"{path}/merge", "state merged", "This merge request is now merged.")
-    assert code.status(f"{path}/reopen", x="1") == 403
-    code.get(path, "!Merge")
-
-
-def test_others_issues_can_be_commented_not_closed(code):
-    path = "/{}/{}/{}".format(*code.one(
-        f"{ITEM} AND kind = 'issues' AND author != ? AND project NOT IN (SELECT project FROM code_members "
-        "WHERE user = ?)", CODER, CODER))
-    code.get(path, "!Close")
-    assert code.status(f"{path}/close", x="1") == 403
-    code.post(f"{path}/comment", "Hello", comment="Hello")
-
-
-def test_private_projects_are_hidden_from_others(code):
-    person = code.one("SELECT name FROM users WHERE site = 'gitlab' AND name != ?", CODER)[0]
-    path, other = f"/{CODER}/my-plan", Visitor(code.world, "gitlab", person)
-    plan = {"name": "My plan", "description": "Plans", "visibility": "private"}
-    code.post("/projects/new", "A project needs a name of letters, digits and dashes.",
-              **{**plan, "name": "../x"})
-    code.post("/projects/new", path[1:], "Your project was made.", "private", "Settings", **plan)
-    code.post("/projects/new", "You have a project my-plan already.", **plan)
-    assert other.status(path) == 404
-    other.get("/search?q=plan", f"!{path[1:]}")
-    code.get("/search?q=plan", path[1:])
-    code.post(f"{path}/settings", description="Big plans", readme="Read", license="MIT", visibility="public")
-    other.get(path, "Big plans", "license MIT", "public", "!Settings")
-
-
-def test_follow(code):
-    name = code.one("SELECT name FROM users WHERE site = 'gitlab' AND name != ? AND name NOT IN (SELECT followed "
-                    "FROM code_follows WHERE user = ?)", CODER, CODER)[0]
-    followers = code.one("SELECT count(*) FROM code_follows WHERE followed = ?", name)[0]
-    code.post(f"/{name}/follow", f"followers {followers + 1}", "Unfollow")
-    code.post(f"/{name}/follow", f"followers {followers}")
+    code.get("/adam/smart-forge/commits?author=grace", "Commits 13")
 
 
 # ---- map ----
@@ -650,36 +564,12 @@ def test_between_towns_the_better_of_two_roads(atlas):
         dist(0, town) + dist(town, 3) for town in (1, 2))
 
 
-def test_directions_say_distance_time_and_streets(maps, atlas):
-    a, b = atlas.by_slug["glenby-station"], atlas.by_slug["dunton-station"]
-    km = atlas.metres(a, b) / 1000
-    for by, speed in SPEED.items():
-        names = maps.get(f"/directions?from=Glenby+Station&to=dunton+station&by={by}")
-        assert {f"distance {km:.1f} km", f"time {math.ceil(km / speed * 60 - 1e-9)} minutes", f"by {by}",
-                "Glenby Station to Dunton Station"} <= set(names)
-    assert any(re.fullmatch(r"Road 2, \d+\.\d km", name) for name in names)
-    maps.get("/directions?from=atlantis&to=glenby", "No place called atlantis")
-
-
-def test_nearby_is_sorted_and_complete(maps, atlas):
-    centre = atlas.by_slug["norby"]
-    cafes = [place.name for place in sorted(atlas.places, key=lambda p: (atlas.metres(centre, p), p.name))
-             if place.category == "cafe"]
-    names = maps.get("/nearby/norby?category=cafe")
-    assert [name for name in names if name in cafes] == cafes and len(cafes) == 8
+def test_nearby_is_sorted_and_complete(maps):
+    far = [float(name.split()[0]) for name in maps.get("/nearby/norby?category=cafe") if " km, " in name]
+    assert far == sorted(far) and len(far) == 8
 
 
 def test_search_puts_the_exact_name_first(maps):
     names = maps.get("/search?q=glenby")
     assert names[names.index("Search glenby") + 1] == "Glenby"
     assert all("Nothing found" in maps.get(path) for path in ("/search?q=volcano", "/search"))
-
-
-def test_place_pages_say_all(maps, atlas):
-    for place in atlas.places:
-        texts = {f"phone {place.phone}": place.phone, f"open {place.hours}": place.hours,
-                 f"address {place.address}": place.street, f"zip {place.zip}": True, place.category: True,
-                 f"coordinates {place.coordinates}": True}
-        assert {text for text, there in texts.items() if there} <= set(maps.get(f"/place/{place.slug}"))
-        lat, lon = map(float, place.coordinates.split(", "))
-        assert 50 < lat < 50.3 and 8 < lon < 8.5

@@ -175,18 +175,10 @@ def test_the_attack_finds_what_it_is_for(world):
 
 
 def test_records_are_webarenas_format(tasks):
-    """A generated task that WebArena's own code could not load, and one that asks for a judge."""
-    records = [task.goal["config"] for rows in tasks.values() for task in rows]
-    price = next(record for record in records if record["intent"].startswith("What is the price of ")
-                 and record["eval"]["eval_types"] == ["string_match"])
-    assert price["start_url"] == "__SHOPPING__" and price["instantiation_dict"]["product"] in price["intent"]
-    assert price["intent_template"] == "What is the price of {{product}}?"
-    assert price["eval"]["reference_answers"]["exact_match"].startswith("$")
-    absent = next(record["eval"] for record in records if record["intent_template_id"] == 101
-                  and record["eval"]["reference_answers"] == {"fuzzy_match": "N/A"})
-    assert absent["eval_types"] == ["string_match", "url_match"] and absent["string_note"]
-    one, other = absent["reference_url"].split(" |OR| ")
-    assert one.startswith("__SHOPPING__/search?q=") and other.startswith("__SHOPPING__/search?q=")
+    """A generated task that WebArena's own code could not load."""
+    record = next(task.goal["config"] for task in tasks["train"] if task.text.startswith("What is the price"))
+    assert record["instantiation_dict"]["product"] in record["intent"] and record["start_url"] == "__SHOPPING__"
+    assert record["intent_template"] == "What is the price of {{product}}?"
 
 
 STATE = """page: Blue Lamp
@@ -221,7 +213,6 @@ FORUM = "page: tech\nurl: reddit/f/tech\nheading 'tech'\nbutton 'Subscribe'"
 PLACE = "page: Address\nurl: shopping/address\nheading 'Address'\ntext 'city Boston'\ntext 'phone 555-1234'"
 POST = ("page: A rake\nurl: reddit/f/garden/3\nheading 'A rake'\ntext 'ann, score 4'\ntext 'No way'\n"
         "text '{}, score 1'\ntext 'So true'")
-ME = "MarvelsGrantMan136"
 
 
 @pytest.mark.parametrize("task, state, answer, expected", [
@@ -229,19 +220,13 @@ ME = "MarvelsGrantMan136"
     ("Who wrote the last review of Blue Lamp?", REVIEW, "Ann Lee",
      ("answer", "Write Review", "Ann Lee", "Ann Lee", True)),
     ("Cancel order 7.", ORDER, "done", ("done", "status", "Canceled", "Pending", False)),
-    ("Cancel order 7.", ORDER.replace("Pending", "Canceled"), "done",
-     ("done", "status", "Canceled", "Canceled", True)),
     ("Cancel order 7.", ORDER.replace("status", "state"), "done",
      ("done", "status", "Canceled", "none", False)),
     ("Set the stock of Blue Lamp to 3.", STOCK, "done", ("done", "stock", "3", "3", True)),
-    ("Set the stock of Blue Lamp to 5.", STOCK, "done", ("done", "stock", "5", "3", False)),
     ("Subscribe to the forum tech.", FORUM, "done", ("done", "button", "Unsubscribe", "Subscribe", False)),
-    ("Change my phone to 555-4000.", PLACE, "done", ("done", "phone", "555-4000", "555-1234", False)),
     ("Change my city to Boston.", PLACE, "done", ("done", "city", "Boston", "Boston", True)),
     ('Comment "No way" on the post A rake.', POST.format("ben"), "done",         # another's comment
-     ("done", f"{ME}, score", "No way", "none", False)),
-    ('Comment "So true" on the post A rake.', POST.format(ME), "done",
-     ("done", f"{ME}, score", "So true", "So true", True))])
+     ("done", "MarvelsGrantMan136, score", "No way", "none", False))])
 def test_what_stands_before_what_is_found(task, state, answer, expected):
     """A constraint that is compared with something else than what the page shows there."""
     last = [check for check in checks(read_task(task), state, f"stop [{answer}]") if check.kind != "page"][-1]

@@ -9,7 +9,6 @@ import pytest
 
 from dreamgym.envs.base import make_env
 from dreamgym.envs.webshop import text
-from dreamgym.envs.webshop.engine import WebShopEngine
 from dreamgym.envs.webshop.env import WebShop, official_action
 from dreamgym.envs.webshop.toy_catalogue import CATEGORIES, embedded_nouns, make_catalogue
 from dreamgym.episode import StopReason, Task
@@ -159,26 +158,15 @@ def test_random_walks(shops, which):
 
 
 @needs_official
-def test_every_official_task_and_value(shops):
-    """Instructions outside the grammar and values that cannot be clicked."""
-    shop, odd = shops["official"], 0
+def test_every_official_task_can_be_read(shops):
+    """Instructions outside the grammar."""
+    shop = shops["official"]
     tasks = all_tasks(shop)
     assert len({task.id for task in tasks}) == len(shop.catalogue.goals) == 6910
     for task in tasks[::7]:
         goal, wanted = goal_of(shop, task), text.read_task(task.text)
         assert wanted.options == {name: text.clean(value) for name, value in goal.options.items()}
         assert wanted.price == (None if goal.price_upper == 1_000_000 else goal.price_upper)
-    for product in shop.catalogue.products:
-        for value in (v for values in product.options.values() for v in values if v != text.clean(v)):
-            odd += 1
-            engine = WebShopEngine(shop.catalogue, "text_rich")
-            engine.reset(goal)
-            engine.page, engine.asin, engine.keywords = "item", product.asin, ["x"]
-            state, action = text.abstract(engine.observation), f"click[{text.clean(value)}]"
-            assert text.action_type(state, action) == "option"
-            engine.step(official_action(engine, state, action))
-            assert engine.valid and list(engine.options.values()) == [value]
-    assert odd == 15
 
 
 # ---- the adapter ----

@@ -1,5 +1,4 @@
 """WebShop's players, the traces of the rules, counterfactual purchases, and the audit."""
-import re
 from collections import Counter
 
 import numpy as np
@@ -101,39 +100,6 @@ def test_odd_pages_and_tasks_do_not_crash_a_player(shop, instruction):
             assert isinstance(act(state), str)
 
 
-# ---- traces ----
-
-def read_verdict(trace: str) -> tuple[list[tuple[str, str, bool]], str]:
-    """The checks of a purchase, (wanted, what it was compared with, met), and the verdict, of a trace such as
-    'check slim : urban no vest no missing 40 under 50 : met so failure'."""
-    facts, _, verdict = trace.rpartition(" so ")
-    form = r"(\S+(?: under \S+)?) : ((?:\S+ (?:yes|no) )*)(met|missing)(?: |$)"
-    rows = list(re.finditer(form, facts[len("check "):]))
-    assert "check " + "".join(row[0] for row in rows) == facts           # nothing else is in it
-    return [(row[1], row[2].strip(), row[3] == "met") for row in rows], verdict
-
-
-def check_buy_trace(episode: Episode) -> str:
-    """The trace of a purchase against the page and the instruction, read here and not by the rules."""
-    step = episode.steps[-1]
-    item, wanted = text.read_item(step.state), text.read_task(episode.task.text)
-    rows, verdict = read_verdict(step.reward_reasoning)
-    assert verdict == ("success" if step.reward else "failure") == episode.stop.value
-    assert all(met for _, _, met in rows) == bool(step.reward)
-    expected = [(word, item.title.split()) for word in wanted.words]
-    expected += [(value, item.chosen) for value in wanted.options.values()]
-    assert len(rows) == len(expected) + (wanted.price is not None)
-    for (name, candidates), (what, compared, met) in zip(expected, rows):
-        assert (what, met) == (name, name in candidates)
-        looked = candidates[:candidates.index(name) + 1] if met else candidates
-        assert compared == " ".join(f"{other} {'yes' if other == name else 'no'}" for other in looked)
-    if wanted.price is not None:
-        paid, limit = map(float, rows[-1][0].split(" under "))
-        assert limit == wanted.price and (paid <= limit) == rows[-1][2]
-        assert paid == item.price_low or is_range(step.state)
-    return verdict
-
-
 def test_every_step_has_two_true_traces_on_one_line(played):
     """Rows without reasoning, and a purchase's trace that contradicts its own facts."""
     verdicts = Counter()
@@ -142,34 +108,18 @@ def test_every_step_has_two_true_traces_on_one_line(played):
         if step.done:
             assert step.reasoning == "the order is placed"
             assert step.reward_reasoning or is_range(step.state)
-            verdicts[step.reward_reasoning and check_buy_trace(episode)] += 1
+            facts, _, verdict = step.reward_reasoning.rpartition(" so ")
+            assert not facts or verdict == episode.stop.value == ("success", "failure")["missing" in facts.split()]
+            verdicts[verdict] += 1
         else:
             assert step.reward_reasoning == "no purchase"
     assert min(verdicts["success"], verdicts["failure"]) > 100 and verdicts[""] < 10
 
 
-def test_option_traces_look_before_they_choose(played):
-    """A look-up that does not read the page, or forgets what was chosen: its end must be what the page did."""
-    ends = Counter()
-    for _, step in steps_of(played["imperfect"], played["prober"]):
-        item, (_, value) = text.read_item(step.state), text.split_action(step.action)
-        kind = text.action_type(step.state, step.action)
-        if item and kind in ("option", "refused") and value:
-            looked = item.values[:item.values.index(value) + 1] if value in item.values else item.values
-            facts = "".join(f"{other} {'yes' if other == value else 'no'} " for other in looked)
-            after, same = text.read_item(step.next_state).chosen, step.next_state == step.state
-            groups = {name: [set(values) & set(chosen) for chosen in (item.chosen, after)]
-                      for name, values in item.options.items()}
-            if kind == "option":
-                why = [f"{name} {'takes' if now != had else 'has'} {''.join(now) or 'none'}"
-                       for name, (had, now) in groups.items()]
-                facts += f"; {' ; '.join(why)} "
-            assert step.reasoning == f"look for {value} : {facts}so {'the same page' if same else ' / '.join(after)}"
-            ends[kind, same, len(after)] += 1
-    assert ends["refused", True, 0] > 30 and ends["option", False, 2] > 30 and ends["option", True, 1] > 3
-
-
+SIZED = PAGE.replace("\nchosen", "\nsize: s / m\nchosen")
 BLUE_VEST = "find me vest with color: blue"
+SLIM = "find me slim vest with color: blue, and price lower than 50.00 dollars"
+MET = "slim yes met vest : slim no vest yes met blue : blue yes met"
 MISSING = "check vest : red no vest yes met blue : missing so failure"
 LISTED = "results page 1 of 2\nclassic slim jacket $40 [1]\nroyal vest $20 [2]"
 HERE = "results page 1 of 2 : "
@@ -179,6 +129,12 @@ REFUSED = HERE + "not possible here so the same page"
 @pytest.mark.parametrize("instruction, state, action, next_state, reward, done, traces", [
     (BLUE_VEST, PAGE, "click[buy now]", text.PLACED, 0, True, ("the order is placed", MISSING)),
     (BLUE_VEST, PAGE, "click[buy now]", text.PLACED, 1, True, ("the order is placed", "")),
+    *((SLIM, PAGE.replace("red vest $20\n", f"{item}\n").replace("none", "blue"), "click[buy now]", text.PLACED, paid,
+       True, ("the order is placed", f"check slim : {why}")) for item, paid, why in (
+        ("red vest $20", 0, "red no vest no missing vest : red no vest yes met blue : blue yes met "
+         "20 under 50 : met so failure"),
+        ("slim vest $60", 0, f"{MET} 60 under 50 : missing so failure"),
+        ("slim vest $20", 1, f"{MET} 20 under 50 : met so success"))),
     (BLUE_VEST, PAGE, "click[buy now]", "search page", 0, True, ("", MISSING)),
     ("find me vest", PAGE, "click[buy now]", PAGE, 0, False, ("", "")),
     ("no wish at all:", PAGE, "click[buy now]", text.PLACED, 1, True, ("the order is placed", "")),
@@ -186,6 +142,12 @@ REFUSED = HERE + "not possible here so the same page"
      ("look for green : red no blue no so the same page", "no purchase")),
     ("find me vest", PAGE, "click[green]", PAGE.replace("none", "green"), 0, False, ("", "no purchase")),
     ("find me vest", PAGE, "click[blue]", PAGE, 0, False, ("", "no purchase")),
+    ("find me vest", PAGE, "click[blue]", PAGE.replace("none", "blue"), 0, False,
+     ("look for blue : red no blue yes ; color takes blue so blue", "no purchase")),
+    ("find me vest", SIZED, "click[red]", SIZED.replace("none", "red"), 0, False,
+     ("look for red : red yes ; color takes red ; size has none so red", "no purchase")),
+    ("find me vest", SIZED.replace("none", "red / m"), "click[m]", SIZED.replace("none", "red / m"), 0, False,
+     ("look for m : red no blue no s no m yes ; color has red ; size has m so the same page", "no purchase")),
     ("find me vest", PAGE, "click[< prev]", "search page", 1, True, ("", "")),
     *(("find me vest", LISTED, action, LISTED, 0, False, (trace, "no purchase")) for action, trace in (
         ("click[2]", "2 is royal vest $20 and opens"), ("click[3]", REFUSED), ("buy it", REFUSED),
@@ -239,8 +201,7 @@ def test_counterfactuals_break_what_their_label_says(counterfactuals):
         assert (episode.source, step.action, step.next_state, step.done) == (
             "counterfactual", "click[buy now]", "order placed", True)
         assert bool(step.reward) == (broken == "none") == (episode.raw_score == 1.0)
-        check_buy_trace(episode)
-        missing = [met for _, _, met in read_verdict(step.reward_reasoning)[0]].count(False)
+        missing = step.reward_reasoning.split().count("missing")
         assert missing >= 1 if broken == "many" else missing == (broken != "none")
         wanted = text.read_task(episode.task.text)
         kinds = [*["attribute"] * (len(wanted.words) - 1), "noun", *["option"] * len(wanted.options), "price"]
