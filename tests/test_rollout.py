@@ -182,14 +182,11 @@ def test_a_budget_is_kept_exactly(tiny_model, limit):
     assert sorted(map(id, policy.env.ended)) == sorted(map(id, policy.env.open))
 
 
-@pytest.mark.parametrize("breaks_after", [0, 2, 5, 1000])
+@pytest.mark.parametrize("breaks_after", [0, 2, 5])
 def test_every_session_is_given_back_once(tiny_model, breaks_after):
     policy = policy_of(tiny_model, World(breaks_after), slots=3)
-    if breaks_after < 1000:
-        with pytest.raises(ConnectionError):
-            rollout(policy, policy.env, tasks(*STEPS), 1.0, "play")
-    else:
-        assert len(rollout(policy, policy.env, tasks(*STEPS), 1.0, "play")) == len(STEPS)
+    with pytest.raises(ConnectionError):
+        rollout(policy, policy.env, tasks(*STEPS), 1.0, "play")
     assert sorted(map(id, policy.env.ended)) == sorted(map(id, policy.env.open)) and policy.env.open
 
 
