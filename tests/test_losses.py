@@ -26,10 +26,14 @@ def test_equal_rewards_teach_nothing(reward, normalize):
         assert torch.equal(advantage, torch.zeros(n)) and torch.equal(divisor, torch.ones(n))
 
 
-def test_group_advantages_refuse_wrong_counts_and_nan():
-    """A silently truncated zip, and a NaN reward that would wipe the weights."""
+def test_wrong_counts_and_nan_are_refused():
+    """A silently truncated zip or broadcast, a divisor of 0, and a NaN reward that would wipe the weights."""
     with pytest.raises(AssertionError, match="2"):
         losses.group_advantages([1.0, 0.0, 1.0], ["a", "a"])
+    with pytest.raises(AssertionError):
+        losses.policy_loss(torch.zeros(4), torch.zeros(4), torch.ones(1))
+    with pytest.raises(ValueError, match="total is 0"):
+        losses.aggregate(torch.zeros(0), 0)
     with pytest.raises(FloatingPointError, match="rewards of the groups: 1 of 2"):
         losses.group_advantages([1.0, math.nan], ["a", "a"])
 
@@ -77,12 +81,6 @@ def test_policy_loss_at_absurd_ratios_and_without_tokens():
     assert stats["ratio_max"].item() == 0 and none.grad.shape == (0,)
 
 
-def test_policy_loss_broadcasts_nothing():
-    new, old, _ = tokens(4)
-    with pytest.raises(AssertionError):
-        losses.policy_loss(new, old, torch.ones(1))
-
-
 def test_value_loss_matches_a_loop():
     """Min instead of max of the two errors, and clipping around the return."""
     gen = torch.Generator().manual_seed(3)
@@ -103,11 +101,6 @@ def test_dpo_loss():
     won, lost = [0.5, -2.0, 0.0], [-1.0, 1.0, 0.0]
     found = losses.dpo_loss(torch.tensor(won), torch.tensor(lost), 0.3).tolist()
     assert found == pytest.approx([-math.log(1 / (1 + math.exp(-0.3 * (a - b)))) for a, b in zip(won, lost)])
-
-
-def test_a_step_that_trains_no_token_is_refused():
-    with pytest.raises(ValueError, match="total is 0"):
-        losses.aggregate(torch.zeros(0), 0)
 
 
 def test_check_finite_names_the_first_bad_entry():
