@@ -19,7 +19,6 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
@@ -69,12 +68,19 @@ def start(script: str, flags: list, log: Path, method: str = "fork") -> multipro
     return process
 
 
-def finish(script: str, flags: list, log: Path, method: str = "fork") -> float:
-    """Runs the script to its end: its seconds. Raises RuntimeError where it failed."""
-    begun, process = time.perf_counter(), start(script, flags, log, method)
+def ended(process: multiprocessing.Process, log: Path, expected: int = 0) -> bool:
+    """Whether the signal ended it, and not the script's end. Raises RuntimeError where its exit code is neither 0 nor
+    `expected`."""
     process.join()
-    if process.exitcode:
+    if process.exitcode not in (0, expected):
         raise RuntimeError(f"exit code {process.exitcode}\n{log.read_text()[-2000:]}")
+    return process.exitcode != 0
+
+
+def finish(script: str, flags: list, log: Path, method: str = "fork") -> float:
+    """Runs the script to its end: its seconds."""
+    begun = time.perf_counter()
+    ended(start(script, flags, log, method), log)
     return time.perf_counter() - begun
 
 
@@ -83,27 +89,16 @@ def saving(out: Path) -> bool:
     return any(path for pattern in (".*.new", ".*.old", "*/.*.new", "*/.*.old") for path in out.glob(pattern))
 
 
-def stop(process: multiprocessing.Process, number: int, moment: Iterator, log: Path) -> bool:
-    """Sends the signal once `moment` is through, which gives seconds to wait: whether it ended the process,
-    and not the script's end. Raises RuntimeError where the process failed or its exit code is wrong."""
-    for seconds in moment:
-        process.join(seconds)
-        if process.exitcode is not None:
-            break
-    else:
+def stop(process: multiprocessing.Process, number: int, out: Path, length_s: float, in_a_save: bool,
+         rng: np.random.Generator) -> None:
+    """Sends the signal after at most a third of a run's length, and then in a random part of the next save, if
+    asked."""
+    process.join(rng.uniform(0, length_s / 3))
+    while in_a_save and process.is_alive() and not saving(out):
+        process.join(0.005)
+    process.join(rng.uniform(0, 0.1) * in_a_save)
+    if process.is_alive():
         os.kill(process.pid, number)
-        process.join()
-    if process.exitcode not in (0, 130 if number == signal.SIGINT else -number):
-        raise RuntimeError(f"exit code {process.exitcode}\n{log.read_text()[-2000:]}")
-    return process.exitcode != 0
-
-
-def random_moment(out: Path, length_s: float, in_a_save: bool, rng: np.random.Generator) -> Iterator[float]:
-    """Waits of at most a third of a run's length, and then for a random part of the next save, if asked."""
-    yield rng.uniform(0, length_s / 3)
-    while in_a_save and not saving(out):
-        yield 0.005
-    yield rng.uniform(0, 0.1) * in_a_save
 
 
 def differences(whole: Path, parts: Path) -> list[str]:
@@ -130,8 +125,9 @@ def soak(name: str, flags: list, base: Path, number: int, stops: int, rng: np.ra
     row = {"job": name, "signal": signal.Signals(number).name, "length_s": length_s, "stops": 0,
            "in_a_save": 0, "runs": 0, "differences": []}
     while row["stops"] < stops:
-        moment = random_moment(out, length_s, row["stops"] % 2 == 1, rng)
-        if stop(start(script, [*flags, *own, "--out", out], log), number, moment, log):
+        process = start(script, [*flags, *own, "--out", out], log)
+        stop(process, number, out, length_s, row["stops"] % 2 == 1, rng)
+        if ended(process, log, 130 if number == signal.SIGINT else -number):
             row["stops"] += 1
             row["in_a_save"] += saving(out)
             if row["stops"] < stops:

@@ -31,17 +31,15 @@ QWEN3 = (  # thinking is cut out of the turns before the last question
     "{% if enable_thinking is defined and enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}{% endif %}"
     "{% endif %}"
 )
-LLAMA3 = (
-    "{{ bos_token }}{% for m in messages %}{{ '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' }}"
-    "{{ m.content | trim + '<|eot_id|>' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
-)
-LLAMA32 = (
+LLAMA32 = (  # 3.1 is the same without the date and its system turn
     "{{ bos_token }}{% if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}"
     "{% if messages[0].role == 'system' %}{% set system = messages[0].content | trim %}{% set messages = messages[1:] %}"
     "{% else %}{% set system = '' %}{% endif %}{{ '<|start_header_id|>system<|end_header_id|>\n\n' }}"
     "{{ 'Today Date: ' + date_string + '\n\n' + system + '<|eot_id|>' }}"
-) + LLAMA3.removeprefix("{{ bos_token }}")
+    "{% for m in messages %}{{ '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' }}"
+    "{{ m.content | trim + '<|eot_id|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
+)
 ALTERNATE = (
     "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('roles must alternate') }}{% endif %}"
 )
@@ -67,7 +65,6 @@ R1 = (
     "{% endif %}{% endfor %}{% if add_generation_prompt %}{{ '<|Assistant|><think>\n' }}{% endif %}"
 )
 IM = ["<|im_start|>", "<|im_end|>"]
-HEADERS = ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
 
 
 def family(template, tokens, end, eos=None, bos=None, form="bytes", kind="llama", fold=False):
@@ -76,16 +73,14 @@ def family(template, tokens, end, eos=None, bos=None, form="bytes", kind="llama"
 
 
 FAMILIES = {
-    "llama3.1": family(LLAMA3, HEADERS, "<|eot_id|>", bos="<|begin_of_text|>"),
-    "llama3.2": family(LLAMA32, HEADERS, "<|eot_id|>", bos="<|begin_of_text|>"),
-    "qwen2.5": family(DEFAULT_SYSTEM + CHATML, IM, "<|im_end|>", kind="qwen2"),
-    "qwen2.5 base": family(DEFAULT_SYSTEM + CHATML, IM, "<|im_end|>", eos="<|endoftext|>", kind="qwen2"),
+    "llama3.2": family(LLAMA32, ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"], "<|eot_id|>",
+                       bos="<|begin_of_text|>"),
+    "qwen2.5": family(DEFAULT_SYSTEM + CHATML, IM, "<|im_end|>", eos="<|endoftext|>", kind="qwen2"),
     "qwen3": family(QWEN3, IM, "<|im_end|>", kind="qwen3"),
     "mistral0.3": family(MISTRAL3, ["[INST]", "[/INST]"], "</s>", bos="<s>", form="metaspace", kind="mistral",
                          fold=True),
     "gemma": family(GEMMA, ["<start_of_turn>", "<end_of_turn>"], "<end_of_turn>", eos="<eos>", bos="<bos>",
                     form="blanks", kind="gemma", fold=True),
-    "chatml base": family(CHATML, IM, "<|im_end|>", eos="<|endoftext|>"),
     "phi3": family(PHI3, ["<|system|>", "<|user|>", "<|assistant|>", "<|end|>"], "<|end|>", eos="<|endoftext|>",
                    form="prepend", kind="phi3"),
     "own": family(None, [], "<end>"),
@@ -240,7 +235,7 @@ def save_checkpoint(folder, tokenizer, kind, **changes):
     ("{% for m in messages %}", "end of template"),
 ])
 def test_templates_that_cannot_hold_a_chat(template, found):
-    tokenizer = make_tokenizer("chatml base")
+    tokenizer = make_tokenizer("qwen2.5")
     tokenizer.chat_template = template
     with pytest.raises(ValueError, match=f"chat template of .*{found}") as error:
         chat_format(tokenizer)

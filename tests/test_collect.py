@@ -37,9 +37,10 @@ def contents(folder) -> dict[str, bytes]:
 
 
 def write_log(path, episodes) -> str:
-    """Episodes as somebody's own log: without what only we write."""
+    """Episodes as somebody's own log: without what only we write, but for probers."""
     bare = {"grounded": "", "reasoning": "", "reward_reasoning": ""}
-    episodes = [replace(e, source="", steps=[replace(s, **bare) for s in e.steps]) for e in episodes]
+    episodes = [replace(e, source="prober" if e.source == "prober" else "", steps=[replace(s, **bare) for s in e.steps])
+                for e in episodes]
     run.write_jsonl(path, map(to_json, episodes), append=False)
     return str(path)
 
@@ -99,14 +100,17 @@ def test_a_killed_collection_is_none(again, workspace, tmp_path, monkeypatch):
 # ---- recorded episodes ----
 
 def test_import(again, workspace, tmp_path):
-    """Logs whose optional fields stay empty, ids that collide with ours, and held-out tasks in training."""
+    """Logs whose optional fields stay empty, ids that collide with ours, held-out tasks in training, and probes of a
+    log of our own that a policy would imitate."""
     own = read_episodes(workspace.data / "train.jsonl")[:8]
     held_out = read_episodes(workspace.data / "test.jsonl")[:1]
     path = write_log(tmp_path / "log.jsonl", own + held_out)
     printed, out = again("--import-file", path)
     train = read_episodes(out / "train.jsonl")
     assert "8 of 9 recorded episodes are for training" in printed
-    assert [(e.id, e.source) for e in train] == [(f"imported-{e.id}", "imported") for e in own]
+    sources = ["prober" if e.source == "prober" else "imported" for e in own]
+    assert [(e.id, e.source) for e in train] == [(f"imported-{e.id}", source) for e, source in zip(own, sources)]
+    assert len(set(sources)) == 2
     assert [e.steps for e in train] == [e.steps for e in own]   # reasoning, grounded actions are filled in
     assert (out / "test.jsonl").read_bytes() == (workspace.data / "test.jsonl").read_bytes()
     assert "kept" in again("--import-file", path)[0]
@@ -269,15 +273,6 @@ def test_probes_are_not_imitated(tmp_path):
     assert kept == {(source, action) for source in ("good", "prober") for action in ("take red mug", "open door 3")}
     assert played == read_episodes(tmp_path / "played")
     assert any(not s.imitate for e in played if e.source == "prober" for s in e.steps)
-
-
-def test_an_imported_prober_stays_one():
-    """Probes in a log of our own that a policy would imitate."""
-    step = Step(state="0", action="go", next_state="1")
-    logs = [Episode(id=source, task=Task(id="t", text="t"), steps=[step], source=source)
-            for source in ("prober", "somebody")]
-    parts = offline.by_split(Counter(), logs, {split: [] for split in SPLITS})
-    assert [episode.source for episode in parts["train"]] == ["prober", "imported"]
 
 
 def test_counterfactuals_do_not_leak():

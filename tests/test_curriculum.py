@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from dreamgym.curriculum import Curriculum, cluster, task_value
+from dreamgym.curriculum import Curriculum, cluster
 from dreamgym.episode import Episode, Task
 from tests.conftest import one_step
 
@@ -38,13 +38,6 @@ def frequency(curriculum: Curriculum, n: int, draws: int = 400) -> dict[str, flo
         for chosen in curriculum.sample(n, rng, 0.25):
             count[chosen.id] += 1
     return {name: c / draws for name, c in count.items()}
-
-
-def test_task_value_is_the_population_variance():
-    """The sample variance (n - 1), which rises above 0.25."""
-    for n, ones in [(1, 0), (3, 1), (4, 2), (7, 3), (8, 8)]:
-        assert task_value([1] * ones + [0] * (n - ones)) == pytest.approx(ones / n * (1 - ones / n))
-    assert task_value([0, 1, 0, 1]) == 0.25 and task_value([0.1] * 3) == 0.0
 
 
 @pytest.mark.parametrize("explore", [0.1, 1.0])
@@ -100,7 +93,8 @@ def test_draws_follow_the_values(explore):
 
 
 def test_the_running_value_weighs_the_newest_group():
-    """A first value averaged with the prior, and one lucky group that erases what was known."""
+    """The sample variance in place of the population's, a first value averaged with the prior, and one lucky group that
+    erases what was known."""
     curriculum = curriculum_of(1, fresh=0.25)
     stats = curriculum.stats["t0"]
     for iteration, group, want in ((3, [0, 1], 0.25), (4, [1, 1], 0.1875), (5, [1], 0.1875)):

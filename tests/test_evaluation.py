@@ -41,22 +41,11 @@ def bought(reward: float, task: str = "red", **more) -> Episode:
 
 # ---- shares ----
 
-def test_word_f1_against_a_loop():
+@pytest.mark.parametrize("a, b, f1", [("red vest", "red red vest", 0.8), ("a a a b", "a b b c", 0.5),
+                                      ("x y", "y\nx", 1), ("x y", "z", 0), ("", "x", 0), ("", "", 1)])
+def test_word_f1(a, b, f1):
     """A bag of words that forgets how often a word occurs."""
-    def slow(a: str, b: str) -> float:
-        rest, common = b.split(), 0
-        for word in a.split():
-            if word in rest:
-                rest.remove(word)
-                common += 1
-        if not a.split() and not b.split():
-            return 1.0
-        precision, recall = common / max(1, len(a.split())), common / max(1, len(b.split()))
-        return 2 * precision * recall / (precision + recall) if common else 0.0
-
-    texts = ["red vest", "red red vest", "a a a b", "a b b c", "", "x", "x y", "z", "b\na"]
-    for a, b in itertools.product(texts, texts):
-        assert word_f1(a, b) == pytest.approx(slow(a, b))
+    assert word_f1(a, b) == word_f1(b, a) == pytest.approx(f1)
 
 
 @pytest.mark.parametrize("wins, n, low, high", [
@@ -105,7 +94,6 @@ def probes(near_miss: float = 0.0, refusals: float = 0.0, fits: float = 0.99, ma
 
 @pytest.mark.parametrize("report, said", [
     (probes(0.05, 0.10, 0.90, 0.02), []),  # exactly at the limits
-    ({"near_miss_paid": {}, "refusals_accepted": share(0, None), "malformed": share(0, None)}, []),
     (probes(near_miss=0.06), ["what breaks 'noun' is paid 6% of the time (limit 5%)"]),
     (probes(fits=0.5),  # a model that never pays is no good judge either
      ["what fulfils the task is paid 50% of the time (limit 90%)"]),
@@ -120,9 +108,9 @@ def test_failed_probes(report, said):
 
 def test_probes_that_nothing_was_recorded_for():
     """"probes passed" for an environment without counterfactuals, whose reward nobody has probed."""
-    report = {"near_miss_paid": {}, "refusals_accepted": share(40, 0.0), "malformed": share(40, 0.0)}
+    report = {"near_miss_paid": {}, "refusals_accepted": share(0, None), "malformed": share(0, None)}
     assert probe_verdict(report) == ("probes passed; not probed, for the data hold none: near misses, what fulfils "
-                                     "the task")
+                                     "the task, refused actions")
     assert probe_verdict(probes()) == "probes passed"
 
 

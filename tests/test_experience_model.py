@@ -192,20 +192,6 @@ def test_the_context_cuts_the_oldest_first(parts):
     assert count == sorted(count, reverse=True) and len(set(count)) > 4
 
 
-def test_the_reward_is_judged_from_one_step(parts):
-    """Stops "this looks like a good shopper" from standing in for a judgement."""
-    e = episode("a")
-    dream = make(parts, [episode("c", "hat")], [GOOD, NO_REWARD], k=2)
-    (session,) = dream.reset([e.task])
-    session.inner, session.state = e.steps[:-1], PAGES[3]
-    dream.step([session], ["click[buy now]"])
-    asked, judged = (text_of(dream, ids) for ids in dream.sampler.prompts)
-    assert all(tag in asked for tag in ("before 1:", "similar 1:"))
-    assert judged.endswith(f"task: {e.task.text}\nstate:\n{PAGES[3]}\naction: click[buy now] !\n"
-                           "next:\nresults page 1\nreward?\n")
-    assert not any(tag in judged for tag in ("before", "similar", "earlier"))
-
-
 @pytest.mark.parametrize("limits, fits", [
     ({}, (True, True)), ({"max_next_tok": 10}, (False, True)), ({"max_reward_tok": 5}, (True, False)),
     ({"context": 60, "max_next_tok": 40}, (False, False))])
@@ -233,9 +219,10 @@ BAD = ["", "the next page shows jackets", GOOD + "\nreward: 1 done: yes"]
 BAD_REWARD = ["think: a\nreward: 1 done: no", "yes, it does", NO_REWARD + "\nreward: 1 done: yes"]
 
 
-@pytest.mark.parametrize("answers", [[text] * 3 for text in BAD] + [[GOOD] + [text] * 3 for text in BAD_REWARD])
-def test_a_malformed_answer_ends_the_episode(parts, answers):
-    dream = make(parts, answers=answers)
+@pytest.mark.parametrize("stop, answers", [
+    ("length", [GOOD] * 3), *(("end", [text] * 3) for text in BAD), *(("end", [GOOD] + [text] * 3) for text in BAD_REWARD)])
+def test_a_malformed_or_endless_answer_ends_the_episode(parts, stop, answers):
+    dream = make(parts, answers=answers, stop=stop)
     (session,) = dream.reset([episode("a").task])
     (result,) = dream.step([session], ["search[jacket]"])
     assert (result.state, result.reward, result.done, result.stop) == (PAGES[0], 0, True, StopReason.MALFORMED)
@@ -282,12 +269,6 @@ def test_equal_questions_are_answered_once(parts):
     dream.clear_caches()
     step(1)
     assert len(dream.sampler.prompts) == 6 and not dream.sampler.answers
-
-
-@pytest.mark.parametrize("stop", ["length", "context"])
-def test_an_endless_answer_is_malformed(parts, stop):
-    dream = make(parts, answers=[GOOD] * 3, stop=stop)
-    assert dream.step(dream.reset([episode("a").task]), ["search[jacket]"])[0].stop == StopReason.MALFORMED
 
 
 def test_prompts_longer_than_the_context_do_not_crash(parts):

@@ -1,5 +1,6 @@
 """The budget: published configurations fit their machines, tiny models take what it says."""
 import gc
+import json
 import os
 import resource
 from dataclasses import replace
@@ -20,7 +21,7 @@ from dreamgym.logprobs import TrainSample, token_logprobs
 from dreamgym.model import checkpoint_layers, load_model, save_model, trainable_parameters
 from dreamgym.sampler import Sampler
 from dreamgym.tiny import build_tokenizer
-from tests.conftest import EXAMPLE, ROOT, free_port, run_main
+from tests.conftest import CHATML, EXAMPLE, ROOT, free_port, random_model, run_main
 
 # the published config.json of each
 PUBLISHED = {
@@ -70,13 +71,15 @@ def test_what_cannot_fit_is_refused_before_anything_is_made(tmp_path, monkeypatc
     assert not (tmp_path / "out").exists()
 
 
-def tiny(folder, texts=("red blue",), **changes):
+def tiny(folder, texts=("red blue",), kind="llama", hidden=64, **changes):
+    """A model saved in `folder`, with a tokenizer as those of published models: (folder, its config)."""
     tokenizer = build_tokenizer(texts)
-    torch.manual_seed(0)
-    size = {"vocab_size": len(tokenizer), "hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,
-            "num_key_value_heads": 2, "intermediate_size": 160, "max_position_embeddings": 512,
-            "tie_word_embeddings": False, "pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
-    model = AutoModelForCausalLM.from_config(CONFIG_MAPPING["llama"](**size | changes))
+    tokenizer.chat_template = CHATML
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    tokenizer.eos_token = "<|im_end|>"
+    size = {"hidden_size": hidden, "head_dim": hidden // 4, "num_hidden_layers": 3, "intermediate_size": 160,
+            "tie_word_embeddings": False, "initializer_range": 0.02}
+    model = random_model(kind, changes.pop("vocab_size", len(tokenizer)), **size | changes)
     save_model(model, tokenizer, folder)
     return str(folder), model.config
 
@@ -127,11 +130,13 @@ def test_the_budget_is_what_tensors_take(tmp_path, dtype, quantize, lora_rank):
     assert said["update"]["optimizer"] == pytest.approx(nbytes(moments), rel=0.2)
 
 
-@pytest.mark.parametrize("preset", ["gpu24_qlora", "gpu80"])     # the others differ from gpu80 in sizes alone
-def test_presets_start(trained, tmp_path, capsys, preset):
-    """Stops a preset that no script can start with: one step of both, the model swapped for a tiny one."""
+@pytest.mark.parametrize("preset, kind, weights", [      # the others differ from gpu80 in sizes alone
+    ("gpu24_qlora", "qwen3", "adapter_model"), ("gpu80", "llama", "model")])
+def test_presets_start(trained, tmp_path, capsys, preset, kind, weights):
+    """Stops a preset that no script can start with, and steps that are possible for from-scratch models only: one
+    step of both, the model swapped for a tiny one."""
     texts = [step.state for e in read_episodes(trained.data / "train.jsonl") for step in e.steps]
-    folder, _ = tiny(tmp_path / "m", texts, max_position_embeddings=8192)
+    folder, _ = tiny(tmp_path / "m", texts, kind, max_position_embeddings=8192)
     flags = ["--env", EXAMPLE, "--data", trained.data, "--config", ROOT / f"configs/{preset}.json", "--model",
              folder, "--slots", 32]
     with pytest.raises(ValueError, match="every answer of this experience model is malformed after 1 steps"):
@@ -139,8 +144,10 @@ def test_presets_start(trained, tmp_path, capsys, preset):
                  "--max-next-tok", 60, "--max-reward-tok", 60, "--max-resamples", 0)
     run_main("train_policy", *flags, "--expmodel", trained.expmodel, "--out", tmp_path / "p", "--iterations", 1,
              "--tasks", 1, "--rollouts", 2, "--max-action-tok", 8, "--imitation-episodes", 2, "--imitation-epochs",
-             1, "--eval-tasks", 1, "--test-tasks", 1, "--max-malformed", 1)
-    assert (tmp_path / "p/result.json").is_file()
+             1, "--eval-tasks", 1, "--test-tasks", 1, "--max-malformed", 1, "--real-transitions", 5)
+    assert (tmp_path / "p/result.json").is_file() and (tmp_path / f"p/policy/{weights}.safetensors").is_file()
+    rows = [json.loads(line) for line in (tmp_path / "p/metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["real_transitions"] == 5 and all(row.get("sampler_gap", 0) < 0.05 for row in rows)
     assert capsys.readouterr().out.count("memory of a rank by arithmetic") == 2
 
 
@@ -197,8 +204,7 @@ def test_the_budget_is_the_measured_peak(tmp_path, monkeypatch):
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")      # what is freed is given back
     monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")           # some CPUs copy the weights of bfloat16 products
     small, _ = tiny(tmp_path / "small")
-    folder, config = tiny(tmp_path / "m", hidden_size=384, intermediate_size=1024, num_hidden_layers=8,
-                          vocab_size=20_000)
+    folder, config = tiny(tmp_path / "m", hidden=384, intermediate_size=1024, num_hidden_layers=8, vocab_size=20_000)
     args = SimpleNamespace(dtype="float32", quantize="none", lora_rank=0, slots=64, micro_batch_tok=1024,
                            gradient_checkpointing=False)
     mp.spawn(measure_peaks, args=(small, folder, args, tmp_path / "peaks.pt"))
@@ -225,7 +231,7 @@ def read_a_shard(rank, port, folder):
 def test_a_rank_never_holds_a_whole_model(tmp_path, monkeypatch):
     """Stops two ranks that each read all of a model before they share it out."""
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")      # what is freed is given back
-    folder, _ = tiny(tmp_path / "m", hidden_size=512, intermediate_size=2048, num_hidden_layers=16)
+    folder, _ = tiny(tmp_path / "m", hidden=512, intermediate_size=2048, num_hidden_layers=16)
     model = AutoModelForCausalLM.from_pretrained(folder)
     whole = sum(p.numel() for p in model.parameters()) * 4
     os.remove(f"{folder}/model.safetensors")

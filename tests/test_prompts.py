@@ -206,7 +206,7 @@ def test_every_prompt_asks_of_the_task_beside_the_state():
     assert policy_turn("t", "a\nb", numbered=True) == "task: t\nstate:\n[1] a\n[2] b\n"
     assert policy_turn("t", "y", tried=["b", "c"]) == "task: t\nstate:\ny\ntried: b\ntried: c\n"
     assert next_prompt(question(), "full").endswith(f"{turn}action: click[1]\n")
-    assert reward_prompt("find me a vest", STATE, "a", "n", "full").startswith(f"{turn}action: a\n")
+    assert reward_prompt("find me a vest", STATE, "a", "n", "full") == f"{turn}action: a\nnext:\nn\nreward?\n"
     assert "- chosen: none\n" in reward_prompt("find me a vest", STATE, "a", STATE.replace("none", "red"), "diff")
 
 

@@ -141,21 +141,13 @@ def test_episodes_may_weigh_the_same():
     assert sum(weight.values()) == pytest.approx(sum(tokens.values()))
 
 
-def test_malformed_dreams_teach_nothing_if_asked():
-    """The experience model's slips that count as the policy's, or a flag that does nothing."""
-    episodes = some_episodes()
-    slip = episode("slip", "t1", 0, [2, 1])
-    slip.stop = StopReason.MALFORMED
-    assert rl.usable([slip, *episodes], True) == episodes
-    assert rl.usable([slip, *episodes], False) == [slip, *episodes]
-
-
-def test_what_nobody_could_judge_teaches_nothing():
-    """A judge that is away for a while, and right answers that count as failures meanwhile."""
-    episodes = some_episodes()
-    away = episode("away", "t1", 0, [2, 1])
-    away.stop = StopReason.NOT_JUDGED
-    assert rl.usable([away, *episodes], False) == episodes
+def test_what_teaches_nothing():
+    """The experience model's slips that count as the policy's, a flag that does nothing, right answers that count as
+    failures while a judge is away."""
+    slip, away, *rest = some_episodes()
+    slip.stop, away.stop = StopReason.MALFORMED, StopReason.NOT_JUDGED
+    assert rl.usable([slip, away, *rest], True) == rest
+    assert rl.usable([slip, away, *rest], False) == [slip, *rest]
 
 
 @pytest.mark.parametrize("with_head", [False, True])
@@ -223,13 +215,12 @@ def test_the_first_update_is_the_policy_gradient(model):
 
 
 def test_the_gap_between_sampler_and_trainer_is_seen(model):
-    """A sampler whose log-probabilities are another model's, unnoticed."""
+    """A sampler whose log-probabilities are another model's, unnoticed; the policy's own steps taken for a gap."""
     batch = a_batch(model)
-    batch.old[1][0] += 0.25
-    assert rl.update(run_state(model), batch, settings(),
-                     ALONE)["sampler_gap"] == pytest.approx(0.25, abs=1e-3)
-    clean = rl.update(run_state(model, lr=3.0), a_batch(model), settings(updates=3), ALONE)
+    clean = rl.update(run_state(model, lr=3.0), batch, settings(updates=3), ALONE)
     assert clean["sampler_gap"] < 1e-4 and clean["ratio_max"] > 1.01
+    batch.old[1][0] += 0.25
+    assert rl.update(run_state(model), batch, settings(), ALONE)["sampler_gap"] == pytest.approx(0.25, abs=1e-3)
 
 
 def test_another_engine_is_corrected(model):

@@ -4,7 +4,6 @@ import io
 import json
 import math
 import os
-import random
 import resource
 import shutil
 import signal
@@ -44,16 +43,6 @@ def test_names_are_fixed_for_ever():
     assert len({run.derive_seed(0, *key) for key in keys}) == len(keys)
     assert run.derive_seed(0, "x", np.int64(3)) == run.derive_seed(0, "x", 3)
     torch.Generator().manual_seed(run.derive_seed(123, "a"))      # fits the signed 64 bits that torch takes
-
-
-def test_random_state_round_trip(tmp_path):
-    """A resume whose draws differ, and a state that needs pickle to load."""
-    random.gauss(0, 1)  # leaves half a pair behind, which is part of the state
-    state = run.get_random_state()
-    torch.save(state, tmp_path / "random.pt")
-    want = torch.rand(3).tolist(), random.gauss(0, 1), random.random()
-    run.set_random_state(torch.load(tmp_path / "random.pt", weights_only=True))
-    assert want == (torch.rand(3).tolist(), random.gauss(0, 1), random.random())
 
 
 def test_one_process_has_no_group(monkeypatch):
@@ -349,8 +338,7 @@ def test_kill_at_any_point_leaves_a_whole_checkpoint(tmp_path, monkeypatch, firs
 @pytest.mark.parametrize("write", [
     lambda path: torch.save(torch.zeros(10_000), path / "training.pt"),
     lambda path: save_file({"w": torch.zeros(10_000)}, path / "model.safetensors"),
-    lambda path: run.write_json(path / "run.json", list(range(10_000))),
-    lambda path: np.save(path / "vectors.npy", np.zeros(10_000))])
+    lambda path: run.write_json(path / "run.json", list(range(10_000)))])
 def test_a_full_disk(tmp_path, write):
     """Stops a traceback, a lost checkpoint, and half a folder that keeps the disk full."""
     save(tmp_path, 1)
@@ -379,38 +367,27 @@ def test_kill_during_the_repair(tmp_path, monkeypatch):
             assert whole_step(folder) in {1, 2, 3}
 
 
-@pytest.mark.parametrize("newer_is_whole", [True, False])
-def test_the_newest_whole_checkpoint_wins(tmp_path, newer_is_whole):
-    save(tmp_path, 1)
+def test_a_kill_between_two_renames(tmp_path):
+    """An older checkpoint in place of the newest whole one; --fresh, and the old model comes back."""
+    for name, step in ((".policy.old", 1), (".policy.new", 2)):
+        save(tmp_path / "made", step)
+        (tmp_path / "made/policy").rename(tmp_path / name)
+    (tmp_path / "made").rmdir()
+    assert whole_step(tmp_path) == 2
     (tmp_path / "policy").rename(tmp_path / ".policy.old")
-    save(tmp_path / "new", 2)
-    (tmp_path / "new" / "policy").rename(tmp_path / ".policy.new")
-    (tmp_path / "new").rmdir()
-    if not newer_is_whole:
-        (tmp_path / ".policy.new" / "meta.json").unlink()
-    assert whole_step(tmp_path) == (2 if newer_is_whole else 1)
+    checkpoint.remove(tmp_path, "policy", ALONE)
+    assert checkpoint.latest(tmp_path, "policy", ALONE) is None
 
 
-def test_save_refuses_a_folder_that_is_no_checkpoint(tmp_path):
+def test_a_folder_that_is_no_checkpoint_is_left_alone(tmp_path):
     (tmp_path / "policy").mkdir()
     (tmp_path / "policy" / "thesis.tex").write_text("x")
     with pytest.raises(ValueError, match="without meta.json"):
         save(tmp_path, 1)
+    checkpoint.remove(tmp_path, "policy", ALONE)
     assert (tmp_path / "policy" / "thesis.tex").exists()
     with pytest.raises(ValueError, match="policy/meta.json; expected a folder"):
         run.load_meta(tmp_path / "policy")
-
-
-def test_fresh_leaves_nothing_to_go_on_from(tmp_path):
-    """--fresh after a kill between two renames: the old model comes back; a folder that is lost."""
-    save(tmp_path, 1)
-    (tmp_path / "policy").rename(tmp_path / ".policy.old")
-    checkpoint.remove(tmp_path, "policy", ALONE)
-    assert checkpoint.latest(tmp_path, "policy", ALONE) is None
-    (tmp_path / "policy").mkdir()
-    (tmp_path / "policy" / "thesis.tex").write_text("x")
-    checkpoint.remove(tmp_path, "policy", ALONE)
-    assert (tmp_path / "policy" / "thesis.tex").exists()
 
 
 def test_find_checkpoint_names_every_difference(tmp_path):

@@ -4,7 +4,6 @@ import json
 import numpy as np
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
 
 from dreamgym.sampler import Sampler, draw, prefill_chunks
 from tests.conftest import random_model
@@ -188,17 +187,6 @@ def test_state_resumes_the_draws():
                                    eos_token_id=9)
     assert next_a == b.sample([[9, 8]], [1], 9, 1.0)
     assert next_a != b.sample([[9, 8]], [1], 9, 1.0)
-
-
-def test_adapters_act_and_leave_nothing_behind():
-    """Skipped adapters, and tensors of inference mode left in a model that is trained next."""
-    config = LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
-    model, prompts = get_peft_model(tiny("qwen3"), config).eval(), [[7, 8, 9, 10], [11, 12]]
-    samples = Sampler(model, 4, 100, [], 0).sample(prompts, [0, 1], 12, 0)
-    model(torch.tensor([prompts[0]])).logits.sum().backward()
-    assert_full_forward(model, prompts, samples)
-    with model.disable_adapter(), pytest.raises(AssertionError):
-        assert_full_forward(model, prompts, samples)
 
 
 def test_bfloat16_and_prompts_longer_than_one_forward():

@@ -131,7 +131,6 @@ def test_dream(trained, files):
 def test_which_task(server):
     """A client that gets another task than it asked for, or another for the same seed."""
     tasks = server.service.tasks
-    assert tasks[5] == next(task for task in tasks if task.text == tasks[5].text)
     with client(server) as env:
         for choice in ({"index": 5}, {"task_id": tasks[5].id}, {"task": tasks[5].text}):
             observation = env.reset(**choice, episode_id="mine").observation
@@ -162,8 +161,7 @@ def test_step_limit(server):
     ("reset", {"task": "fly home", "start": "in docs"}, "only the dream plays others"),
     ("reset", {"tsak": "typo"}, "unknown field `tsak`"),
     ("step", {"action": "x" * 2_001}, "2,001 characters; expected at most 2,000"),
-    ("step", {"action": 5}, "VALIDATION_ERROR"),
-    ("step", {}, "VALIDATION_ERROR")])
+    ("step", {"action": 5}, "VALIDATION_ERROR")])
 def test_bad_message(server, method, message, expected):
     with client(server) as env:
         env.reset(index=0)
@@ -181,18 +179,6 @@ def test_new_task(server):
     for choice in ({"task": "fly home"}, {"task": "two\nlines", "start": "a"}, {"task": "a", "start": "b" * 30_000}):
         with pytest.raises(ValueError, match="expected"):
             service.choose(serving.Choice(**choice))
-
-
-def test_no_protocol(server):
-    """A server that dies of what is no message of OpenEnv."""
-    for text, expected in (("{", "INVALID_JSON"), ('{"type": "fly"}', "UNKNOWN_TYPE"), ("[]", "SESSION_ERROR"),
-                           ("[" * 5000, "SESSION_ERROR")):
-        with connect(server.ws) as raw:
-            raw.send(text)
-            assert expected in raw.recv(DEADLINE_S)
-    with connect(server.ws + "?session_id=nope") as raw:
-        assert "Unknown session_id: nope" in raw.recv(DEADLINE_S)
-    assert play(server, 0, ["ls"])
 
 
 def test_full_and_vanished(files):

@@ -1,5 +1,5 @@
-"""The teacher against a server of our own on 127.0.0.1: what a paid, flaky, lying endpoint can do to a
-run."""
+"""The teacher against a server of our own on 127.0.0.1: what a paid, lying endpoint can do to a run. What passes, and
+what does not, is in test_served_model.py."""
 import json
 import logging
 import time
@@ -21,7 +21,6 @@ PAGES = ["search page", "results page 1 of 1\nred vest $20 [1]", "item red vest 
 ACTIONS = ["search[red vest]", "click[1]", "click[buy now]"]
 PROMPTS = Prompts(teacher="You explain a shop.")
 RUBRICS = Judgement.__struct_fields__
-HTML = ("html", "<html>gateway</html>", {})
 
 
 def episode(name: str = "e0", n: int = 3) -> Episode:
@@ -54,24 +53,17 @@ def is_annotated(e: Episode) -> bool:
 
 @pytest.fixture
 def server(monkeypatch):
-    """A chat endpoint: `replies` (status, text, headers) in turn, then the last; `seen`: requests."""
+    """A chat endpoint that gives the `reply` (status, text), the key it got in place of ECHO; `seen`: requests."""
     def answer(method, path, headers, body):
         state.seen.append((path, json.loads(body), headers.get("Authorization")))
-        status, text, more = state.replies[min(len(state.seen), len(state.replies)) - 1]
-        if status == 200:
-            text = json.dumps({"choices": [{"message": {"content": text}}]})
-        elif isinstance(status, int):
-            text = json.dumps({"error": {"message": text}})
-        kind = "text/html" if status == "html" else "application/json"
+        status, text = state.reply
         # retry-after-ms: the client need not pause for half a second
-        return (status if isinstance(status, int) else 200, {"Content-Type": kind, "retry-after-ms": 1, **more},
-                text.replace("ECHO", str(headers.get("Authorization"))))
+        more = {"Content-Type": "application/json", "retry-after-ms": 1, "Location": "/elsewhere"}
+        return status, more, text.replace("ECHO", str(headers.get("Authorization")))
 
-    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
-        monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     with http_server(answer) as url:
-        state = SimpleNamespace(seen=[], replies=[], url=f"{url}/v1")
+        state = SimpleNamespace(seen=[], url=f"{url}/v1")
         yield state
 
 
@@ -85,7 +77,7 @@ def explain(tmp_path):
 
 def test_a_request(server, monkeypatch):
     """A request without model, key or settings, 'Bearer None' sent to a local server."""
-    server.replies = [(200, "hello", {})]
+    server.reply = 200, json.dumps({"choices": [{"message": {"content": "hello"}}]})
     monkeypatch.delenv("OTHER", raising=False)
     chat = [{"role": "user", "content": "hi"}]
     assert Endpoint(server.url, "m").complete(chat) == "hello"
@@ -95,28 +87,16 @@ def test_a_request(server, monkeypatch):
                            ("/v1/chat/completions", plain | {"max_tokens": 7, "temperature": 0.0}, None)]
 
 
-@pytest.mark.parametrize("reply, requests", [
-    ((500, "boom", {}), 3), (HTML, 3), ((400, "context length", {}), 1),
-    ((302, "", {"Location": "/elsewhere"}), 1)])      # else the key goes to another address
-def test_lasting_trouble_ends(server, reply, requests):
-    """An endless loop of requests, an HTML page taken for a model's empty answer."""
-    server.replies = [reply]
-    with pytest.raises(EndpointError, match="key from .OPENAI_API_KEY: set"):
-        Endpoint(server.url, "m", retries=2).complete([])
-    assert len(server.seen) == requests
-
-
 def test_key_is_never_shown(server, caplog, capfd, monkeypatch):
+    """A key in a log or a traceback, or sent on to the address of a redirect."""
     caplog.set_level(logging.DEBUG)
     texts = []
-    for reply in [(401, "bad key ECHO", {}), (400, "x" * 225 + "ECHO", {}), (500, "ECHO", {}),
-                  ("raw", "ECHO", {}), (307, "", {"Location": "http://127.0.0.1:1/"})]:
-        server.replies = [reply]
+    for server.reply in [(401, "bad key ECHO"), (400, "x" * 225 + "ECHO"), (500, "ECHO"), (200, "ECHO"), (307, "")]:
         endpoint = Endpoint(server.url, "m", retries=1)
         with pytest.raises(EndpointError) as error:
             endpoint.complete([{"role": "user", "content": "hi"}])
         texts += ["".join(traceback.format_exception(error.value)), repr(endpoint)]
-    assert "***" in texts[0]
+    assert "***" in texts[0] and {path for path, *_ in server.seen} == {"/v1/chat/completions"}
     monkeypatch.setenv("OTHER", f"{KEY}\nX-Evil: 1")
     with pytest.raises(ValueError, match="OTHER") as bad:
         Endpoint(server.url, "m", key_env="OTHER")

@@ -25,10 +25,9 @@ def state_of(tasks, step=3, encoder=None):
 
 
 @pytest.mark.parametrize(("flags", "counters", "phase"), [
-    ({}, {}, "dream"), ({"iterations": 3}, {"step": 2}, "dream"), ({"iterations": 3}, {"step": 3}, ""),
-    ({"iterations": 0}, {}, ""), ({"iterations": 3, "real_transitions": 500}, {"step": 3}, "real"),
+    ({"iterations": 3}, {"step": 2}, "dream"), ({"iterations": 3}, {"step": 3}, ""),
+    ({"iterations": 3, "real_transitions": 500}, {"step": 3}, "real"),
     ({"iterations": 3, "real_transitions": 500}, {"step": 7, "real_transitions": 499}, "real"),
-    ({"iterations": 3, "real_transitions": 500}, {"step": 9, "real_transitions": 500}, ""),
     ({"iterations": 20, "real_transitions": 500}, {"step": 9, "real_transitions": 500}, ""),   # no dream after S2R
     ({"algo": "imitation"}, {}, ""), ({"world": "real", "real_transitions": 500}, {}, "real"),
     ({"world": "real", "real_transitions": 500}, {"step": 1, "real_transitions": 500}, "")])
