@@ -57,7 +57,10 @@ class Args:
     history: Natural = 2  # last changing steps shown, and as many similar ones (0: ablation; ours)
     min_similarity: float = 0.3        # demonstrations of a lower cosine are not shown (ours)
     reasoning: bool = True             # a reasoning trace before each answer (no: ablation)
-    page_format: Literal["full", "diff"] = "full"  # next states whole, or as differences to known pages
+    show_first: bool = False           # the first step of an episode, too: it often says what there is (ours)
+    # next states whole, or as differences to known pages, which are named by tags, or by their first lines
+    page_format: Literal["full", "diff", "titles"] = "full"
+    next_temperature: Weight = 0.0     # of next states; above 0 what cannot be known is drawn (ours)
     context: Count = 4096              # tokens of prompt and answer
     max_next_tok: Count = 1024         # tokens of an answer about the next state
     max_reward_tok: Count = 256        # tokens of an answer about the reward

@@ -40,7 +40,9 @@ class ExperienceSettings:
     history: int = 2
     min_similarity: float = 0.3   # of earlier steps, too
     reasoning: bool = True
+    show_first: bool = False
     page_format: str = "full"
+    next_temperature: float = 0.0
     context: int = 4096
     max_next_tok: int = 1024
     max_reward_tok: int = 256     # of a task variation, too
@@ -85,8 +87,13 @@ def split_history(steps: Sequence[Step], count: int) -> tuple[list[Step], list[S
     return [steps[i] for i in changing], [step for i, step in enumerate(steps) if i not in changing]
 
 
+def to_demo(step: Step) -> Demo:
+    return Demo(step.state, step.shown_action, step.next_state, step.reward)
+
+
 class ExperienceModel:
-    """The imagined environment. Answers are greedy; the seed decides what is drawn.
+    """The imagined environment. Answers are greedy, next states drawn at `next_temperature`. The seed decides
+    what is drawn.
 
     `env` lends its prompts and `ground`, nothing else. `retrieval`: the replay buffer and phi, the encoder of
     a state and an action.
@@ -145,9 +152,12 @@ class ExperienceModel:
         questions = []
         for (task, past, state, action), vector, demos in zip(steps, vectors_BD, found):
             recent, others = split_history(past, self.settings.history)
+            earlier = self._similar_steps(others, vector, action)
+            if self.settings.show_first and others[:1] == past[:1]:
+                earlier = [first for first in map(to_demo, past[:1]) if first not in earlier] + earlier
             questions.append(Question(
                 task, state, action, [(s.state, s.shown_action) for s in recent],
-                earlier=self._similar_steps(others, vector, action),
+                earlier=earlier,
                 demos=[Demo(t.state, t.action, t.next_state, t.reward) for t, _ in reversed(demos)]))
         return questions
 
@@ -163,8 +173,7 @@ class ExperienceModel:
         similarity = (transition + led_to) / 2
         order = sorted(range(len(past)),
                        key=lambda i: (round(float(similarity[i]), 5), i))[-self.settings.history:]
-        return [Demo(past[i].state, past[i].shown_action, past[i].next_state, past[i].reward)
-                for i in order if similarity[i] >= self.settings.min_similarity]
+        return [to_demo(past[i]) for i in order if similarity[i] >= self.settings.min_similarity]
 
     def lookup(self, states: Sequence[str], actions: Sequence[str]) -> list[Transition | None]:
         """The baseline without a model: the nearest recorded transition of each (state, grounded action), if
@@ -211,7 +220,8 @@ class ExperienceModel:
 
     # ---- prediction ----
 
-    def _ask(self, prompts: list, start: str, limit: int, parsers: list) -> list[tuple]:
+    def _ask(self, prompts: list, start: str, limit: int, parsers: list, temperature: float = 0.0
+             ) -> list[tuple]:
         """(what its parser made of the answer, or None; its text) for each prompt. Malformed answers are
         drawn again, at most `max_resamples` times. `start`: as in `_write`."""
         answers: list[tuple] = [(None, "")] * len(prompts)
@@ -221,9 +231,10 @@ class ExperienceModel:
                 break
             if attempt:
                 self.counts["resampled"] += len(unread)
-                written = self._write([prompts[i] for i in unread], start, limit, RESAMPLE_TEMPERATURE)
-            else:
-                written = self._write_greedily(prompts, start, limit)
+                temperature = RESAMPLE_TEMPERATURE
+            again = [prompts[i] for i in unread]
+            written = (self._write(again, start, limit, temperature) if temperature
+                       else self._write_greedily(again, start, limit))
             for i, (text, ended) in zip(unread, written):
                 answers[i] = parsers[i](text) if ended else None, text
         return answers
@@ -244,7 +255,7 @@ class ExperienceModel:
         parsers = [lambda text, q=q: parse_next(text, q, s.page_format) for _, q in shown]
         predictions = []
         for answer, text in self._ask([ids for ids, _ in shown], "" if s.reasoning else "next:\n",
-                                      s.max_next_tok, parsers):
+                                      s.max_next_tok, parsers, s.next_temperature):
             predictions.append(Prediction(answer[1], reasoning=answer[0]) if answer
                                else Prediction(malformed=True, output=text))
         readable = [(q, p) for q, p in zip(questions, predictions) if not p.malformed]

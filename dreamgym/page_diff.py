@@ -2,7 +2,8 @@
 
     = state                the name of a known page; alone, it is that page unchanged
     - chosen: none         a line to take out (the first such line at or after the place of the edit before)
-    + chosen: red          a line to put in at that place; before any "- ", at the end of the page
+    + chosen: red          a line to put in at that place; before any other edit, at the end of the page
+    ~ chosen: red          takes the place of the only line that begins with "chosen: "
 
     encode(page, {"state": known}) -> text;   decode(text, {"state": known}) == page
 
@@ -15,13 +16,13 @@ from difflib import SequenceMatcher
 MARK = "= "
 
 
-def encode(page: str, known: Mapping[str, str]) -> str:
-    """The shortest, in words, of the page itself and its forms that decode gives back."""
+def encode(page: str, known: Mapping[str, str], keys: bool = False) -> str:
+    """The shortest, in words, of the page itself and its forms that decode gives back. `keys`: with "~ "."""
     candidates = [page] if not page.startswith(MARK) else []
     for name, text in known.items():
         if text == page:
             return MARK + name
-        written = "\n".join([MARK + name, *_edits(text.split("\n"), page.split("\n"))])
+        written = "\n".join([MARK + name, *_edits(text.split("\n"), page.split("\n"), keys)])
         try:
             candidates += [written] * (decode(written, known) == page)
         except ValueError:       # edits that name lines have no form for this page
@@ -29,12 +30,15 @@ def encode(page: str, known: Mapping[str, str]) -> str:
     return min(candidates, key=lambda text: len(text.split())) if candidates else page
 
 
-def _edits(known: list[str], lines: list[str]) -> list[str]:
+def _edits(known: list[str], lines: list[str], keys: bool) -> list[str]:
     """The edits that make `lines` of `known`. A line put in is written after the line before it, taken out
     and put back: a model can name a line that it reads, and hardly count which one it is."""
     edits: list[str] = []
     for what, a, b, c, d in SequenceMatcher(None, known, lines, autojunk=False).get_opcodes():
         if what == "equal":
+            continue
+        if keys and b - a == d - c == 1 and _places(known, lines[c]) == [a]:
+            edits.append(f"~ {lines[c]}")
             continue
         if what == "insert" and 0 < a < len(known):
             a, c = a - 1, c - 1
@@ -44,8 +48,15 @@ def _edits(known: list[str], lines: list[str]) -> list[str]:
     return edits
 
 
+def _places(lines: list[str], line: str) -> list[int]:
+    """Where lines stand that have the key of `line`: what is before its first ": "."""
+    key, colon, _ = line.partition(": ")
+    return [i for i, other in enumerate(lines) if colon and other.startswith(key + colon)]
+
+
 def decode(text: str, known: Mapping[str, str]) -> str:
-    """Raises ValueError for the name of an unknown page, and for a line to take out that is not there."""
+    """Raises ValueError for the name of an unknown page, and for a line to take out or to replace that is not
+    there."""
     first, *edits = text.split("\n")
     if not first.startswith(MARK):
         return text
@@ -59,10 +70,15 @@ def decode(text: str, known: Mapping[str, str]) -> str:
                 raise ValueError(f"{edit!r}: the page has no such line after the edit before")
             place = lines.index(line, place or 0)
             del lines[place]
+        elif sign == "~ ":
+            places = _places(lines, line)
+            if len(places) != 1:
+                raise ValueError(f"{edit!r}: {len(places)} lines of the page begin so, expected one")
+            lines[places[0]], place = line, places[0] + 1
         elif sign == "+ ":
             place = len(lines) if place is None else place
             lines.insert(place, line)
             place += 1
         else:
-            raise ValueError(f"{edit!r}: expected a line that begins with '- ' or '+ '")
+            raise ValueError(f"{edit!r}: expected a line that begins with '- ', '+ ' or '~ '")
     return "\n".join(lines)

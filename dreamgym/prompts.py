@@ -39,7 +39,7 @@ def clean(text: str) -> str:
 
 def escape(state: str) -> str:
     """Puts "> " before lines that could be taken for a tag of a prompt or for a mark of page_diff."""
-    return "\n".join(f"> {line}" if TAGS.match(line) or line.startswith(("- ", "+ ", "= ")) else line
+    return "\n".join(f"> {line}" if TAGS.match(line) or line.startswith(("- ", "+ ", "= ", "~ ")) else line
                      for line in state.split("\n"))
 
 
@@ -131,10 +131,15 @@ The reward is 1 only where the action fulfils the whole task."""
 DIFF_FORM = ("\nA state that is close to one in the prompt may be written short: its name ('= state', "
              "'= before 1', '= similar 1', '= earlier 1'), then '- LINE' for each line to take out and "
              "'+ LINE' for each line to put in there.")
+TITLES_FORM = ("\nA state that is close to one in the prompt may be written short: '= state', or '= ' and "
+               "the first line of another one (where two begin alike its name: '= before 1', '= similar 1', "
+               "'= earlier 1'), then '- LINE' for each line to take out, '+ LINE' for each line to put in "
+               "there, and '~ KEY: VALUE' to replace the line that begins with 'KEY: '.")
+FORMS = {"full": "", "diff": DIFF_FORM, "titles": TITLES_FORM}
 
 
 def experience_system(prompts: Prompts, page_format: str) -> str:
-    return f"{prompts.experience}\n{ANSWER_FORMS}" + DIFF_FORM * (page_format == "diff")
+    return f"{prompts.experience}\n{ANSWER_FORMS}{FORMS[page_format]}"
 
 
 @dataclass
@@ -159,31 +164,42 @@ def rename_question(question: Question, change: Callable[[str], str]) -> Questio
                     [(change(s), change(a)) for s, a in q.recent], demos(q.earlier), demos(q.demos))
 
 
-def known_pages(question: Question) -> dict[str, str]:
+def known_pages(question: Question, page_format: str) -> dict[str, str]:
     """The pages of a prompt that a compact answer may name, by the tag that stands above a page there. Of a
-    transition ("similar 1", "earlier 1") it is the next state."""
+    transition ("similar 1", "earlier 1") it is the next state. In the form "titles" the first line is the
+    name, but of the present state, and where a page before has the same first line."""
     pages = {"state": question.state}
     pages |= {f"before {i}": state for i, (state, _) in enumerate(reversed(question.recent), 1)}
     for tag, demos in (("similar", question.demos), ("earlier", question.earlier)):
         pages |= {f"{tag} {i}": demo.next_state for i, demo in enumerate(reversed(demos), 1)}
-    return pages
+    if page_format != "titles":
+        return pages
+    named, taken = {}, {question.state.split("\n")[0], *pages}
+    for tag in sorted(pages, key=lambda tag: tag.startswith("similar")):       # the episode's own come first
+        title = pages[tag].split("\n")[0]
+        named[tag if title in taken else title] = pages[tag]
+        taken.add(title)
+    return named
+
+
+def _written(page: str, known: dict[str, str], page_format: str) -> str:
+    return page if page_format == "full" else encode(page, known, keys=page_format == "titles")
 
 
 def _marked(action: str, question: Question, page_format: str) -> str:
     """An action of the prompt. The compact form says where it is the asked one: a small model compares
     badly."""
-    return f"{MARK}action" if page_format == "diff" and action == question.action else action
+    return f"{MARK}action" if page_format != "full" and action == question.action else action
 
 
 def _shown(demos: list[Demo], tag: str, question: Question, pages: dict[str, str], page_format: str) -> str:
-    """Whole transitions, numbered down to 1, the most similar. In compact form their states are differences
+    """Whole transitions, numbered down to 1, the most similar. In a compact form their states are differences
     to the `pages` of the prompt, their next states to their own states too."""
     text = ""
     for i, demo in zip(range(len(demos), 0, -1), demos):
-        before, after = demo.state, demo.next_state
         action = _marked(demo.action, question, page_format)
-        if page_format == "diff":
-            before, after = encode(before, pages), encode(after, {"there": before} | pages)
+        before = _written(demo.state, pages, page_format)
+        after = _written(demo.next_state, {"there": demo.state} | pages, page_format)
         text += f"{tag} {i}:\n{before}\naction: {action}\nnext:\n{after}\n"
         text += f"reward: {int(demo.reward)}\n" if demo.reward else ""
     return text
@@ -203,7 +219,7 @@ def next_prompt(question: Question, page_format: str) -> str:
 
 def next_answer(reasoning: str, next_state: str, question: Question, page_format: str) -> str:
     """What the experience model is taught to write. `reasoning` "" leaves the line out (ablation)."""
-    page = encode(next_state, known_pages(question)) if page_format == "diff" else next_state
+    page = _written(next_state, known_pages(question, page_format), page_format)
     thought = f"think: {reasoning}\n" if reasoning else ""
     return f"{thought}next:\n{page}"
 
@@ -219,7 +235,7 @@ def parse_next(text: str, question: Question, page_format: str) -> tuple[str, st
         return None
     page = match["page"].strip()
     try:
-        page = decode(page, known_pages(question)) if page_format == "diff" else page
+        page = decode(page, known_pages(question, page_format)) if page_format != "full" else page
     except ValueError:
         return None
     if not page or len(page) > MAX_STATE_CHARS or TAGS.search(page):
@@ -232,7 +248,7 @@ def parse_next(text: str, question: Question, page_format: str) -> tuple[str, st
 def reward_prompt(task: str, state: str, action: str, next_state: str, page_format: str) -> str:
     """The second question: does this step fulfil the task, and does it end the episode? Neither history nor
     demonstrations stand in for a judgement."""
-    after = encode(next_state, {"state": state}) if page_format == "diff" else next_state
+    after = _written(next_state, {"state": state}, page_format)
     return f"task: {task}\nstate:\n{state}\naction: {action}\nnext:\n{after}\nreward?\n"
 
 

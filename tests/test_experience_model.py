@@ -141,11 +141,26 @@ def test_transitions_of_a_broken_dream(parts):
     assert not any(t.synthetic for t in to_transitions([episode("b")]))
 
 
+def test_the_first_step_is_always_shown(parts):
+    """What the first page says of the world is out of sight later. It is shown once."""
+    past = [Step(state=f"page {i}", action="80", next_state=f"page {i + 1}") for i in range(6)]
+    past[4].action = "12"
+
+    def shown(length):
+        dream = make(parts, encoder=AngleEncoder(), history=1, min_similarity=0.7, k=0, show_first=True)
+        question, = dream.questions([("task", past[:length], "page now", "12")])
+        return [demo.state for demo in question.earlier], [state for state, _ in question.recent]
+    assert [shown(n) for n in (0, 1, 2, 6)] == [([], []), ([], ["page 0"]), (["page 0"], ["page 1"]),
+                                                (["page 0", "page 4"], ["page 5"])]
+    past[0].action = "12"
+    assert shown(2) == (["page 0"], ["page 1"])
+
+
 # ---- one prompt for training and dreaming ----
 
 @pytest.mark.parametrize("settings", [
     {}, {"k": 0, "history": 0}, {"page_format": "diff", "k": 2}, {"reasoning": False},
-    {"page_format": "diff", "reasoning": False}, {"context": 230, "system_prompts": False}])
+    {"page_format": "diff", "reasoning": False}, {"page_format": "titles", "show_first": True}, {"context": 230, "system_prompts": False}])
 def test_acting_feeds_the_prompts_of_training(parts, settings):
     """Stops training and dreaming from drifting apart by one token."""
     e = episode("a")
@@ -269,6 +284,15 @@ def test_equal_questions_are_answered_once(parts):
     dream.clear_caches()
     step(1)
     assert len(dream.sampler.prompts) == 6 and not dream.sampler.answers
+
+
+def test_next_states_are_drawn_where_asked_for(parts):
+    """One guess, remembered, for all rollouts; verdicts that are drawn, too."""
+    dream = make(parts, answers=[GOOD, "nonsense", "think: no\nnext:\nsearch page 2", NO_REWARD, NO_REWARD],
+                 next_temperature=0.5)
+    results = dream.step(dream.reset([episode("a").task] * 2), ["search[jacket]"] * 2)
+    assert [r.state for r in results] == ["results page 1", "search page 2"]
+    assert dream.sampler.temperatures == [0.5, 1.0, 0.0]
 
 
 def test_prompts_longer_than_the_context_do_not_crash(parts):

@@ -5,7 +5,7 @@ import pytest
 
 from dreamgym.page_diff import decode, encode
 
-LINES = ["a", "b", "c", "a b", "", " ", "- a", "+ a", "= a", "= state", "- ", "chosen: none", "[1] x", "é 中"]
+LINES = ["a", "b", "c", "a b", "", " ", "- a", "+ a", "= a", "= state", "- ", "~ a: x", "chosen: none", "chosen: red", "a: x", ": x", "[1] x", "é 中"]
 
 
 def random_page(rng: random.Random) -> str:
@@ -30,7 +30,7 @@ def test_random_pages_come_back():
                        rng) if known and rng.random() < 0.8 else random_page(rng)
         if page.startswith("= ") and page not in known.values():
             continue                                 # prompts.escape takes such pages out of the way
-        text = encode(page, known)
+        text = encode(page, known, keys=rng.random() < 0.5)
         assert decode(text, known) == page, (page, known, text)
         short += text != page
     assert short > 300                               # the compact form is met
@@ -50,12 +50,22 @@ def test_the_form(page, text):
     assert encode(page, known) == text and decode(text, known) == page
 
 
+@pytest.mark.parametrize("page, text", [
+    ("at: home\nb c d e f g h i j\nholding: cup", "= state\n~ holding: cup"),
+    ("at: shop\nb c d e f g h i j\nmore\nholding: cup", "= state\n~ at: shop\n- holding: nothing\n+ more\n+ holding: cup"),
+    ("at: home\nb c d e f g h i j\nwith: cup", "= state\n- holding: nothing\n+ with: cup"),
+])
+def test_a_line_with_a_key_is_replaced(page, text):
+    known = {"state": "at: home\nb c d e f g h i j\nholding: nothing"}
+    assert encode(page, known, keys=True) == text and decode(text, known) == page
+
+
 @pytest.mark.parametrize("text", [
-    "= nowhere", "= ", "= state\nplain line",
+    "= state\n~ c: x", "= state\n~ a: x", "= state\n~ b", "= state\n~ : x", "= nowhere", "= ", "= state\nplain line",
     "= state\n-a", "= state\n- z", "= state\n- b\n- a", "= state\n- a\n- a",
     "= state\n- a\n+ a\n- a", "= state\n", "= state\n= state",
 ])
 def test_edits_that_do_not_fit(text):
     """A line that is not there, taken out "successfully": a wrong answer that counts as a right one."""
     with pytest.raises(ValueError):
-        decode(text, {"state": "a\nb", "similar 1": "a"})
+        decode(text, {"state": "a\nb\na: 1\na: 2\nc:1", "similar 1": "a"})

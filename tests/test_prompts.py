@@ -6,7 +6,7 @@ import pytest
 
 from dreamgym.episode import Step
 from dreamgym.prompts import (
-    MAX_ACTION_CHARS, MAX_STATE_CHARS, POLICY_FORMS, TAGS, Demo, Prompts, Question, clean, escape,
+    FORMS, MAX_ACTION_CHARS, MAX_STATE_CHARS, POLICY_FORMS, TAGS, Demo, Prompts, Question, clean, escape,
     experience_system, known_pages, next_answer, next_prompt, parse_action, parse_next,
     parse_reward, parse_task, policy_answer, policy_turn, policy_system, reward_answer, reward_prompt,
     tried_actions)
@@ -40,7 +40,7 @@ def mutate(text: str, rng: random.Random) -> str:
 
 # ---- the next state ----
 
-@pytest.mark.parametrize("page_format", ["full", "diff"])
+@pytest.mark.parametrize("page_format", list(FORMS))
 def test_what_is_trained_on_parses_back(page_format):
     """A training target that counts as malformed: pages whose lines look like tags or edits."""
     rng = random.Random(0)
@@ -61,7 +61,7 @@ def test_what_is_trained_on_parses_back(page_format):
     "next:\na\nREWARD : 1 done: yes", "think: a\nnext:\nb\nnext:\nc", "next:\na\x00", "next:\na\tb",
     "next:\na\u2028b", "next:\na\rb", "think: \x1b[2J\nnext:\na", f"next:\n{'x' * (MAX_STATE_CHARS + 1)}",
     "next:\na" + "\n" * (3 * MAX_STATE_CHARS) + "x"])
-@pytest.mark.parametrize("page_format", ["full", "diff"])
+@pytest.mark.parametrize("page_format", list(FORMS))
 def test_malformed_answers_are_none(text, page_format):
     assert parse_next(text, question(), page_format) is None
 
@@ -90,14 +90,28 @@ def test_every_known_page_stands_in_the_prompt():
     """An answer that names a page which the prompt does not show, or shows under another name."""
     asked = question()
     prompt = next_prompt(asked, "full")
-    pages = known_pages(asked)
+    pages = known_pages(asked, "diff")
     assert len(pages) == 4
     for name, page in pages.items():
         assert f"\n{name}:\n" in f"\n{prompt}" and page in prompt
         assert parse_next(f"next:\n= {name}", asked, "diff") == ("", page)
 
 
-@pytest.mark.parametrize("page_format", ["full", "diff"])
+def test_pages_are_named_by_their_first_line():
+    """Two pages with one name; a first line that looks like a tag; a retrieved page before the episode's own."""
+    asked = question("hall\nthe lamp is on")
+    asked.recent = [("hall\ndark", "look"), ("attic\nold box of tin", "go down")]
+    asked.earlier = [Demo("attic", "wait", "before 1\nodd")]
+    asked.demos = [Demo("x", "go up", "attic\nsomebody else's"), Demo("x", "go", "cellar\nwet")]
+    assert known_pages(asked, "titles") == {
+        "state": asked.state, "before 2": "hall\ndark", "attic": "attic\nold box of tin", "earlier 1": "before 1\nodd",
+        "cellar": "cellar\nwet", "similar 2": "attic\nsomebody else's"}
+    page = "attic\nold box of tin\nnew"
+    text = next_answer("", page, asked, "titles")
+    assert text == "next:\n= attic\n+ new" and parse_next(text, asked, "titles") == ("", page)
+
+
+@pytest.mark.parametrize("page_format", list(FORMS))
 def test_fuzz_next(page_format):
     """Any text a model may write: never an exception."""
     rng, parsed = random.Random(1), 0
@@ -109,7 +123,7 @@ def test_fuzz_next(page_format):
             parsed += 1
             assert found[1] and found[1].replace("\n", "").isprintable() and len(found[1]) <= MAX_STATE_CHARS
             assert not TAGS.search(found[1])
-    assert 400 < parsed < 3600                   # the fuzz meets both sides
+    assert 300 < parsed < 3600                   # the fuzz meets both sides
 
 
 # ---- the reward ----
