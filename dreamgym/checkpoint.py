@@ -56,7 +56,7 @@ def find(folder: str | Path, name: str, meta: dict, dist: Dist) -> Path | None:
 
 
 def remove(folder: str | Path, name: str, dist: Dist) -> None:
-    """Also whole copies that a kill left (--fresh)."""
+    """Removes folder/name and the whole copies that a kill left beside it (--fresh)."""
     if dist.is_main:
         for path in _paths(folder, name):
             if (path / "meta.json").exists():    # else it is no checkpoint

@@ -47,7 +47,7 @@ class TaskStats(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Curriculum:
-    """explore: share of the draw that ignores values; 1 is the ablation."""
+    """The tasks of a run and their values. `explore`: share of the draw that ignores values (1: ablation)."""
     decay = 0.95          # what an iteration leaves of the distance between value and prior
     prior = 0.25          # value of an unseen task: the largest for rewards 0 and 1
     fresh = 0.5           # weight of the newest group in the running value

@@ -55,8 +55,8 @@ def _places(lines: list[str], line: str) -> list[int]:
 
 
 def decode(text: str, known: Mapping[str, str]) -> str:
-    """Raises ValueError for the name of an unknown page, and for a line to take out or to replace that is not
-    there."""
+    """The page that a text stands for. Raises ValueError for the name of an unknown page, and for a line to
+    take out or to replace that is not there."""
     first, *edits = text.split("\n")
     if not first.startswith(MARK):
         return text
