@@ -112,12 +112,16 @@ def _verdict(t: Transition) -> str:
 
 
 def _go(t: Transition, pages: list[View], wanted: Wanted | None) -> list[str]:
-    place = t.command.place
+    place, here = t.command.place, t.before.place or "room"
+    if place == here and not t.changed:
+        return [f"at {here} already"]
+    room = next((view.room for view in pages if view.room), [])
+    alike = [name for name in room if kind_of(name) == kind_of(place)]
+    looked = alike[:alike.index(place) + 1] if place in alike else alike       # as in `conditions`
+    seek = f"at {here} ; look for {place} : {' '.join(looked) or 'none'} {_yes(t.changed)}"
     if not t.changed:
-        room = next((view.room for view in pages if view.room), [])
-        absent = place != t.before.place and place not in room
-        return [f"{place} is not in the room" if absent else f"already at {place}"]
-    keep = f"keep {t.after.holding or NOTHING}"
+        return [seek]
+    keep = f"{seek} ; keep {t.after.holding or NOTHING}"
     if known := next((view for view in reversed(pages) if view.place == place), None):
         same = _yes(known.holding == t.after.holding)
         return [keep, f"{place} is known", f"held {known.holding or NOTHING} {same}"]
