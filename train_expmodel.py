@@ -118,9 +118,10 @@ def check(args: Args) -> None:
 class Rows:
     """Training rows, made when they are drawn. Draws depend on seed and step only.
 
-    The --short-first-steps see short questions alone. Two thirds are counterfactual rewards, not renamed and
-    without prompt loss. The others (all, without counterfactual rewards) are next states without history and
-    demonstrations, of steps that changed little: their answer seldom needs either."""
+    The --short-first-steps see short questions alone, and no other names: with these from the start a model
+    from scratch may not learn to compare. Two thirds are counterfactual rewards, without prompt loss. The
+    others (all, without counterfactual rewards) are next states without history and demonstrations, of steps
+    that changed little: their answer seldom needs either."""
 
     def __init__(self, args: Args, model: ExperienceModel, episodes: list[Episode], tasks: list):
         self.args, self.model = args, model
@@ -159,9 +160,8 @@ class Rows:
         mine = {"next": [], "reward": [], "variation": []}
         for i, (kind, row) in list(enumerate(picked))[share]:
             mine[kind].append((row, run.rng(a.seed, "row", step, i)))
-        # with other names from the start, the judge may not learn to compare at all
         rename_share = 0.0 if short else a.rename_share
-        samples = self.next_rows(mine["next"], short)
+        samples = self.next_rows(mine["next"], short, rename_share)
         for (episode, i), rng in mine["reward"]:
             change = self.names.draw(rename_share, rng)
             samples.append(self.model.reward_sample(change(episode.task.text),
@@ -174,7 +174,8 @@ class Rows:
         self.too_long += sum(s is None for s in samples)
         return [self.with_prompt_loss(s, *loss) for s, loss in zip(samples, losses) if s is not None]
 
-    def next_rows(self, rows: list[tuple[tuple[Episode, int], np.random.Generator]], short: bool) -> list:
+    def next_rows(self, rows: list[tuple[tuple[Episode, int], np.random.Generator]], short: bool,
+                  rename_share: float) -> list:
         if not rows:
             return []
         asked = [(e.task.text, e.steps[:i], e.steps[i].state, e.steps[i].shown_action) for (e, i), _ in rows]
@@ -183,7 +184,7 @@ class Rows:
         samples = []
         for question, ((episode, i), rng) in zip(questions, rows):
             question = replace(question, demos=[]) if rng.random() < self.args.demo_dropout else question
-            change = self.names.draw(self.args.rename_share, rng)
+            change = self.names.draw(rename_share, rng)
             samples.append(self.model.next_sample(rename_question(question, change),
                                                   rename_step(episode.steps[i], change)))
         return samples

@@ -23,8 +23,8 @@ factorial)
     cell learnt-true pages=learnt rewards=rule
     ;;
 doses)
-    for fixed in false true; do
-        for rate in 0.02 0.05 0.1 0.2 0.4; do
+    for rate in 0.4 0.1 0.2 0.05 0.02; do        # a study that is stopped early has the widest range first
+        for fixed in false true; do
             cell "fp-$rate-$fixed" pages=true false_positives=$rate fixed=$fixed
             cell "fn-$rate-$fixed" pages=true false_negatives=$rate fixed=$fixed
             cell "page-$rate-$fixed" pages=true swapped_pages=$rate fixed=$fixed

@@ -80,8 +80,9 @@ def test_each_question_has_its_own_prompt_loss():
 
 
 def test_first_steps_may_see_short_questions_alone():
-    """--short-first-steps that does nothing, never ends, or asks for what is not shown."""
+    """--short-first-steps that does nothing, never ends, asks for what is not shown, or has other names."""
     rows = rows_of(short_first_steps=2, reward_prompt_loss=0.1, rename_share=0.5)
+    rows.names = SimpleNamespace(draw=lambda share, rng: lambda text: text.replace("red", "blue") if share else text)
     first = rows.draw(1)
     assert [row[0] for row in first] == ["next"] * 6 + ["reward"] * 14
     assert {(row[1], row[-1]) for row in first[6:]} == {("buy red", 0.0)}
