@@ -72,6 +72,7 @@ class Args:
     world: Literal["dream", "real"] = "dream"      # where RL happens first
     iterations: Natural = 150          # RL iterations in the dream (verl-agent: 150)
     real_transitions: Natural = 0  # real RL transitions: after the dream (S2R), or in all with --world real
+    train_tasks: Natural = 0           # training tasks that RL knows (0: all)
     tasks: Count = 16                  # tasks per iteration
     rollouts: Count = 8                # episodes per task (PPO: tasks x rollouts different tasks)
     updates: Count = 4                 # optimizer steps per iteration

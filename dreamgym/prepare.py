@@ -56,10 +56,10 @@ def prepare(args, out: Path, dist) -> tuple[Path, Path | None]:
             launch("collect.py", [*common, "--out", data, *logs])
         dist.barrier()
     needed = args.tasks * (args.rollouts if args.algo == "ppo" else 1)
-    found = len(read_tasks(data / "tasks_train.jsonl"))
+    found = len(read_tasks(data / "tasks_train.jsonl")[:args.train_tasks or None])
     if args.algo != "imitation" and found < needed:
         raise ValueError(f"{data}: found {found} training tasks; an iteration plays {needed} different ones: "
-                         "lower --tasks")
+                         "lower --tasks, or raise --train-tasks")
     if not args.expmodel:
         own = ["--model", args.model, "--quantize", args.quantize, "--lora-rank", args.lora_rank,
                "--dtype", args.dtype, "--slots", args.slots, "--micro-batch-tok", args.micro_batch_tok,
@@ -110,9 +110,10 @@ def check_fit(args, expmodel: Path | None, dist) -> None:
 
 
 def read_splits(args, data: Path) -> dict[str, list[Task]]:
-    """All training tasks, and as many validation and test tasks as are played, the same ones in every run."""
+    """As many tasks as flags say, the same ones in every run; by default all training tasks."""
     splits = {name: read_tasks(data / f"tasks_{name}.jsonl") for name in SPLITS}
-    for name, count in (("valid", args.eval_tasks), ("test", args.test_tasks)):
+    counts = {"valid": args.eval_tasks, "test": args.test_tasks}
+    for name, count in (counts | {"train": args.train_tasks} if args.train_tasks else counts).items():
         splits[name] = run.sample(splits[name], count, 0, name)
     return splits
 

@@ -105,6 +105,17 @@ def test_ctrl_c_reaches_the_script_that_is_running(tmp_path, monkeypatch):
     assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_scarce_tasks_are_the_same_in_every_run(trained):
+    """RL that knows all tasks, or others after a resume."""
+    counts = SimpleNamespace(train_tasks=3, eval_tasks=2, test_tasks=1)
+    few, again = (prepare.read_splits(counts, trained.data) for _ in range(2))
+    assert few == again and {name: len(tasks) for name, tasks in few.items()} == {"train": 3, "valid": 2, "test": 1}
+    everything = read_tasks(trained.data / "tasks_train.jsonl")
+    counts.train_tasks = 0
+    assert prepare.read_splits(counts, trained.data)["train"] == everything
+    assert all(task in everything for task in few["train"])
+
+
 def test_generated_tasks_of_a_file_are_played(trained, tmp_path):
     """A file that nothing reads; tasks without a generated mark in the dream."""
     run_main("generate_tasks", "--expmodel", trained.expmodel, "--data", trained.data, "--count", 3, "--out",
@@ -120,7 +131,8 @@ def test_generated_tasks_of_a_file_are_played(trained, tmp_path):
     assert {task.id for task in made} <= {stats["task"]["id"] for stats in curriculum}
     for more, said in (([trained.data / "tasks_train.jsonl"], "`generated` false"),
                        ([tmp_path / "file.jsonl", "--max-generated-fraction", 0], "above 0"),
-                       ([tmp_path / "file.jsonl", "--tasks", 10_000], "lower --tasks")):
+                       ([tmp_path / "file.jsonl", "--tasks", 10_000], "lower --tasks"),
+                       ([tmp_path / "file.jsonl", "--train-tasks", 1], "found 1 training tasks")):
         with pytest.raises(ValueError, match=said):
             run_main("train_policy", *flags, *more)
 
