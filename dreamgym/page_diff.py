@@ -3,7 +3,7 @@
     = state                the name of a known page; alone, it is that page unchanged
     - chosen: none         a line to take out (the first such line at or after the place of the edit before)
     + chosen: red          a line to put in at that place; before any other edit, at the end of the page
-    ~ chosen: red          takes the place of the only line that begins with "chosen: "
+    ~ chosen: red          says the only line that begins with "chosen: ", changed or not
 
     encode(page, {"state": known}) -> text;   decode(text, {"state": known}) == page
 
@@ -17,10 +17,11 @@ MARK = "= "
 
 
 def encode(page: str, known: Mapping[str, str], keys: bool = False) -> str:
-    """The shortest, in words, of the page itself and its forms that decode gives back. `keys`: with "~ "."""
+    """The shortest, in words, of the page itself and its forms that decode gives back. `keys`: says each line
+    that has a key of its own ("~ "). Such lines change most, and a model need not tell whether they did."""
     candidates = [page] if not page.startswith(MARK) else []
     for name, text in known.items():
-        if text == page:
+        if text == page and not keys:
             return MARK + name
         written = "\n".join([MARK + name, *_edits(text.split("\n"), page.split("\n"), keys)])
         try:
@@ -34,14 +35,17 @@ def _edits(known: list[str], lines: list[str], keys: bool) -> list[str]:
     """The edits that make `lines` of `known`. A line put in is written after the line before it, taken out
     and put back: a model can name a line that it reads, and hardly count which one it is."""
     edits: list[str] = []
+    said = lambda place, line: keys and _places(known, line) == [place]
     for what, a, b, c, d in SequenceMatcher(None, known, lines, autojunk=False).get_opcodes():
         if what == "equal":
+            edits += [f"~ {known[i]}" for i in range(a, b) if said(i, known[i])]
             continue
-        if keys and b - a == d - c == 1 and _places(known, lines[c]) == [a]:
+        if b - a == d - c == 1 and said(a, lines[c]):
             edits.append(f"~ {lines[c]}")
             continue
         if what == "insert" and 0 < a < len(known):
-            a, c = a - 1, c - 1
+            if not said(a - 1, known[a - 1]):
+                a, c = a - 1, c - 1
         elif what == "insert" and a == 0 < len(known):
             b, d = a + 1, d + 1
         edits += [f"- {line}" for line in known[a:b]] + [f"+ {line}" for line in lines[c:d]]

@@ -134,7 +134,7 @@ DIFF_FORM = ("\nA state that is close to one in the prompt may be written short:
 TITLES_FORM = ("\nA state that is close to one in the prompt may be written short: '= state', or '= ' and "
                "the first line of another one (where two begin alike its name: '= before 1', '= similar 1', "
                "'= earlier 1'), then '- LINE' for each line to take out, '+ LINE' for each line to put in "
-               "there, and '~ KEY: VALUE' to replace the line that begins with 'KEY: '.")
+               "there. '~ KEY: VALUE' says the line that begins with 'KEY: ', for each such line.")
 FORMS = {"full": "", "diff": DIFF_FORM, "titles": TITLES_FORM}
 
 

@@ -51,11 +51,16 @@ def turns(segment: TokenSegment) -> list[tuple[int, int]]:
 
 def group_turn_advantages(episodes: list[Episode], args) -> dict[str, tuple]:
     """GRPO (Eq. 3): the advantage of an episode among those of its task, at each of its turns, twice, as
-    `gae_turn_advantages` has returns. The penalty is taken from the turn's reward, hence divided like it."""
+    `gae_turn_advantages` has returns. The penalty is taken from the turn's reward: of it, too, the mean over
+    the group's turns is the baseline, and it is divided by the same deviation."""
     groups = [e.task.id for e in episodes]
     advantages, divisors = losses.group_advantages([e.reward for e in episodes], groups, args.normalize_std)
-    penalty = lambda step: args.invalid_penalty * (not step.valid)
-    return {e.id: ([advantage - penalty(step) / divisor for step in e.steps],) * 2
+    invalid: dict[str, list[bool]] = defaultdict(list)
+    for e in episodes:
+        invalid[e.task.id] += [not step.valid for step in e.steps]
+    baseline = {group: sum(found) / len(found) for group, found in invalid.items() if found}
+    penalty = lambda e, step: args.invalid_penalty * ((not step.valid) - baseline[e.task.id])
+    return {e.id: ([advantage - penalty(e, step) / divisor for step in e.steps],) * 2
             for e, advantage, divisor in zip(episodes, advantages.tolist(), divisors.tolist())}
 
 

@@ -78,7 +78,8 @@ def model():
 
 @pytest.mark.parametrize("normalize_std", [True, False])
 def test_grpo_against_a_slow_loop(normalize_std):
-    """Scores of the wrong group, episode or turn; a penalty outside the normalisation or on valid actions."""
+    """Scores of the wrong group, episode or turn; a penalty outside the normalisation, or without a baseline: then
+    a group without successes only takes probability away."""
     episodes = some_episodes()
     batch = rl.make_batch(episodes, None, None, settings(normalize_std=normalize_std), ALONE)
     wanted = {}
@@ -88,6 +89,8 @@ def test_grpo_against_a_slow_loop(normalize_std):
         spread = math.sqrt(sum((r - mean) ** 2 for r in returns) / len(returns))
         scale = spread + 1e-6 if normalize_std and spread > 0 else 1.0
         invalid = [s.next_state == s.state and not s.done for s in e.steps]
+        turns = [s for o in episodes if o.task.id == e.task.id for s in o.steps]
+        mean -= 0.3 * sum(s.next_state == s.state and not s.done for s in turns) / len(turns)
         wanted[e.id] = [(e.reward - 0.3 * bad - mean) / scale for bad in invalid]
     rows = slow_rows(episodes, wanted)
     assert [s.ids for s in batch.samples] == [ids for ids, _, _ in rows]

@@ -51,8 +51,8 @@ def conditions(command: Command, view: View) -> list[Row]:
     looked = names[:names.index(thing) + 1] if thing in names else names
     look_for = (f"look for {thing}", " no ".join(looked) or "none", thing in names)
     if verb in TREATED:
-        tool, kind = TREATED[verb][0], kind_of(view.place)
-        return [holds(thing), (f"at {tool}", kind or "room", here and kind == tool)]
+        wrong = [("tool", place, False)] if kind_of(place) != TREATED[verb][0] else []
+        return [holds(thing), at, *wrong]
     if verb == "take":
         shut = [("open", "closed", False)] if here and view.opened is False else []
         return [("hold nothing", view.held or NOTHING, not view.held), at, *shut, look_for]
@@ -122,9 +122,8 @@ def _go(t: Transition, pages: list[View], wanted: Wanted | None) -> list[str]:
     if not t.changed:
         return [seek]
     keep = f"{seek} ; keep {t.after.holding or NOTHING}"
-    if known := next((view for view in reversed(pages) if view.place == place), None):
-        same = _yes(known.holding == t.after.holding)
-        return [keep, f"{place} is known", f"held {known.holding or NOTHING} {same}"]
+    if any(view.place == place for view in pages):
+        return [keep, f"{place} is known"]
     if t.after.opened is False:
         return [keep, f"{place} is new and closed"]
     return [keep, f"{place} is new", *_shown(t, wanted)]
