@@ -46,10 +46,12 @@ def conditions(command: Command, view: View) -> list[Row]:
     verb, thing, place, here = command.verb, command.thing, command.place, view.place == command.place
     at = (f"at {place}", view.place or "room", here)
     holds = lambda name: (f"hold {name}", view.held or NOTHING, view.held == name)
-    # everything up to the thing, one by one: a model that says "none" at once has not looked
+    # Everything up to the thing, one by one: a model that says "none" at once has not looked. The thing is
+    # said beside each: what a small model compares must stand close together.
     names = view.names
     looked = names[:names.index(thing) + 1] if thing in names else names
-    look_for = (f"look for {thing}", " no ".join(looked) or "none", thing in names)
+    shown = " no ".join(f"{name} : {thing}" for name in looked) or "none"
+    look_for = (f"look for {thing}", shown, thing in names)
     if verb in TREATED:
         wrong = [("tool", place, False)] if kind_of(place) != TREATED[verb][0] else []
         return [holds(thing), at, *wrong]
