@@ -10,7 +10,7 @@
 
 `train` is the loop, `iterate` one step of it. What is missing is made first (dreamgym/prepare.py): data by
 collect.py, the experience model by train_expmodel.py, and a policy that imitates a few demonstrations
-(dreamgym/imitation.py). No reward of the real environment reaches the dream phase, but for --dream.
+(dreamgym/imitation.py). RL in the dream uses predicted rewards alone, but for --dream.
 """
 import math
 from dataclasses import asdict, dataclass, field

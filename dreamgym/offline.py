@@ -9,8 +9,10 @@ import numpy as np
 from msgspec.structs import replace
 
 from dreamgym import prompts, run, teacher
+from dreamgym.encoder import WordEncoder
 from dreamgym.envs.base import Environment, Player, env_of_data, record_step
-from dreamgym.episode import Episode, Source, Step, Task, check_episode, read_episodes, to_json
+from dreamgym.episode import (Episode, Source, Step, StopReason, Task, check_episode, read_episodes, recorded,
+                              to_json)
 from dreamgym.names import Names
 
 SPLITS = ("train", "valid", "test")
@@ -18,6 +20,8 @@ PROBE_PROBABILITY = 0.6                # of a probe, where the player's action b
 EARLIER_SHARE = 0.4                    # of the probes: an action of another time; the others are mutations
 SPLICE_SHARE = 0.2                     # of the mutations: two actions joined
 ANY_NAME_SHARE = 0.5                   # of the other mutations: with a name that may stand nowhere in sight
+JUDGED_TIMES = 4                       # a recorded success, under its own task or a similar one
+LOOKED_AT_TASKS, SIMILAR_TASKS = 200, 8  # of the most similar tasks, the first few that name something else
 PLAYER_TURNS = 10                      # before the present one that a language model is sent
 TEACHER_CONTEXT_TOK = 16_384           # of a local teacher: an episode with its reasoning
 TEACHER_ANSWER_TOK = 4_096             # ... and the reasoning alone
@@ -270,16 +274,50 @@ def by_split(env: Environment, episodes: list[Episode],
 
 # ---- counterfactuals ----
 
+def hindsight(episodes: list[Episode], count: int, rng: np.random.Generator) -> list[Episode]:
+    """Counterfactual rewards of any environment, from recorded successes alone (ours; the idea of hindsight
+    relabelling, arXiv 1707.01495, turned round): the last step of a successful episode fulfils its own task,
+    and not a similar one that names what neither this task nor the step names. Half of the examples are each.
+    An unfulfilled step ends the episode where recorded failures end with such an action (its first word). At
+    most JUDGED_TIMES examples are made of a success."""
+    won = [e for e in recorded(episodes) if e.success]
+    tasks = {e.task.text: e.task for e in recorded(episodes)}
+    texts, place = sorted(tasks), {text: i for i, text in enumerate(sorted(tasks))}
+    vectors_ND = WordEncoder().fit(texts)([""] * len(texts), texts) if won else np.zeros((0, 0))
+    verb = lambda step: step.action.split()[:1]
+    ends = [verb(e.steps[-1]) for e in recorded(episodes) if e.stop == StopReason.FAILURE]
+    made = []
+    for i in rng.permutation(np.tile(np.arange(len(won)), JUDGED_TIMES))[:count]:
+        task, step = won[i].task, won[i].steps[-1]
+        if rng.random() < 0.5:
+            made.append(Episode(id="", task=task, steps=[step], label="none"))
+            continue
+        said = _words(f"{task.text} {step.state} {step.shown_action} {step.next_state}")
+        near = np.argsort(-(vectors_ND @ vectors_ND[place[task.text]]), kind="stable")
+        unlike = [texts[j] for j in near[:LOOKED_AT_TASKS] if _words(texts[j]) - said][:SIMILAR_TASKS]
+        if unlike:
+            other = tasks[unlike[rng.integers(len(unlike))]]
+            step = replace(step, reward=0.0, done=verb(step) in ends, reward_reasoning="")
+            made.append(Episode(id="", task=other, steps=[step], label="another task"))
+    return made
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"[^\W\d_]+", text.lower()))
+
+
 def counterfactuals(env: Environment, parts: dict[str, list[Episode]], tasks: dict[str, list[Task]],
                     split: str, count: int, rng: np.random.Generator) -> list[Episode]:
-    """The environment's counterfactuals of one split: none under a task of another split, and, of held-out
-    splits, none whose state and action are judged in training (so "train" comes first)."""
+    """The environment's counterfactuals of one split, or those of `hindsight`: none under a task of another
+    split, and, of held-out splits, none whose state and action are judged in training (so "train" comes
+    first)."""
     own = {task.text for task in tasks[split]}
     others = {task.text for name in SPLITS for task in tasks[name]} - own
     trained = {(e.steps[0].state, e.steps[0].action) for e in parts["train"]
                if e.source == Source.COUNTERFACTUAL and split != "train"}
     made: list[Episode] = []
-    for episode in env.counterfactuals(parts[split], count, rng) if count else []:
+    found = env.counterfactuals(parts[split], count, rng) if count else []
+    for episode in hindsight(parts[split], count, rng) if found is None else found:
         step = episode.steps[0]
         if episode.task.text not in others and (step.state, step.action) not in trained:
             task = replace(episode.task, env=env.name, start=episode.task.start or step.state)

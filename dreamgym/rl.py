@@ -4,7 +4,8 @@
     batch = make_batch(episodes, policy, value_head, args, dist)
     stats = update(run_state, batch, args, dist)
 
-A turn is one action. The penalty of an invalid action is taken from its turn's reward, as in verl-agent.
+A turn is one action. The penalty of an invalid action is taken from its turn's reward, as in verl-agent. Its
+baseline is the mean of the group in GRPO, the critic in PPO.
 Log-probabilities of the old policy are the sampler's own, which equal the trainer's up to rounding
 (`sampler_gap` in the log), unless another engine samples (`weigh_engine`).
 B rows, N trained tokens of all rows one after another.
@@ -50,9 +51,10 @@ def turns(segment: TokenSegment) -> list[tuple[int, int]]:
 
 
 def group_turn_advantages(episodes: list[Episode], args) -> dict[str, tuple]:
-    """GRPO (Eq. 3): the advantage of an episode among those of its task, at each of its turns, twice, as
-    `gae_turn_advantages` has returns. The penalty is taken from the turn's reward: of it, too, the mean over
-    the group's turns is the baseline, and it is divided by the same deviation."""
+    """GRPO (Eq. 3). Each turn gets its episode's advantage among those of its task, minus invalid_penalty *
+    (invalid - share of invalid turns in the group) / divisor. The divisor is the deviation of the episodes'
+    rewards, or 1 (losses.group_advantages). Returns (advantages, advantages) by episode id; the second stands
+    in for PPO's returns."""
     groups = [e.task.id for e in episodes]
     advantages, divisors = losses.group_advantages([e.reward for e in episodes], groups, args.normalize_std)
     invalid: dict[str, list[bool]] = defaultdict(list)

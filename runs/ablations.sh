@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Each row leaves one part out. The full run is cell "dream-grpo" of runs/seeds.sh; all but "tried" start from its imitation.
+# Each row leaves one part out ("hindsight": the rules that label counterfactual rewards). The full run is cell "dream-grpo" of
+# runs/seeds.sh; all but "tried" start from its imitation.
 #   bash runs/ablations.sh webshop 0 60                   # environment, seed, iterations
 #   bash runs/ablations.sh webshop 0 60 "reasoning naive"    # some rows
 # Then: python runs/table.py runs/results/webshop-*.json --against dream-grpo
 set -euo pipefail
 cd "$(dirname "$0")/.."
-env=$1 seed=$2 iterations=$3 rows=${4:-reasoning replay history generation curriculum naive tried}
+env=$1 seed=$2 iterations=$3 rows=${4:-reasoning replay history generation curriculum naive hindsight tried}
 label=$(basename "$env" .py)
 base=${STUDY:-out/study}/$label-$seed
 cell() { # name, flags of train_policy.py
@@ -25,6 +26,11 @@ for row in $rows; do
     replay) own $row --k 0 -- --no-enrich ;;
     history) own $row --history 0 -- ;;
     naive) own $row --counterfactual-share 0 -- ;;
+    hindsight) # counterfactual rewards without rules
+        python runs/hindsight.py "$env" "$base/data" "$base/data-$row"
+        python train_expmodel.py --env "$env" --seed "$seed" --data "$base/data-$row" --out "$base/expmodel-$row"
+        bash runs/cell.sh "$env" "$seed" $row --iterations "$iterations" --expmodel "$base/expmodel-$row"
+        ;;
     generation) cell $row --max-generated-fraction 0 ;;
     curriculum) cell $row --no-curriculum ;;
     tried) # the start, too, reads other prompts
@@ -33,7 +39,7 @@ for row in $rows; do
         cell $row --tried-actions 0 --imitation "$base/start-$row/imitation"
         ;;
     *)
-        echo "runs/ablations.sh: expected reasoning, replay, history, generation, curriculum, naive or tried, found $row" >&2
+        echo "runs/ablations.sh: expected reasoning, replay, history, generation, curriculum, naive, hindsight or tried, found $row" >&2
         exit 2
         ;;
     esac

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 import collect
 from dreamgym import offline, run, teacher
 from dreamgym.envs.base import Environment, Player, Session, StepResult
-from dreamgym.episode import Episode, Step, StopReason, Task, read_episodes, read_tasks, to_json
+from dreamgym.episode import Episode, Step, StopReason, Task, read_episodes, read_tasks, recorded, to_json
 from dreamgym.names import Names
 from tests.conftest import COLLECT, EXAMPLE, run_main
 
@@ -51,7 +51,10 @@ def test_files(workspace):
     """A missing file, a wrong count, and an episode that the reader refuses."""
     assert sorted(path.name for path in workspace.data.iterdir()) == sorted(collect.FILES)
     for split, transitions in zip(SPLITS, (300, 50, 50)):
-        episodes = read_episodes(workspace.data / f"{split}.jsonl")
+        everything = read_episodes(workspace.data / f"{split}.jsonl")
+        episodes = recorded(everything)
+        judged = {e.label for e in everything if e.source == "counterfactual"}
+        assert judged == {"none", "another task"} or split != "train"
         tasks = read_tasks(workspace.data / f"tasks_{split}.jsonl")
         assert transitions <= sum(len(e.steps) for e in episodes) < transitions + 15
         sources = {e.source for e in episodes}
@@ -106,7 +109,7 @@ def test_import(again, workspace, tmp_path):
     held_out = read_episodes(workspace.data / "test.jsonl")[:1]
     path = write_log(tmp_path / "log.jsonl", own + held_out)
     printed, out = again("--import-file", path)
-    train = read_episodes(out / "train.jsonl")
+    train = recorded(read_episodes(out / "train.jsonl"))
     assert "8 of 9 recorded episodes are for training" in printed
     sources = ["prober" if e.source == "prober" else "imported" for e in own]
     assert [(e.id, e.source) for e in train] == [(f"imported-{e.id}", source) for e, source in zip(own, sources)]
@@ -275,6 +278,29 @@ def test_probes_are_not_imitated(tmp_path):
     assert any(not s.imitate for e in played if e.source == "prober" for s in e.steps)
 
 
+def test_hindsight_judges_successes_under_tasks_that_name_something_else():
+    """A miss that is none, since the page has all that the other task names; one that ends an episode where recorded
+    failures go on, or goes on where they end; rewards of a step's own task that are turned round."""
+    def episode(text, reward, stop, action="buy hat"):
+        step = Step(state=f"page of {text}", action=action, next_state="bought", reward=reward, done=True, reward_reasoning="x")
+        return Episode(id=text, task=Task(id=text, text=text), steps=[step], stop=stop)
+
+    won = [episode(text, 1.0, StopReason.SUCCESS) for text in ("find red hat", "find blue hat", "find hat")]
+    lost = episode("find green shoe", 0.0, StopReason.FAILURE)
+    for failures, ends in (([lost], True), ([replace(lost, stop=StopReason.STEP_LIMIT)], False)):
+        made = offline.hindsight(won + failures, 200, np.random.default_rng(0))
+        assert len(offline.hindsight(won + failures, 3, np.random.default_rng(0))) <= 3
+        assert {e.label for e in made} == {"none", "another task"} and 8 <= len(made) <= 12
+        for e in made:
+            step, own = e.steps[0], e.steps[0].state.removeprefix("page of ")
+            assert (step.reward, step.done, step.reward_reasoning) == (
+                (1.0, True, "x") if e.label == "none" else (0.0, ends, ""))
+            assert (e.task.text == own) == (e.label == "none")
+            assert e.label == "none" or set(e.task.text.split()) - set(own.split())
+        assert {e.steps[0].state for e in made} == {e.steps[0].state for e in won}
+    assert offline.hindsight([lost], 10, np.random.default_rng(0)) == []
+
+
 def test_counterfactuals_do_not_leak():
     """A reward probe whose task, or whose step, training has judged."""
     found = [Episode(id="x", task=Task(id="x", text=text),
@@ -321,7 +347,7 @@ def test_a_language_model_plays(again, endpoint):
     assert [m["role"] for m in second] == ["system", "user", "assistant", "user"] and second[:2] == first
     for step, said in zip(train[0].steps, (first[1], second[3])):
         assert said["content"] == f"task: {train[0].task.text}\nstate:\n{step.state}\n"
-    train = read_episodes(again(*flags, "--transitions", 200, "--player-share", 0.5)[1] / "train.jsonl")
+    train = recorded(read_episodes(again(*flags, "--transitions", 200, "--player-share", 0.5)[1] / "train.jsonl"))
     assert {e.source for e in train} == {"player", "solver", "random"}
 
 
@@ -360,8 +386,8 @@ def test_a_language_model_explains(again, workspace, endpoint, monkeypatch):
     flags = ("--teacher", URL, "--teacher-model", "m")
     _, out = again(*flags)
     for name in SPLITS:
-        before, after = read_episodes(workspace.data / f"{name}.jsonl"), read_episodes(out / f"{name}.jsonl")
-        assert [e.id for e in after] == [*(e.id for e in before), "counterfactual"]
+        before, after = (read_episodes(folder / f"{name}.jsonl") for folder in (workspace.data, out))
+        assert [e.id for e in after] == [*(e.id for e in recorded(before)), "counterfactual"]
         assert all(s.reasoning == f"plan {i}" and s.reward_reasoning == f"reward {i}"
                    for e in after for i, s in enumerate(e.steps))
     requests = len(endpoint.asked)

@@ -132,10 +132,12 @@ class Environment:
         """(why the next state follows, why the reward follows) by rule; "" where none can tell."""
         return "", ""
 
-    def counterfactuals(self, episodes: list[Episode], count: int, rng: np.random.Generator) -> list[Episode]:
+    def counterfactuals(self, episodes: list[Episode], count: int, rng: np.random.Generator,
+                        ) -> list[Episode] | None:
         """About `count` one-step episodes: a recorded page judged under another task, so that the reward is
-        learnt as a judgement of both. `label`: the constraint that is broken, "none" where all are met."""
-        return []
+        learnt as a judgement of both. `label`: the constraint that is broken, "none" where all are met. None:
+        dreamgym.offline.hindsight makes them of the recorded successes."""
+        return None
 
     def read_traces(self, path: str, form: str) -> list[Episode]:
         """Episodes that others recorded, in a format of theirs (--import-format)."""
