@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Each row leaves one part out ("hindsight": the rules that label counterfactual rewards). The full run is cell "dream-grpo" of
-# runs/seeds.sh; all but "tried" start from its imitation.
+# runs/seeds.sh; all but "hindsight" and "tried" start from its imitation.
 #   bash runs/ablations.sh webshop 0 60                   # environment, seed, iterations
 #   bash runs/ablations.sh webshop 0 60 "reasoning naive"    # some rows
 # Then: python runs/table.py runs/results/webshop-*.json --against dream-grpo
@@ -19,6 +19,10 @@ own() { # name, flags of train_expmodel.py, --, flags of train_policy.py: an exp
     python train_expmodel.py --env "$env" --seed "$seed" --data "$base/data" --out "$base/expmodel-$name" "${flags[@]}"
     cell "$name" --expmodel "$base/expmodel-$name" "${@:2}"
 }
+start() { # name, flags of train_policy.py: an imitation of its own
+    python train_policy.py --env "$env" --seed "$seed" --data "$base/data" --out "$base/start-$1" --algo imitation --test-tasks 1 \
+        --eval-tasks 1 "${@:2}"
+}
 bash runs/cell.sh "$env" "$seed" dream-grpo --algo grpo --iterations "$iterations"
 for row in $rows; do
     case $row in
@@ -26,16 +30,18 @@ for row in $rows; do
     replay) own $row --k 0 -- --no-enrich ;;
     history) own $row --history 0 -- ;;
     naive) own $row --counterfactual-share 0 -- ;;
-    hindsight) # counterfactual rewards without rules
+    hindsight) # counterfactual rewards without rules; other data have another tokenizer, hence a start of their own
         python runs/hindsight.py "$env" "$base/data" "$base/data-$row"
         python train_expmodel.py --env "$env" --seed "$seed" --data "$base/data-$row" --out "$base/expmodel-$row"
-        bash runs/cell.sh "$env" "$seed" $row --iterations "$iterations" --expmodel "$base/expmodel-$row"
+        start $row --expmodel "$base/expmodel-$row"
+        for name in "$row --iterations $iterations" "$row-start --algo imitation"; do
+            bash runs/cell.sh "$env" "$seed" $name --expmodel "$base/expmodel-$row" --imitation "$base/start-$row/imitation"
+        done
         ;;
     generation) cell $row --max-generated-fraction 0 ;;
     curriculum) cell $row --no-curriculum ;;
     tried) # the start, too, reads other prompts
-        python train_policy.py --env "$env" --seed "$seed" --data "$base/data" --expmodel "$base/expmodel" \
-            --out "$base/start-$row" --algo imitation --tried-actions 0 --test-tasks 1 --eval-tasks 1
+        start $row --expmodel "$base/expmodel" --tried-actions 0
         cell $row --tried-actions 0 --imitation "$base/start-$row/imitation"
         ;;
     *)
