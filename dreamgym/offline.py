@@ -280,12 +280,13 @@ def hindsight(episodes: list[Episode], count: int, rng: np.random.Generator) -> 
     and not a similar one that names what neither this task nor the step names. Half of the examples are each.
     An unfulfilled step ends the episode where recorded failures end with such an action (its first word). At
     most JUDGED_TIMES examples are made of a success."""
-    won = [e for e in recorded(episodes) if e.success]
-    tasks = {e.task.text: e.task for e in recorded(episodes)}
-    texts, place = sorted(tasks), {text: i for i, text in enumerate(sorted(tasks))}
+    played = recorded(episodes)
+    won, tasks = [e for e in played if e.success], {e.task.text: e.task for e in played}
+    texts = sorted(tasks)
+    names, place = [_words(text) for text in texts], {text: i for i, text in enumerate(texts)}
     vectors_ND = WordEncoder().fit(texts)([""] * len(texts), texts) if won else np.zeros((0, 0))
-    verb = lambda step: step.action.split()[:1]
-    ends = [verb(e.steps[-1]) for e in recorded(episodes) if e.stop == StopReason.FAILURE]
+    verb = lambda step: step.action.split()[0] if step.action.split() else ""
+    ends = {verb(e.steps[-1]) for e in played if e.stop == StopReason.FAILURE}
     made = []
     for i in rng.permutation(np.tile(np.arange(len(won)), JUDGED_TIMES))[:count]:
         task, step = won[i].task, won[i].steps[-1]
@@ -294,7 +295,7 @@ def hindsight(episodes: list[Episode], count: int, rng: np.random.Generator) -> 
             continue
         said = _words(f"{task.text} {step.state} {step.shown_action} {step.next_state}")
         near = np.argsort(-(vectors_ND @ vectors_ND[place[task.text]]), kind="stable")
-        unlike = [texts[j] for j in near[:LOOKED_AT_TASKS] if _words(texts[j]) - said][:SIMILAR_TASKS]
+        unlike = [texts[j] for j in near[:LOOKED_AT_TASKS] if names[j] - said][:SIMILAR_TASKS]
         if unlike:
             other = tasks[unlike[rng.integers(len(unlike))]]
             step = replace(step, reward=0.0, done=verb(step) in ends, reward_reasoning="")

@@ -43,9 +43,8 @@ def _edits(known: list[str], lines: list[str], keys: bool) -> list[str]:
         if b - a == d - c == 1 and said(a, lines[c]):
             edits.append(f"~ {lines[c]}")
             continue
-        if what == "insert" and 0 < a < len(known):
-            if not said(a - 1, known[a - 1]):
-                a, c = a - 1, c - 1
+        if what == "insert" and 0 < a < len(known) and not said(a - 1, known[a - 1]):
+            a, c = a - 1, c - 1
         elif what == "insert" and a == 0 < len(known):
             b, d = a + 1, d + 1
         edits += [f"- {line}" for line in known[a:b]] + [f"+ {line}" for line in lines[c:d]]
@@ -55,7 +54,7 @@ def _edits(known: list[str], lines: list[str], keys: bool) -> list[str]:
 def _places(lines: list[str], line: str) -> list[int]:
     """Where lines stand that have the key of `line`: what is before its first ": "."""
     key, colon, _ = line.partition(": ")
-    return [i for i, other in enumerate(lines) if colon and other.startswith(key + colon)]
+    return [i for i, other in enumerate(lines) if other.startswith(key + colon)] if colon else []
 
 
 def decode(text: str, known: Mapping[str, str]) -> str:

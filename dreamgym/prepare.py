@@ -112,9 +112,9 @@ def check_fit(args, expmodel: Path | None, dist) -> None:
 def read_splits(args, data: Path) -> dict[str, list[Task]]:
     """As many tasks as flags say, the same ones in every run; by default all training tasks."""
     splits = {name: read_tasks(data / f"tasks_{name}.jsonl") for name in SPLITS}
-    counts = {"valid": args.eval_tasks, "test": args.test_tasks}
-    for name, count in (counts | {"train": args.train_tasks} if args.train_tasks else counts).items():
-        splits[name] = run.sample(splits[name], count, 0, name)
+    for name, count in (("train", args.train_tasks), ("valid", args.eval_tasks), ("test", args.test_tasks)):
+        if count:
+            splits[name] = run.sample(splits[name], count, 0, name)
     return splits
 
 

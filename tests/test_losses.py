@@ -45,6 +45,7 @@ def test_kl_estimates_agree_with_the_true_kl():
     k3 = (new * losses.kl_estimate(new.log(), ref.log(), "k3")).sum().item()
     assert k3 == pytest.approx(sum(p * x for p, x in zip(new.tolist(), ratios)), abs=1e-12)
     assert losses.kl_estimate(new.log(), ref.log(), "k2").tolist() == pytest.approx([x * x / 2 for x in ratios])
+    assert losses.kl_estimate(torch.tensor([-200.0]), torch.tensor([-1.0]), "k3").isfinite().all()
     rare = torch.tensor([-200.0, -10.0, -2.0], requires_grad=True)      # one token must not decide a step
     losses.kl_estimate(rare, torch.tensor([-1.0, -1.0, -1.0]), "k3").sum().backward()
     assert rare.grad.tolist() == pytest.approx([0.0, 0.0, 1 - math.e])
