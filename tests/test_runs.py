@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 
 from dreamgym import run
 from dreamgym.episode import Task, read_episodes, recorded
-from runs import hindsight, record, splits, table
+from runs import hindsight, latency, record, splits, table
 from runs.dpo import make_pairs
 from tests.conftest import EXAMPLE, SMALL_RUN, one_step, run_main
 
@@ -53,6 +53,22 @@ def test_counterfactuals_without_rules(trained, tmp_path, capsys):
     assert "counterfactuals, of which the audit calls 0 wrong" in capsys.readouterr().out
     for name in ("valid.jsonl", "test.jsonl", "tasks_train.jsonl", "meta.json"):
         assert (tmp_path / name).read_bytes() == (trained.data / name).read_bytes()
+
+
+@pytest.mark.parametrize("played, said", [(300, "break-even latency: 80.0 ms"), (100, "no break-even")])
+def test_latency_at_which_a_dream_pays(tmp_path, capsys, played, said):
+    """Evaluation or counterfactuals that count; a break-even where the dream needs more real steps."""
+    step = {"name": "rl", "rollout_cpu_s": 1.0, "update_cpu_s": 2.0, "transitions": played // 2}
+    lines = {"dream": [step, step], "real": [step | {"update_cpu_s": 0.0}] * 2 + [{"name": "evaluation", "cpu_s": 99}],
+             "model": [{"name": "expmodel", "cpu_s": 2.0}, {"name": "expmodel", "cpu_s": 12.0}]}
+    for name, rows in lines.items():
+        (tmp_path / name).mkdir()
+        run.write_jsonl(tmp_path / name / "metrics.jsonl", rows, append=False)
+    sources = [{"source": "oracle", "transitions": 100}, {"source": "counterfactual", "transitions": 50}]
+    (tmp_path / "data").mkdir()
+    run.write_json(tmp_path / "data/meta.json", {"sources": sources})
+    latency.main(*(str(tmp_path / name) for name in ("dream", "real", "model", "data")))
+    assert said in capsys.readouterr().out                   # (12 + 6 - 2) s / (300 - 100) steps
 
 
 def test_dpo(trained, tmp_path, capsys):
