@@ -239,7 +239,7 @@ HOLD, FITS = "hold apple 1 : apple 1 yes", "at desk 1 : desk 1 yes ; fits yes so
      "hold pot 1 : pot 1 yes ; at microwave 1 : microwave 1 yes ; open : open yes ; fits no", ""),
     (TWO, FRIDGE + "holding: apple 1", "move apple 1 to fridge 1", FRIDGE + "apple 1 | holding: nothing",
      f"{HOLD} ; at fridge 1 : fridge 1 yes ; open : open yes ; fits yes so it is put there after egg 1",
-     "apple : apple yes fridge : fridge yes another apple : nothing no so no"),
+     "apple : apple yes fridge : fridge yes another apple : egg 1 egg : apple no so no"),
     (LOOK, LAMP, "use desklamp 1", LIT, "look for desklamp 1 : desklamp 1 : desklamp 1 yes so it is on",
      "apple : apple yes desklamp : on yes so yes"),
     (LOOK, SHUT.replace("nothing", "apple 1"), "go to desk 1", LIT,                   # the lamp came first

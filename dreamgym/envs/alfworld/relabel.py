@@ -212,8 +212,10 @@ def checks(wanted: Wanted, t: Transition) -> list[Row]:
         rows.append((wanted.kind, " ".join(tags) or "plain", wanted.kind in tags))
     rows.append((wanted.place, place, place == wanted.place))
     if wanted.kind == "two":
-        others = [name for name in t.before.names if kind_of(name) == wanted.thing]
-        rows.append((f"another {wanted.thing}", others[0] if others else NOTHING, bool(others)))
+        names, kinds = t.before.names, t.before.kinds        # compared one by one, as in `conditions`
+        looked = names[:kinds.index(wanted.thing) + 1] if wanted.thing in kinds else names
+        shown = " no ".join(f"{name} {kind_of(name)} : {wanted.thing}" for name in looked) or NOTHING
+        rows.append((f"another {wanted.thing}", shown, wanted.thing in kinds))
     return rows
 
 
