@@ -19,7 +19,7 @@ from pathlib import Path
 from dreamgym import offline, run, teacher
 from dreamgym.envs.base import Environment, Player, make_env, out_folder
 from dreamgym.episode import Episode, Source, successes, to_json
-from dreamgym.flags import BelowOne, Count, Natural, Share
+from dreamgym.flags import BelowOne, Count, Natural
 from dreamgym.offline import SPLITS
 from dreamgym.teacher import Endpoint, is_url
 
@@ -47,7 +47,6 @@ class Args:
     player_key_env: str = "OPENAI_API_KEY"  # environment variable that holds the endpoint's key
     player_share: float = 1.0          # its share of the episodes; the rest is the scripted players'
     probe_share: BelowOne = 0.4        # share of episodes that also try actions that do not fit (ours)
-    stray_share: Share = 0.0           # share of those that first want another thing than the task (ours)
     teacher: str = "rules"  # who explains: rules | URL of an endpoint | path or hub name
                             # (a model is asked for each episode and each counterfactual)
     teacher_model: str = ""            # the model's name at the endpoint

@@ -1,7 +1,7 @@
 """How offline episodes are made: a player plays, or logs are read; rules explain; counterfactuals are
 added."""
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from dreamgym import prompts, run, teacher
 from dreamgym.encoder import WordEncoder
-from dreamgym.envs.base import Environment, Player, Session, env_of_data, record_step
+from dreamgym.envs.base import Environment, Player, env_of_data, record_step
 from dreamgym.episode import (Episode, Source, Step, StopReason, Task, check_episode, read_episodes, recorded,
                               to_json)
 from dreamgym.names import Names
@@ -20,7 +20,6 @@ PROBE_PROBABILITY = 0.6                # of a probe, where the player's action b
 EARLIER_SHARE = 0.4                    # of the probes: an action of another time; the others are mutations
 SPLICE_SHARE = 0.2                     # of the mutations: two actions joined
 ANY_NAME_SHARE = 0.5                   # of the other mutations: with a name that may stand nowhere in sight
-STRAY_STEPS, STRAY_REFUSALS = 20, 3    # when they come back to their task
 JUDGED_TIMES = 4                       # a recorded success, under its own task or a similar one
 LOOKED_AT_TASKS, SIMILAR_TASKS = 200, 8  # of the most similar tasks, the first few that name something else
 PLAYER_TURNS = 10                      # before the present one that a language model is sent
@@ -90,69 +89,34 @@ def checked(env: Environment, episode: Episode) -> Episode:
 
 
 def mutated(action: str, other: str, text: str, names: Names, rng: np.random.Generator) -> str:
-    """A damaged copy of `action`. Either its start is joined to the end of `other`, or a word is replaced: by
-    `other_name`, or, where no name can be, any word by any of `text`."""
-    words, others = _pieces(action), _pieces(other)
+    """A damaged copy of `action`. Either its start is joined to the end of `other`, or a word is replaced: a
+    name by another of its kind, from `text` or any task; or a number by another of `text`; or, without
+    either, any word by any of `text`."""
+    words, others = (re.findall(r"\s*(?:[^\W_]+|\S)", part) for part in (action, other))
     if rng.random() < SPLICE_SHARE:
         head, tail = rng.integers(len(words) + 1), rng.integers(len(others) + 1)
         words[head:] = others[tail:]
-        return "".join(words).strip() or action
-    return other_name(action, text, names, rng) or other_name(action, text, None, rng) or action
+    else:
+        found = sorted(set(re.findall(r"[^\W_]+", text)))
+        known = found + names.words if rng.random() < ANY_NAME_SHARE else found
+        plain = {i: word.strip() for i, word in enumerate(words) if word.strip().isalnum()}
+        alike = {i: [new for new in known if names.kind(new) == names.kind(word) is not None
+                     and new.lower() != word.lower()]
+                 for i, word in plain.items()}
+        places = [i for i in plain if alike[i]] or list(plain)
+        if places and found:
+            i = int(rng.choice(places))
+            words[i] = words[i].replace(plain[i], str(rng.choice(alike[i] or found)))
+    return "".join(words).strip() or action
 
 
-def other_name(action: str, text: str, names: Names | None, rng: np.random.Generator) -> str:
-    """`action` with a name replaced by another of its kind, from `text` or any task, or a number by another
-    of `text`; without `names` any word by any of `text`. "" where nothing can be."""
-    words, found = _pieces(action), sorted(set(re.findall(r"[^\W_]+", text)))
-    known = found + names.words if names and rng.random() < ANY_NAME_SHARE else found
-    plain = {i: word.strip() for i, word in enumerate(words) if word.strip().isalnum()}
-    alike = {i: [new for new in known if names.kind(new) == names.kind(word) is not None
-                 and new.lower() != word.lower()] if names else known
-             for i, word in plain.items()}
-    places = [i for i in plain if alike[i]]
-    if not places:
-        return ""
-    i = int(rng.choice(places))
-    words[i] = words[i].replace(plain[i], str(rng.choice(alike[i])))
-    return "".join(words).strip()
-
-
-def _pieces(action: str) -> list[str]:
-    return re.findall(r"\s*(?:[^\W_]+|\S)", action)
-
-
-def straying(player: Player, session: Session, before: Episode, names: Names,
-             rng: np.random.Generator) -> Callable[[str], str]:
-    """Acts as if the task named another thing of its kind (what was seen in `before`, too), for STRAY_STEPS
-    or until STRAY_REFUSALS actions changed nothing; then like `player`. So it tries in their places what
-    things cannot do: who does what the task says never heats a knife."""
-    own, task = player.make(session, rng), session.task
-    seen = "\n".join([task.text, *(step.next_state for step in before.steps)])
-    other_task = replace(task, text=other_name(task.text, seen, names, rng) or task.text)
-    try:
-        other = player.make(Session(other_task, session.state, session.inner), rng)
-    except ValueError:                           # a sentence that is none of the environment's
-        return own
-    last, steps, refusals = None, 0, 0
-
-    def act(state: str) -> str:
-        nonlocal last, steps, refusals
-        last, steps, refusals = state, steps + 1, refusals + (state == last)
-        return other(state) if steps <= STRAY_STEPS and refusals < STRAY_REFUSALS else own(state)
-    return act
-
-
-def probing(player: Player, before: Episode, others: list[Episode], names: Names,
-            stray_share: float = 0.0) -> Player:
-    """A player that acts like `player`, with probability `stray_share` like `straying`, but often tries
-    something else first: a damaged copy of the wanted action, or an earlier action, of the episode `before`,
-    which had the same task, or of one of the `others`. If the state stays the same, the wanted action
-    follows; if it changes, the player is asked again. Fewer probes come before an action where many recorded
-    ones begin with the same two words."""
+def probing(player: Player, before: Episode, others: list[Episode], names: Names) -> Player:
+    """A player that acts like `player`, but often tries something else first: a damaged copy of the wanted
+    action, or an earlier action, of the episode `before`, which had the same task, or of one of the `others`.
+    If the state stays the same, the wanted action follows; if it changes, `player` is asked again. Fewer
+    probes come before an action where many recorded ones begin with the same two words."""
     def make(session, rng):
-        stray = stray_share > 0 and rng.random() < stray_share
-        act = straying(player, session, before, names, rng) if stray else player.make(session, rng)
-        wanted, asked_in = "", None
+        act, wanted, asked_in = player.make(session, rng), "", None
 
         def earlier() -> str:
             episode = before if rng.random() < 0.5 else others[rng.integers(len(others))]
@@ -168,7 +132,7 @@ def probing(player: Player, before: Episode, others: list[Episode], names: Names
                 if action != wanted:
                     return Probe(action)
             asked_in = None
-            return Probe(wanted) if stray else wanted
+            return wanted
         return probe
     return Player(make, imitate=player.imitate)
 
@@ -198,8 +162,7 @@ def play_many(env: Environment, players: dict[str, Player], tasks: list[Task], t
         player = players[source]
         if plain and rng.random() < args.probe_share:
             before = plain[rng.integers(len(plain))]
-            task, source = before.task, Source.PROBER
-            player = probing(player, before, plain, names, args.stray_share)
+            task, player, source = before.task, probing(player, before, plain, names), Source.PROBER
         return Episode(id=f"{label}-{index}", task=task, source=source), player, rng
 
     with run.progress(transitions, f"{label} episodes", played) as bar:

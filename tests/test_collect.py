@@ -176,7 +176,7 @@ def test_a_minimal_environment(tmp_path):
     env = Counter()
     task = offline.tasks_with_start(env, "train")[0]
     assert (task.start, task.env) == ("0", "counter")
-    args, path = SimpleNamespace(seed=0, probe_share=0.0, stray_share=0.0), tmp_path / "played.jsonl"
+    args, path = SimpleNamespace(seed=0, probe_share=0.0), tmp_path / "played.jsonl"
     episodes = offline.play_many(env, GO, [task], 3, args, "train", path)
     assert [e.id for e in episodes] == ["train-0", "train-1"] and episodes[0].source == "go"
     assert to_json(episodes[0])["stop"] == "success" and len(env.ended) == 3
@@ -186,7 +186,7 @@ def test_a_minimal_environment(tmp_path):
 
 def test_interrupted_playing_goes_on(tmp_path):
     """Hours of a language model's episodes that a kill takes, or other episodes after one."""
-    task, args = offline.tasks_with_start(Counter(), "train")[0], SimpleNamespace(seed=3, probe_share=0.5, stray_share=0.0)
+    task, args = offline.tasks_with_start(Counter(), "train")[0], SimpleNamespace(seed=3, probe_share=0.5)
     names = lambda session, rng: lambda state: f"go {rng.integers(1000)}"
     def play(path, player):
         return offline.play_many(Counter(), {"go": Player(player)}, [task], 40, args, "train", tmp_path / path)
@@ -265,32 +265,11 @@ def test_a_prober_still_does_what_the_player_wants():
     assert all(act("the same").startswith("open door") for _ in range(99))
 
 
-def test_a_prober_strays_and_comes_back():
-    """A prober that wants what the task says all along, never comes back, or asks for what nobody understands."""
-    def make(session, rng):
-        if "black" in session.task.text:
-            raise ValueError("none of my sentences")
-        return lambda state: session.task.text
-
-    names = Names([f"find {name} {number}" for name in ("red", "green", "black") for number in range(90)]
-                  + [f"open page {number}" for number in range(2700)])
-    session, wanted = Session(Task(id="t", text="find red mug"), "s"), set()
-    for seed in range(20):
-        moving, stuck = ([act(state) for state in states] for states in (map(str, range(30)), ["the same"] * 30)
-                         for act in [offline.straying(Player(make), session, episode_of("a"), names,
-                                                      np.random.default_rng(seed))])
-        wanted.add(moving[0])
-        other = moving[0] != "find red mug"
-        assert moving == [moving[0]] * 20 + ["find red mug"] * 10
-        assert stuck == [moving[0]] * (3 if other else 30) + ["find red mug"] * (27 if other else 0)
-    assert wanted == {"find red mug", "find green mug"} and session.task.text == "find red mug"
-
-
 def test_probes_are_not_imitated(tmp_path):
     """A policy that learns to probe, or the moves of a player that sees hidden facts."""
     says = lambda *said: lambda session, rng: lambda state: said[int(state) % len(said)]
     players = {"good": Player(says("take red mug", "open door 3"), imitate=True), "knows": Player(says("look up"))}
-    args = SimpleNamespace(seed=0, probe_share=0.5, stray_share=0.3)
+    args = SimpleNamespace(seed=0, probe_share=0.5)
     task = offline.tasks_with_start(Counter(), "train")[0]
     played = offline.play_many(Counter(), players, [task], 200, args, "train", tmp_path / "played")
     kept = {(e.source, s.action) for e in played for s in e.steps if s.imitate}

@@ -27,9 +27,6 @@ class Searcher:
 
     def __init__(self, session: Session, rng: np.random.Generator):
         self.wanted, self.rng = read_task(session.task.text), rng
-        if self.wanted is None:
-            raise ValueError(f"task {session.task.text[:80]!r}: cannot be read; expected a sentence of the "
-                             "own sites' templates (dreamgym/envs/webarena/templates.py)")
         self.plan = [filled(step, self.wanted.values) for step in self.wanted.template.plan]
         self.at = 0                              # the next step
         self.place = self.start = ""             # address of the next step; "" where the last action leads
