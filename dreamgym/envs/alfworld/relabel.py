@@ -115,13 +115,12 @@ def _verdict(t: Transition) -> str:
 
 def _go(t: Transition, pages: list[View], wanted: Wanted | None) -> list[str]:
     place, here = t.command.place, t.before.place or "room"
-    at = f"at {here} : {place}"
     if place == here and not t.changed:
-        return [f"{at} yes"]
+        return [f"at {here} already"]
     room = next((view.room for view in pages if view.room), [])
     alike = [name for name in room if kind_of(name) == kind_of(place)]
     looked = alike[:alike.index(place) + 1] if place in alike else alike       # as in `conditions`
-    seek = f"{at} no ; look for {place} : {' '.join(looked) or 'none'} {_yes(t.changed)}"
+    seek = f"at {here} ; look for {place} : {' '.join(looked) or 'none'} {_yes(t.changed)}"
     if not t.changed:
         return [seek]
     keep = f"{seek} ; keep {t.after.holding or NOTHING}"
