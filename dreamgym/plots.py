@@ -1,9 +1,9 @@
 """The learning curve of one run, from its metrics.jsonl."""
-import json
 from pathlib import Path
 
 from matplotlib.figure import Figure             # not pyplot, which looks for a screen
 
+from dreamgym.run import read_metrics
 from dreamgym.viewer import success_lines
 
 REAL, DREAM, GREY = "#c2410c", "#1d4ed8", "#6b7280"
@@ -12,7 +12,7 @@ STYLES = {"real dashed": (REAL, "s--"), "real": (REAL, "o-"), "dream": (DREAM, "
 
 def training_curve(folder: Path) -> Path:
     """Writes FOLDER/curve.png: success on validation tasks (bands: 95 % over tasks), by RL transitions."""
-    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    records = read_metrics(folder)
     figure = Figure(figsize=(7, 4.2), layout="tight")
     axes = figure.subplots()
     for line in success_lines(records):

@@ -324,6 +324,11 @@ class Log:
             self.board.close()
 
 
+def read_metrics(folder: Path) -> list[dict]:
+    """The lines of a log."""
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
 def _short(value) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 

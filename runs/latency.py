@@ -1,9 +1,9 @@
 """When does a dream pay? CPU time of RL in the dream and in the real environment, with an assumed latency of
 each real step. The dream also pays for recorded steps and its experience model. Evaluation does not count.
+Each run was made by one process: a log has the CPU time of its first rank.
 
     python runs/latency.py out/study/webshop-0/{dream-grpo,real-grpo,expmodel,data}
 """
-import json
 import sys
 from pathlib import Path
 
@@ -16,18 +16,14 @@ LATENCIES_S = (0.0, 0.01, 0.1, 1.0, 5.0)
 
 def rl_cost(folder: Path) -> tuple[float, int]:
     """(CPU seconds, transitions) of RL."""
-    steps = [line for line in metrics(folder) if line["name"] == "rl"]
+    steps = [line for line in run.read_metrics(folder) if line["name"] == "rl"]
     return sum(s["rollout_cpu_s"] + s["update_cpu_s"] for s in steps), sum(s["transitions"] for s in steps)
-
-
-def metrics(folder: Path) -> list[dict]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
 def main(dream: str, real: str, expmodel: str, data: str) -> None:
     dream_s, dreamt = rl_cost(Path(dream))
     real_s, played = rl_cost(Path(real))
-    model_s = max(line["cpu_s"] for line in metrics(Path(expmodel)))
+    model_s = run.read_metrics(Path(expmodel))[-1]["cpu_s"]
     recorded = sum(source["transitions"] for source in run.load_meta(data)["sources"]
                    if source["source"] != Source.COUNTERFACTUAL)
     print(f"experience model {model_s:.0f} CPU s; RL in the dream {dream_s:.0f} for {dreamt:,} transitions, "

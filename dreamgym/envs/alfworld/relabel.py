@@ -49,8 +49,7 @@ def conditions(command: Command, view: View) -> list[Row]:
     # Everything up to the thing, one by one: a model that says "none" at once has not looked. The thing is
     # said beside each: what a small model compares must stand close together.
     names = view.names
-    looked = names[:names.index(thing) + 1] if thing in names else names
-    shown = " no ".join(f"{name} : {thing}" for name in looked) or "none"
+    shown = " no ".join(f"{name} : {thing}" for name in _up_to(thing, names)) or "none"
     look_for = (f"look for {thing}", shown, thing in names)
     if verb in TREATED:
         wrong = [("tool", place, False)] if kind_of(place) != TREATED[verb][0] else []
@@ -119,8 +118,8 @@ def _go(t: Transition, pages: list[View], wanted: Wanted | None) -> list[str]:
         return [f"at {here} already"]
     room = next((view.room for view in pages if view.room), [])
     alike = [name for name in room if kind_of(name) == kind_of(place)]
-    looked = alike[:alike.index(place) + 1] if place in alike else alike       # as in `conditions`
-    seek = f"at {here} ; look for {place} : {' '.join(looked) or 'none'} {_yes(t.changed)}"
+    looked = " ".join(_up_to(place, alike)) or "none"
+    seek = f"at {here} ; look for {place} : {looked} {_yes(t.changed)}"
     if not t.changed:
         return [seek]
     keep = f"{seek} ; keep {t.after.holding or NOTHING}"
@@ -176,6 +175,11 @@ def _shown(t: Transition, wanted: Wanted | None) -> list[str]:
     return [" ".join(f"{kind} {_yes(kind in t.after.kinds)}" for kind in kinds)]
 
 
+def _up_to(wanted: str, found: list[str]) -> list[str]:
+    """What is compared with `wanted`, one by one: what was found up to it, or all."""
+    return found[:found.index(wanted) + 1] if wanted in found else found
+
+
 def _yes(met: bool) -> str:
     return "yes" if met else "no"
 
@@ -212,9 +216,9 @@ def checks(wanted: Wanted, t: Transition) -> list[Row]:
         rows.append((wanted.kind, " ".join(tags) or "plain", wanted.kind in tags))
     rows.append((wanted.place, place, place == wanted.place))
     if wanted.kind == "two":
-        names, kinds = t.before.names, t.before.kinds        # compared one by one, as in `conditions`
-        looked = names[:kinds.index(wanted.thing) + 1] if wanted.thing in kinds else names
-        shown = " no ".join(f"{name} {kind_of(name)} : {wanted.thing}" for name in looked) or NOTHING
+        kinds = t.before.kinds
+        looked = zip(t.before.names, _up_to(wanted.thing, kinds))
+        shown = " no ".join(f"{name} {kind} : {wanted.thing}" for name, kind in looked) or NOTHING
         rows.append((f"another {wanted.thing}", shown, wanted.thing in kinds))
     return rows
 
