@@ -17,7 +17,8 @@ from dreamgym.names import Names
 
 SPLITS = ("train", "valid", "test")
 PROBE_PROBABILITY = 0.6                # of a probe, where the player's action begins like no recorded one
-EARLIER_SHARE = 0.4                    # of the probes: an action of another time; the others are mutations
+REPEAT_SHARE = 0.3                     # of the probes: the last action again, as policies in a loop do
+EARLIER_SHARE = 0.4                    # of the others: an action of another time; the rest are mutations
 SPLICE_SHARE = 0.2                     # of the mutations: two actions joined
 ANY_NAME_SHARE = 0.5                   # of the other mutations: with a name that may stand nowhere in sight
 JUDGED_TIMES = 4                       # a recorded success, under its own task or a similar one
@@ -111,27 +112,34 @@ def mutated(action: str, other: str, text: str, names: Names, rng: np.random.Gen
 
 
 def probing(player: Player, before: Episode, others: list[Episode], names: Names) -> Player:
-    """A player that acts like `player`, but often tries something else first: a damaged copy of the wanted
-    action, or an earlier action, of the episode `before`, which had the same task, or of one of the `others`.
-    If the state stays the same, the wanted action follows; if it changes, `player` is asked again. Fewer
-    probes come before an action where many recorded ones begin with the same two words."""
+    """A player that acts like `player`, but often tries something else first: its last action again; a
+    damaged copy of the wanted action; or an earlier action, of the episode `before`, which had the same
+    task, or of one of the `others`. If the state stays the same, the wanted action follows; if it changes,
+    `player` is asked again. Fewer probes come before an action where many recorded ones begin with the same
+    two words."""
     def make(session, rng):
-        act, wanted, asked_in = player.make(session, rng), "", None
+        act, wanted, asked_in, last = player.make(session, rng), "", None, ""
 
         def earlier() -> str:
             episode = before if rng.random() < 0.5 else others[rng.integers(len(others))]
             return episode.steps[rng.integers(len(episode.steps))].action
 
+        def other(state: str) -> str:
+            if last and rng.random() < REPEAT_SHARE:
+                return last
+            if rng.random() < EARLIER_SHARE:
+                return earlier()
+            return mutated(wanted, earlier(), f"{before.task.text}\n{state}", names, rng)
+
         def probe(state: str) -> str:
-            nonlocal wanted, asked_in
+            nonlocal wanted, asked_in, last
             if state != asked_in:
                 wanted, asked_in = act(state), state
             if rng.random() < PROBE_PROBABILITY and beginning(earlier()) != beginning(wanted):
-                action = earlier() if rng.random() < EARLIER_SHARE else mutated(
-                    wanted, earlier(), f"{before.task.text}\n{state}", names, rng)
+                action = other(state)
                 if action != wanted:
                     return Probe(action)
-            asked_in = None
+            asked_in, last = None, wanted
             return wanted
         return probe
     return Player(make, imitate=player.imitate)

@@ -231,7 +231,7 @@ def episode_of(name: str, *actions: str) -> Episode:
 
 
 def test_a_prober_does_what_does_not_fit():
-    """Probes that are never about another thing, never at another time, or always of one kind."""
+    """Probes that repeat nothing, are never about another thing, never at another time, or always of one kind."""
     rng, said = np.random.default_rng(0), ["search[red mug]", "click[3]", "click[buy now]"]
     counter = iter(range(10_000))
     player = Player(lambda session, rng: lambda state: said[next(counter) % 3])
@@ -240,7 +240,12 @@ def test_a_prober_does_what_does_not_fit():
                   + [f"open page {number}" for number in range(900)])
     act = offline.probing(player, before, [other], names).make(None, rng)
     actions = [act(f"page of 7 lamps, {'green' if i % 2 else 'red'}") for i in range(900)]
-    assert sum(action in said for action in actions) == pytest.approx(400, abs=60)
+    assert sum(isinstance(action, offline.Probe) for action in actions) == pytest.approx(500, abs=60)
+    last, repeats = "", 0
+    for action in actions:
+        repeats += action == last and isinstance(action, offline.Probe)
+        last = last if isinstance(action, offline.Probe) else action
+    assert repeats == pytest.approx(110, abs=40)
     probes = {action for action in actions if action not in said}
     at_another_time = {"click[blue]", "click[size 9]", "click[green]"}
     about_another_thing = {"search[green mug]", "search[blue mug]", "search[black mug]", "click[7]", "click[lamps now]"}
