@@ -152,7 +152,7 @@ class ExperienceModel:
         questions = []
         for (task, past, state, action), vector, demos in zip(steps, vectors_BD, found):
             recent, others = split_history(past, self.settings.history)
-            earlier = self._similar_steps(others, vector, action)
+            earlier = self._similar_steps(past, others, vector, action)
             if self.settings.show_first and others[:1] == past[:1]:
                 earlier = [first for first in map(to_demo, past[:1]) if first not in earlier] + earlier
             questions.append(Question(
@@ -161,19 +161,27 @@ class ExperienceModel:
                 demos=[Demo(t.state, t.action, t.next_state, t.reward) for t, _ in reversed(demos)]))
         return questions
 
-    def _similar_steps(self, past: Sequence[Step], vector: np.ndarray, action: str) -> list[Demo]:
-        """The steps of `past` most similar to the question, the most similar last, of equals the latest. Half
-        of the similarity is that of the transition; half says how much action and next state are like the
-        question's action: it may lead to a page that names what it names."""
-        if not past or not self.settings.history:
+    def _similar_steps(self, past: Sequence[Step], others: Sequence[Step], vector: np.ndarray,
+                       action: str) -> list[Demo]:
+        """Of the steps `others` of an episode, first those most similar to the question as transitions. Then
+        those that led to the pages whose first line is most like the action ("go to shelf 1": "at shelf 1:"),
+        of pages that begin alike only the latest of `past`. Half each, the most similar last."""
+        count = self.settings.history
+        if not others or not count:
             return []
-        actions = [s.shown_action for s in past]
-        transition = self.encoder([s.state for s in past], actions) @ vector
-        led_to = self.encoder([s.next_state for s in past], actions) @ self.encoder([action], [action])[0]
-        similarity = (transition + led_to) / 2
-        order = sorted(range(len(past)),
-                       key=lambda i: (round(float(similarity[i]), 5), i))[-self.settings.history:]
-        return [to_demo(past[i]) for i in order if similarity[i] >= self.settings.min_similarity]
+
+        def best(similarity: np.ndarray, among: list[int], most: int) -> list[int]:
+            order = sorted(among, key=lambda i: (round(float(similarity[i]), 5), i))
+            return [i for i in order[len(order) - min(most, len(order)):]
+                    if similarity[i] >= self.settings.min_similarity]
+
+        titles = [step.next_state.split("\n")[0] for step in others]
+        latest = {step.next_state.split("\n")[0]: step for step in past}
+        led_to = self.encoder(titles, titles) @ self.encoder([action], [action])[0]
+        pages = best(led_to, [i for i, s in enumerate(others) if latest[titles[i]] is s], count // 2)
+        alike = self.encoder([s.state for s in others], [s.shown_action for s in others]) @ vector
+        steps = best(alike, [i for i in range(len(others)) if i not in pages], count - count // 2)
+        return [to_demo(others[i]) for i in steps + pages]
 
     def lookup(self, states: Sequence[str], actions: Sequence[str]) -> list[Transition | None]:
         """The baseline without a model: the nearest recorded transition of each (state, grounded action), if

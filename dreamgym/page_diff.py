@@ -17,8 +17,9 @@ MARK = "= "
 
 
 def encode(page: str, known: Mapping[str, str], keys: bool = False) -> str:
-    """The shortest, in words, of the page itself and its forms that decode gives back. `keys`: says each line
-    that has a key of its own ("~ "). Such lines change most, and a model need not tell whether they did."""
+    """The shortest of the page itself and its forms that decode gives back, in words beside the name of a
+    known page. `keys`: says each line that has a key of its own ("~ "). Such lines change most, and a model
+    need not tell whether they did."""
     candidates = [page] if not page.startswith(MARK) else []
     for name, text in known.items():
         if text == page and not keys:
@@ -28,7 +29,12 @@ def encode(page: str, known: Mapping[str, str], keys: bool = False) -> str:
             candidates += [written] * (decode(written, known) == page)
         except ValueError:       # edits that name lines have no form for this page
             pass
-    return min(candidates, key=lambda text: len(text.split())) if candidates else page
+    return min(candidates, key=_cost) if candidates else page
+
+
+def _cost(text: str) -> int:
+    """A name costs nothing: a small page that is known would else be copied, which small models do badly."""
+    return len((text.partition("\n")[2] if text.startswith(MARK) else text).split())
 
 
 def _edits(known: list[str], lines: list[str], keys: bool) -> list[str]:
