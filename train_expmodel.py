@@ -54,7 +54,7 @@ class Args:
     slots: Count = 128                 # rows decoded at once on a rank (memory of the KV cache)
     encoder: str = "words"             # phi: words (tf-idf, no model) | path or hub name of an encoder
     k: Natural = 1  # retrieved demonstrations (0: ablation without the replay buffer; ours)
-    history: Natural = 2  # last changing steps shown, and as many similar ones (0: ablation; ours)
+    history: Natural = 2  # last changing steps shown, and as many earlier ones (0: ablation; ours)
     min_similarity: float = 0.3        # demonstrations of a lower cosine are not shown (ours)
     reasoning: bool = True             # a reasoning trace before each answer (no: ablation)
     show_first: bool = False           # the first step of an episode, too: it often says what there is (ours)

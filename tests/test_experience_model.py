@@ -92,12 +92,12 @@ def text_of(dream, ids):
 # ---- history and retrieval ----
 
 class AngleEncoder:
-    """phi for tests: an action is a number of degrees, so that every cosine is known."""
+    """phi for tests: an action, or a title, is a number of degrees, so that every cosine is known."""
 
     dim = 2
 
     def __call__(self, states, actions):
-        angles = np.radians([float(a.split()[0]) for a in actions])
+        angles = np.radians([float(a.split()[0].rstrip(":")) for a in actions])
         return np.stack([np.cos(angles), np.sin(angles)], 1).astype(np.float32)
 
     def clear_caches(self):
@@ -107,18 +107,21 @@ class AngleEncoder:
 @pytest.mark.parametrize("history", range(5))
 @pytest.mark.parametrize("length", range(7))
 def test_history_against_a_loop(parts, history, length):
-    """A history that is one step short, shows a step twice, or takes what is unlike the question."""
-    angles = [10, 80, 0, 10, 40, 10, 200][:length]
-    past = [Step(state=f"page {i}", action=f"{angle}", grounded=f"{angle} !", next_state=f"page {i + 1}")
-            for i, angle in enumerate(angles)]
+    """A history that is one step short, shows a step twice, or takes what is unlike the question; a page that is
+    known in a newer version."""
+    angles, titles = [10, 80, 0, 10, 40, 10, 200][:length], [12, 20, 80, 12, 30, 20, 200][:length]
+    past = [Step(state=f"page {i}", action=f"{angle}", grounded=f"{angle} !", next_state=f"{title}:\npage {i + 1}")
+            for i, (angle, title) in enumerate(zip(angles, titles))]
     dream = make(parts, encoder=AngleEncoder(), history=history, min_similarity=0.7, k=0)
     (question,) = dream.questions([("task", past, "page now", "12")])
     last = max(0, length - history)
     assert question.recent == [(s.state, s.grounded) for s in past[last:]]
-    close = [(abs(angles[i] - 12), -i) for i in range(last) if abs(angles[i] - 12) < 45]
-    best = [-i for _, i in sorted(close)[:history]][::-1]
+    newest = [i for i in range(last) if titles[i] not in titles[i + 1:] and abs(titles[i] - 12) < 45]
+    pages = sorted(newest, key=lambda i: (abs(titles[i] - 12), -i))[:history // 2]
+    close = [i for i in range(last) if i not in pages and abs(angles[i] - 12) < 45]
+    steps = sorted(close, key=lambda i: (abs(angles[i] - 12), -i))[:history - history // 2]
     assert [(d.state, d.action, d.next_state) for d in question.earlier] == [
-        (past[i].state, past[i].grounded, past[i].next_state) for i in best]
+        (past[i].state, past[i].grounded, past[i].next_state) for i in steps[::-1] + pages[::-1]]
     assert question.demos == []
 
 
@@ -143,7 +146,7 @@ def test_transitions_of_a_broken_dream(parts):
 
 def test_the_first_step_is_always_shown(parts):
     """What the first page says of the world is out of sight later. It is shown once."""
-    past = [Step(state=f"page {i}", action="80", next_state=f"page {i + 1}") for i in range(6)]
+    past = [Step(state=f"page {i}", action="80", next_state=f"200: page {i + 1}") for i in range(6)]
     past[4].action = "12"
 
     def shown(length):

@@ -63,6 +63,13 @@ def test_a_line_with_a_key_is_always_said(page, text):
     assert encode(page, known, keys=True) == text and decode(text, known) == page
 
 
+def test_a_small_known_page_is_named():
+    """A name that is as long as the page: the page would be copied."""
+    known = {"at shelf 1:": "at shelf 1:\nmug 1\nholding: nothing"}
+    assert encode("at shelf 1:\nmug 1\nholding: cup 1", known, keys=True) == "= at shelf 1:\n~ holding: cup 1"
+    assert encode("at shelf 2:\npan 1\nholding: cup 1", known, keys=True) == "at shelf 2:\npan 1\nholding: cup 1"
+
+
 @pytest.mark.parametrize("text", [
     "= state\n~ c: x", "= state\n~ a: x", "= state\n~ b", "= state\n~ : x", "= nowhere", "= ", "= state\nplain line",
     "= state\n-a", "= state\n- z", "= state\n- b\n- a", "= state\n- a\n- a",
