@@ -17,7 +17,7 @@ from dreamgym.envs.webarena.sites import DATABASES, SITES, SiteDatabase, _first_
 from dreamgym.envs.webarena.sites.map import TOWNS, Atlas
 from dreamgym.envs.webarena.sites.site import open_session
 
-FIRST_DATA = "077b82d0"                          # of seed 7, train 0
+FIRST_DATA = "24595ff0"                          # of seed 7, train 0
 ME, CODER, EMMA = "MarvelsGrantMan136", "byteblaze", "emma.lopez@gmail.com"
 HOSE = "/product/river-hose"
 
@@ -341,13 +341,16 @@ STORIES = {
     "a vote on a comment is none on the post of its number": """
         forum POST /f/games/1/comment/1/down -> score 11
         forum /f/games/1 -> score 12""",
-    "a post is made, edited and deleted; its address never leads to another": """
+    "a post is made, edited and deleted; no new post or comment has its number": """
         forum POST /submit/diy forum=diy & title=   & body=text -> A post needs a title.
         forum [Create post] forum=pets & title=A 'b' <c> & body=x -> Your post was made. | A 'b' <c> | score 1
         forum POST /f/pets/172/edit title=A post & body=changed -> changed | MarvelsGrantMan136
         forum POST /f/pets/172/edit title= & body=gone -> A post needs a title.
+        forum POST /f/pets/172/comment comment=First -> Comments 1
         forum POST /f/pets/172/delete -> Your post was deleted.
         forum /f/pets/172 -> 404
+        forum POST /f/games/7/comment comment=Second -> Comments 3
+        SELECT max(id) FROM forum_comments -> 323
         forum POST /submit forum=pets & title=Next
         SELECT max(id) FROM forum_posts -> 173""",
     "posts of others are theirs": """
@@ -411,7 +414,8 @@ STORIES = {
     "a merge request is merged once": """
         code /byteblaze/silver-site/merge-requests/3
         code [Merge] -> state merged | This merge request is now merged. | !Merge
-        code POST /byteblaze/silver-site/merge-requests/3/reopen -> 403""",
+        code POST /byteblaze/silver-site/merge-requests/3/reopen -> 403
+        code POST /byteblaze/silver-site/merge-requests/2/merge -> 403""",
     "issues of others can be commented, not closed": """
         code /grace/magic-bot/issues/2 -> !Close
         code POST /grace/magic-bot/issues/2/close -> 403

@@ -31,7 +31,7 @@ CREATE VIEW shop_shelf AS SELECT shop_products.*, shop_categories.name AS catego
 CREATE TABLE forum_forums (name PRIMARY KEY, description, sidebar, subscribers);
 CREATE TABLE forum_posts (id INTEGER PRIMARY KEY AUTOINCREMENT, forum, author, title, body, score INT,
     created, comments DEFAULT 0, words AS (lower(title || ' ' || body || ' ' || forum)) STORED);
-CREATE TABLE forum_comments (id INTEGER PRIMARY KEY, post_id INT, author, body, score INT, created,
+CREATE TABLE forum_comments (id INTEGER PRIMARY KEY AUTOINCREMENT, post_id INT, author, body, score INT, created,
     answered DEFAULT '');
 CREATE TABLE forum_votes (user, kind, item INT, value INT, PRIMARY KEY (user, kind, item));
 CREATE TABLE forum_subscriptions (user, forum, PRIMARY KEY (user, forum));
