@@ -17,9 +17,9 @@ MARK = "= "
 
 
 def encode(page: str, known: Mapping[str, str], keys: bool = False) -> str:
-    """The shortest of the page itself and its forms that decode gives back, in words beside the name of a
-    known page. `keys`: says each line that has a key of its own ("~ "). Such lines change most, and a model
-    need not tell whether they did."""
+    """The page itself, or the form of it that decode gives back and that says the fewest words. `keys`: says
+    each line that has a key of its own ("~ "). Such lines change most, and a model need not tell whether they
+    did."""
     candidates = [page] if not page.startswith(MARK) else []
     for name, text in known.items():
         if text == page and not keys:
@@ -33,8 +33,11 @@ def encode(page: str, known: Mapping[str, str], keys: bool = False) -> str:
 
 
 def _cost(text: str) -> int:
-    """A name costs nothing: a small page that is known would else be copied, which small models do badly."""
-    return len((text.partition("\n")[2] if text.startswith(MARK) else text).split())
+    """Words, without the name of a known page and the marks of edits: else some small known pages would be
+    written out and others named, and a small model could not tell which."""
+    if not text.startswith(MARK):
+        return len(text.split())
+    return sum(len(edit[len(MARK):].split()) for edit in text.split("\n")[1:])
 
 
 def _edits(known: list[str], lines: list[str], keys: bool) -> list[str]:

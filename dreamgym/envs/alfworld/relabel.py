@@ -103,8 +103,11 @@ def _plausible(t: Transition) -> bool:
 
 
 def _verdict(t: Transition) -> str:
-    """What came of a command; of a move, also after which thing of the list this one is put."""
+    """What came of a command; of a move, also after which thing of the list this one is put; of a taken
+    thing, also whether nothing is left."""
     verb = t.command.verb
+    if verb == "take" and not t.after.things:
+        return "so it is taken and nothing is left"
     if verb == "move" and t.after.things[-1:] == [t.before.holding]:
         return f"so it is put there {f'after {t.before.things[-1]}' if t.before.things else 'alone'}"
     said = {"close": "closed", "take": "taken", "move": "put there", "use": "on", "slice": "sliced"}
