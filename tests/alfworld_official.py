@@ -94,7 +94,7 @@ def rebuild(folder: Path, split: str = "", limit: int = 10_000) -> list[Path]:
         # the shared file keeps nested records as the text of a Python literal
         traj = {key: ast.literal_eval(str(record[key])) for key in ("pddl_params", "scene")}
         game = {"pddl_domain": domain, "grammar": grammar.replace("UNKNOWN GOAL", record["task"]),
-                "pddl_problem": record["pddl_problem"], "solvable": True, "walkthrough": []}
+                "pddl_problem": record["pddl_problem"], "solvable": True}
         paths.append(Path(folder) / "json_2.1.1" / record["path"])
         paths[-1].parent.mkdir(parents=True, exist_ok=True)
         paths[-1].write_text(json.dumps(game))

@@ -16,13 +16,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 from tqdm import tqdm
 
-from dreamgym.envs.alfworld.engine import Engine, read_game
+from dreamgym.envs.alfworld.engine import read_game
 from dreamgym.envs.alfworld.rooms import Place, Placer, Room, location, room, shipped
-from dreamgym.envs.alfworld.text import shown_names
+from dreamgym.envs.alfworld.scripted import Oracle
+from dreamgym.envs.alfworld.workers import Play
+from dreamgym.envs.base import Session
+from dreamgym.episode import Task
 
-VERSION = 2                                      # raise it whenever the same seed would give other bytes
+VERSION = 3                                      # raise it whenever the same seed would give other bytes
 COUNTS = {"train": 2000, "valid": 60, "test": 120}     # each split in homes of its own
 TASK_TYPES = (
     "pick_and_place_simple", "look_at_obj_in_light", "pick_clean_then_place_in_recep",
@@ -103,9 +107,9 @@ def find_games(folder: Path) -> list[tuple[Path, str, dict]]:
 
 def generate(folder: Path, seed: int = 0, counts: Mapping[str, int] = COUNTS) -> None:
     """Writes <folder>/json_2.1.1 with `counts` games of each split, balanced over the task types. Games that
-    fit are kept; an interrupted run goes on where it stopped. Each game for validation and test is won in the
-    real engine (0.3 CPU-seconds each; the players win those for training). Raises ValueError when the folder
-    holds games of somebody else."""
+    fit are kept; an interrupted run goes on where it stopped. The oracle wins each game for validation and
+    test in the real engine (0.2 CPU-seconds each). Raises ValueError when the folder holds games of somebody
+    else."""
     wanted = {"version": VERSION, "seed": seed, "counts": {split: counts.get(split, 0) for split in COUNTS},
               "checked": True}
     folder.mkdir(parents=True, exist_ok=True)
@@ -190,7 +194,6 @@ def _write_game(trial: Path, goal: Goal, name: str, check: bool) -> None:
             "grammar": grammar.replace("UNKNOWN GOAL", sentence),
             "pddl_problem": problem,
             "solvable": True,
-            "walkthrough": _walkthrough(place, things, start, goal),
         }
         record = {
             "task_type": goal.task_type,
@@ -206,7 +209,7 @@ def _write_game(trial: Path, goal: Goal, name: str, check: bool) -> None:
         (new / "game.tw-pddl").write_text(json.dumps(game))
         (new / "traj_data.json").write_text(json.dumps(record))
         (new / "initial_state.pddl").write_text(problem)
-        if not check or _wins(new / "game.tw-pddl", game["walkthrough"]):
+        if not check or _wins(new / "game.tw-pddl"):
             new.rename(trial)
             return
     raise RuntimeError(f"{trial.name}: none of {ATTEMPTS} layouts for {goal} could be won")
@@ -218,14 +221,12 @@ def _compact(text: str) -> str:
     return "\n".join(line for line in lines if line) + "\n"
 
 
-def _wins(path: Path, walkthrough: list[str]) -> bool:
-    """True when the last command of the walkthrough wins in the real engine, and nothing before it."""
-    engine = Engine(path)
-    won = [engine.won]
-    for command in walkthrough:
-        engine.step(command)
-        won.append(engine.won)
-    return won == [False] * len(walkthrough) + [True]
+def _wins(path: Path) -> bool:
+    """Whether the oracle wins the game within 50 steps, and it is not won at the start."""
+    play = Play(str(path), False, "")
+    session = Session(Task(id="", text=play.engine.task), play.state(), inner=play)
+    act = Oracle(session, np.random.default_rng(0))
+    return not play.engine.won and any(play.step(act(play.state()))[1] for _ in range(50))
 
 
 def _layout(place: Room, goal: Goal, rng: random.Random) -> tuple[list[Place], str]:
@@ -287,38 +288,3 @@ def _problem(place: Room, things: list[Place], start: str, goal: str) -> str:
              *(f"{name} - {kind}" for kind, names in declared.items() for name in names), ")", "(:init",
              *(f"({fact})" for fact in facts), ")"]
     return "\n".join(lines) + "\n" + _compact(goal)
-
-
-def _walkthrough(place: Room, things: list[Place], start: str, goal: Goal) -> list[str]:
-    """Commands that win from the start, for who knows where everything lies."""
-    shown = shown_names(p.id.lower() for p in place.receptacles + place.fixtures + things)
-    names, commands, here, opened = lambda p: shown[p.id.lower()], [], start, set()
-    receptacles = {r.id: r for r in place.receptacles}
-
-    def visit(r: Place, reach: bool = True) -> None:
-        nonlocal here
-        if here != r.at:
-            commands.append(f"go to {names(r)}")
-            here = r.at
-        if reach and r.openable and r.id not in opened:
-            commands.append(f"open {names(r)}")
-            opened.add(r.id)
-
-    wanted = [t for t in things if t.type == goal.object and t.on]
-    target = next((r for r in place.receptacles if r.type == goal.receptacle), None)
-    for thing in wanted[:2 if goal.task_type == TWO else 1]:
-        visit(receptacles[thing.on])
-        commands.append(f"take {names(thing)} from {names(receptacles[thing.on])}")
-        if goal.task_type in STATION:
-            verb, kind, _ = STATION[goal.task_type]
-            station = next(r for r in place.receptacles if r.type == kind)
-            visit(station, reach=False)
-            commands.append(f"{verb} {names(thing)} with {names(station)}")
-        if target:
-            visit(target)
-            commands.append(f"move {names(thing)} to {names(target)}")
-    if not target:
-        lamp = next(f for f in place.fixtures if f.type == "DeskLamp" and f.on)
-        visit(receptacles[lamp.on], reach=False)
-        commands.append(f"use {names(lamp)}")
-    return commands
