@@ -2,7 +2,7 @@
 a').outerText, .value and .checked. What is not understood is refused, never guessed."""
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -13,9 +13,6 @@ from dreamgym.envs.webarena.ax_tree_sources import QUOTED, value_of
 
 Element = lxml.html.HtmlElement
 _LOCATOR = re.compile(rf"document\.querySelector\(({QUOTED})\)\.(outerText|value|checked);?\s*")
-_BLOCKS = frozenset("aside div form h1 h2 h3 h4 h5 h6 header li main nav ol option p section ul".split())
-_HIDDEN = frozenset("script style head template noscript textarea".split())
-_NO_TEXT = frozenset("select ul ol".split())  # blanks between what is inside do not show
 
 
 class NotSupported(Exception):
@@ -52,21 +49,5 @@ def _selector(css: str) -> CSSSelector:
 
 
 def inner_text(element: Element) -> str:
-    """The text as element names lay it out: white space collapsed, a line for each block."""
-    text = re.sub(r" +", " ", "".join(_marked(element)))
-    marked = re.sub(r"[ \x01\x02]*[\x01\x02][ \x01\x02]*",
-                    lambda match: "\n\n" if "\x02" in match[0] else "\n", text)
-    return re.sub(r" *\x03 *", "\n", marked).strip("\n ")
-
-
-def _marked(element: Element) -> Iterator[str]:
-    """Text with marks: \\x01 the edge of a block, \\x02 that of a paragraph, \\x03 a line break."""
-    if not isinstance(element.tag, str) or element.tag in _HIDDEN or "hidden" in element.attrib:
-        return
-    edge = "\x02" if element.tag == "p" else "\x01" if element.tag in _BLOCKS else ""
-    yield "\x03" if element.tag == "br" else edge
-    yield re.sub(r"[ \t\n\r\f]+", " ", element.text or "")
-    for child in element:
-        yield from _marked(child)
-        yield "" if element.tag in _NO_TEXT else re.sub(r"[ \t\n\r\f]+", " ", child.tail or "")
-    yield edge
+    """The text on one line, blanks between elements. Where a browser breaks lines decides no own task."""
+    return " ".join(" ".join(element.xpath(".//text()[not(ancestor::textarea)]")).split())
