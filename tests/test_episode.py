@@ -86,9 +86,7 @@ TASK, FIRST, LAST = ["task"], ["steps", 0], ["steps", 1]
 
 @pytest.mark.parametrize("place, changes, message", [                 # None: the field is taken away
     ([], {"schema": None}, "field `schema` is 'None', expected 2"), ([], {"schema": 1}, "`schema` is '1'"),
-    ([], {"steps": []}, "field `steps` is empty"), ([], {"raw_score": "1"}, r"\$.raw_score"),
-    ([], {"world": "mars"}, r"'mars'.*\$.world"), ([], {"stop": "tired"}, r"'tired'.*\$.stop"),
-    ([], {"extra": 1}, "unknown field `extra`"), (TASK, {"id": None}, r"`id`.*\$.task"),
+    ([], {"steps": []}, "field `steps` is empty"), ([], {"extra": 1}, "unknown field `extra`"),
     (TASK, {"text": " \n"}, "task: field `text` is empty"), (TASK, {"text": "a\nb"}, "task: field `text`"),
     (TASK, {"other": 3}, "unknown field `other`"), (FIRST, {"observation": "x"}, "unknown field `observation`"),
     (LAST, {"reward": 0.5}, r"steps\[1\]: field `reward` is 0.5, expected 0 or 1"),
@@ -118,10 +116,8 @@ def check_second_line(folder, line: bytes, message: str):
 
 
 @pytest.mark.parametrize("old, new", [
-    (LINE, b"{'id': 1}"), (LINE, LINE[:-20]), (LINE, LINE + LINE), (LINE, b"3"), (LINE, b"[]"),
-    (LINE, b"[" * 100_000), (LINE, bytes(range(1, 256)).replace(b"\n", b"")), (b"search page", b"caf\xe9"),
-    (b"search page", b"search \\ud800"), (b'{"goal_index": 3}', b'{"a": ' + b"[" * 5000 + b"]" * 5000 + b"}"),
-    (b'"raw_score": 1.0', b'"raw_score": ' + b"9" * 5000), (b'"raw_score": 1.0', b'"raw_score": NaN')])
+    (LINE, b"{'id': 1}"), (LINE, b"3"), (LINE, b"[" * 100_000), (b"search page", b"caf\xe9"),
+    (b"search page", b"search \\ud800"), (b'"raw_score": 1.0', b'"raw_score": NaN')])
 def test_line_that_is_no_record_is_named(tmp_path, old, new):
     """An error without file and line; NaN and lone surrogates that crash when they are written."""
     assert old in LINE

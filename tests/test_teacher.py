@@ -218,11 +218,10 @@ def second(**changes):
 
 
 @pytest.mark.parametrize("text, reason", [
-    ("[1, 2]", "got `array`"), (answer(2) + " done!", "not the JSON"), (answer(2)[:-1], "truncated"),
+    (answer(2) + " done!", "not the JSON"),
     ("[" * 100_000, "not the JSON"), ("\ud800", "not the JSON"), (answer(0), "has 0 entries"),
     (answer(2, change=lambda r: r.pop("task_tutorial")), "task_tutorial"),
     (answer(2, change=lambda r: r["state_transitions"].reverse()), r"step_id \[1, 0\]"),
-    (second(step_id=True), "step_id"), (second(reward_plan=None), "reward_plan"),
     (second(reward_plan=" \n\x00 "), "reward_plan"),
     (second(transition_plan="y" * (MAX_TRACE_CHARS + 1)), "length <= 1000")])
 def test_annotations_that_do_not_fit_are_refused_with_a_reason(text, reason):

@@ -246,10 +246,8 @@ SAID = "<p class='url'>x</p><p class='raw_parsed_prediction'>click [1]</p>"
         ('{"task_id": 7, "previous_actions": ["None"]}', "next_state_acctree"))),
     ("acctree", "x.json", '{"data": 3}', "Expected `array`"),
     *(("browsergym", "webarena.3.json", line, told) for line, told in (
-        ("{", "not JSON"), ("[]", "got `array`"),
-        ('{"steps": [], "goal": "", "benchmark": "workarena"}', "workarena"),
-        ('{"benchmark": "webarena"}', "`steps`"), ('{"steps": [3], "goal": "x"}', "steps\\[0\\]"),
-        ('{"steps": [{"url": "x"}], "goal": "x"}', "axtree"), ('{"steps": []}', "`goal`")))])
+        ("{", "not JSON"), ('{"steps": [], "goal": "", "benchmark": "workarena"}', "workarena"),
+        ('{"steps": [{"url": "x"}], "goal": "x"}', "axtree")))])
 def test_a_malformed_file_is_named(tmp_path, form, file, content, told):
     path = tmp_path / file.partition(":")[0]
     good = json.dumps({"task_id": 1, "observation": HOME, "action": "go_back", "next_observation": ITEM})
