@@ -17,7 +17,7 @@ import pytest
 from alfworld_official import needs_official, needs_packages
 
 from dreamgym.envs.alfworld import engine, text
-from dreamgym.envs.alfworld.env import ALFWorld, receptacles
+from dreamgym.envs.alfworld.env import ALFWorld
 from dreamgym.envs.base import make_env
 from dreamgym.episode import Task
 
@@ -55,13 +55,6 @@ def test_a_dream_begins_where_the_engine_does(alfworlds, which):
             commands = "\n".join([task.start, "commands:", *session.inner.engine.admissible])
             assert listed.state == listed.task.start == commands and text.read_view(task.start).room
             assert text.read_view(listed.state) == text.read_view(task.start)
-
-
-def test_receptacles_are_numbered_as_the_engine_does():
-    facts = ("(receptacleAtLocation Desk_bar_plus_b loc_bar_1) (objectAtLocation Desk_bar_minus_a loc_bar_2) "
-             "(receptacleAtLocation Sink_bar_1_bar_SinkBasin loc_bar_2)")
-    problem = f"(:objects Desk_bar_z - object)\n(:init {facts})\n(:goal (receptacleAtLocation ?r ?l))"
-    assert receptacles(problem) == ["desk 1", "sinkbasin 1"]
 
 
 @both

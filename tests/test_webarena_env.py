@@ -52,13 +52,16 @@ def test_a_draft_is_scored_on_the_page_that_the_agent_is_on(env):
     assert (nowhere.stop, nowhere.reward) == (StopReason.FAILURE, 0)
 
 
-@pytest.mark.parametrize("key", ["Backspace", "ArrowDown", "Tab", "a", "Control+Enter", "Shift+Escape"])
-def test_other_keys_than_enter_and_escape_do_nothing_on_own_sites(env, key):
+@pytest.mark.parametrize("action", [
+    *(f"press [{key}]" for key in ("Backspace", "ArrowDown", "Tab", "a", "Control+Enter", "Shift+Escape")),
+    "click [1]", "I would like to shop"])
+def test_what_own_sites_do_not_know_changes_nothing(env, action):
     """Stops keys that only a real browser knows from changing its pages alone."""
     task = env.tasks("train")[0]
     typed, pressed, sent = play(env, task, [
-        f"type [{number(task.start, 'searchbox ')}] [lamp] [0]", f"press [{key}]", "press [enter]"])
-    assert typed.state == pressed.state != sent.state
+        f"type [{number(task.start, 'searchbox ')}] [lamp] [0]", action, "press [enter]"])
+    assert (pressed.state, pressed.done, pressed.reward) == (typed.state, False, 0.0)
+    assert sent.state != typed.state
 
 
 def number(state, line):
@@ -73,18 +76,6 @@ def test_the_same_class_for_every_name_and_option():
     assert env.describe() != WebArena().describe() and env.numbered_lines and env.label == "own sites"
     assert {name for name, player in env.players().items() if player.imitate} == {"imperfect"}
     assert sum(player.share for player in env.players().values()) == pytest.approx(1)
-
-
-def test_what_is_refused_changes_nothing(env):
-    task = env.tasks("train")[0]
-    line = number(task.start, "link 'Cart'")
-    refused = [
-        "click [444]", "click [1]", "click [2]", "I would like to shop", "scroll [down]", "tab_focus [7]",
-        "goto [nowhere]"]
-    *stayed, moved = play(env, task, [*refused, f"click [{line}]"])
-    assert [(r.state, r.done, r.reward) for r in stayed] == [(task.start, False, 0.0)] * len(refused)
-    assert "cart" in moved.state.split("\n")[1]
-    assert env.ground(task.start, f"click [{line}]") == f"click [{line}] link 'Cart'"
 
 
 def test_stop_is_evaluated_and_ends_the_episode(env):

@@ -6,7 +6,6 @@ from dreamgym.envs.webarena.audit import WebArenaAudit
 from dreamgym.envs.webarena.page import Node, abstract
 from dreamgym.envs.webarena.text import action_type, bare, ground, is_stop, read_action
 from dreamgym.episode import Step, Task
-from dreamgym.prompts import policy_answer
 
 PAGE = """page: Cart
 url: shopping/cart
@@ -39,12 +38,6 @@ def test_names_with_marks_ground_and_read_back():
             grounded = ground(state, action)
             assert grounded == f"{action} {node.role} '{node.name}'" and bare(grounded) == action
             assert read_action(state, grounded) == read_action(state, action)
-
-
-def test_an_imitated_policy_thinks_the_element():
-    """Stops imitation from teaching thoughts that are not the element that the action names."""
-    assert policy_answer("click [3]", ground(PAGE, "click [3]"), "lines") == "link 'Home'\naction: click [3]"
-    assert policy_answer("go_back", ground(PAGE, "go_back"), "lines") == "action: go_back"
 
 
 @pytest.mark.parametrize("action, kind", [
