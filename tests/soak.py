@@ -1,9 +1,8 @@
 """What resumes must end as the uninterrupted run did, to the bit: SIGKILL and Ctrl-C at random moments, saves
-included. And resident memory over many iterations.
+included.
 
     python -m tests.soak --kills 100               # supervised, GRPO in the dream, GRPO in the world
     python -m tests.soak --kills 0 --interrupts 30          # Ctrl-C: exit code 130, and the same end
-    python -m tests.soak --kills 0 --iterations 1000        # memory of the loop
 
 The environment is examples/files.py. Its experience model is trained far enough that most dreams can be read
 and some are paid, so that policies are updated, the replay buffer is enriched and tasks are generated.
@@ -11,7 +10,6 @@ Compared are weights, optimizers, random states, replay buffer, curriculum, epis
 without times. A run is a forked process, for imports take longer than its work. A signal comes after a
 uniform draw between 0 and a third of an uninterrupted run's length; every second one waits for the next save.
 """
-import json
 import multiprocessing
 import os
 import shutil
@@ -21,15 +19,11 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from unittest.mock import patch
 
 import numpy as np
 import tyro
 
-import train_policy
-from benchmarks.timing import memory_mb
 from dreamgym import run
-from dreamgym.envs.base import Environment
 from tests.conftest import EXAMPLE, run_main
 from tests.test_scripts import NUMBERS as SMALL, assert_same_checkpoint, settled
 
@@ -51,7 +45,6 @@ REPLAY = {"capacity": 3100, "exact_below": 3000}     # of its buffer: it soon fi
 class Args:
     kills: int = 30                   # SIGKILLs, shared by the three jobs
     interrupts: int = 0               # SIGINTs (Ctrl-C), shared by them
-    iterations: int = 0               # RL iterations whose memory is measured
     seed: int = 0                     # of the moments
 
 
@@ -141,25 +134,6 @@ def soak(name: str, flags: list, base: Path, number: int, stops: int, rng: np.ra
     return row
 
 
-def memory(flags: list, base: Path, iterations: int) -> list[dict]:
-    """Resident memory of GRPO in the dream, with episodes of at most 4 steps: its mean in each tenth of the
-    iterations, and what fills up."""
-    path, log, real = base / "memory.jsonl", base / "memory.log", train_policy.log_iteration
-
-    def measured(job, state, values, episodes) -> None:
-        real(job, state, values, episodes)
-        row = {"iteration": state.step, "resident_mb": round(memory_mb(), 1),
-               "replay": values["replay"], "generated": values["generated"]}
-        run.write_jsonl(path, [row], append=True)
-    with patch.object(train_policy, "log_iteration", measured), patch.object(Environment, "max_steps", 4):
-        finish("train_policy", [*flags, "--iterations", iterations, "--rollouts", 2, "--save-every", 10,
-                                "--eval-every", 20, "--out", base / "memory"], log)
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    tenths = np.array_split(np.arange(len(rows)), min(10, len(rows)))
-    resident = np.array([row["resident_mb"] for row in rows])
-    return [rows[part[-1]] | {"resident_mb": round(float(resident[part].mean()), 1)} for part in tenths]
-
-
 def make_base(base: Path) -> dict[str, list]:
     """Data, and an experience model to dream with. Returns the flags of both scripts."""
     run.write_json(base / "preset.json", NUMBERS)
@@ -188,8 +162,6 @@ def main() -> None:
         if rows:
             print(run.summary_table([row | {"differences": len(row["differences"])} for row in rows]))
         print(*(f"{row['job']}: {text}" for row in rows for text in row["differences"]), sep="\n")
-        if args.iterations:
-            print(run.summary_table(memory(flags["train_policy"], base, args.iterations)))
 
 
 if __name__ == "__main__":
