@@ -7,13 +7,14 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.multiprocessing import start_processes
+from werkzeug import Request, Response
+from werkzeug.serving import WSGIRequestHandler, make_server
 
 from dreamgym import offline
 from dreamgym.episode import Episode, Step, Task
@@ -74,31 +75,23 @@ def on_two_ranks(worker, *args) -> None:
             process.kill()
 
 
+class _Quiet(WSGIRequestHandler):
+    def log(self, *_) -> None:
+        pass
+
+
 @contextmanager
 def http_server(answer):
     """A server on loopback: its address. answer(method, path, headers, body) gives (status, headers, text)."""
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            status, headers, text = answer(self.command, self.path, self.headers, body)
-            payload = text if isinstance(text, bytes) else text.encode()
-            self.send_response(status)
-            for name, value in {"Content-Length": len(payload), **headers}.items():
-                self.send_header(name, str(value))
-            self.end_headers()
-            self.wfile.write(payload)
+    @Request.application
+    def app(request):
+        # as it was asked for: `request.path` is decoded
+        path = request.environ["RAW_URI"]
+        status, headers, text = answer(request.method, path, request.headers, request.get_data())
+        return Response(text, status, {"Content-Type": "text/html", **headers})
 
-        do_POST = do_GET
-
-        def log_message(self, *_):
-            pass
-
-    class Server(ThreadingHTTPServer):
-        request_queue_size = 64
-
-    server = Server(("127.0.0.1", 0), Handler)
-    server.handle_error = lambda *_: None        # a client that gives up
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=_Quiet)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"
     finally:
