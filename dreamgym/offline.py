@@ -327,10 +327,12 @@ def counterfactuals(env: Environment, parts: dict[str, list[Episode]], tasks: di
     made: list[Episode] = []
     found = env.counterfactuals(parts[split], count, rng) if count else []
     for episode in hindsight(parts[split], count, rng) if found is None else found:
-        step = episode.steps[0]
-        if episode.task.text not in others and (step.state, step.action) not in trained:
-            task = replace(episode.task, env=env.name, start=episode.task.start or step.state)
-            episode = replace(episode, id=f"counterfactual-{split}-{len(made)}", source=Source.COUNTERFACTUAL,
-                              task=task, raw_score=float(episode.raw_score))
+        step, task, name = episode.steps[0], episode.task, f"counterfactual-{split}-{len(made)}"
+        if task.text not in others and (step.state, step.action) not in trained:
+            task = replace(task, id=task.id or name, env=env.name, start=task.start or step.state)
+            stop = (StopReason.SUCCESS if step.reward else
+                    StopReason.FAILURE if step.done else StopReason.STEP_LIMIT)
+            episode = replace(episode, id=name, source=Source.COUNTERFACTUAL, task=task, stop=stop,
+                              raw_score=float(episode.raw_score or step.reward))
             made.append(explained(env, check_episode(episode, f"{env.name}, counterfactuals")))
     return made

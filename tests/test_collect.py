@@ -319,7 +319,8 @@ def test_counterfactuals_do_not_leak():
                                                                   ("counterfactual-train-1", "c")]
     held_out = make("test", 4)
     assert [e.steps[0].state for e in held_out] == ["b", "d"] and held_out[0].task.start == "b"
-    assert {e.source for e in held_out} == {"counterfactual"} and make("test", 0) == []
+    assert {(e.source, e.stop) for e in held_out} == {("counterfactual", "step_limit")} and make("test", 0) == []
+    assert held_out[0].task.id == "x" and held_out[0].task.env == env.name
 
 
 # ---- a language model plays or explains ----

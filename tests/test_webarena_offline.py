@@ -42,7 +42,18 @@ def episodes(env):
 
 @pytest.fixture(scope="module")
 def rows(env, episodes):
-    return env.counterfactuals(episodes, 500, np.random.default_rng(1))
+    return counterfactuals(env, episodes, 500)
+
+
+def counterfactuals(env, episodes, count):
+    return [offline.explained(env, row)
+            for row in env.counterfactuals(episodes, count, np.random.default_rng(1))]
+
+
+def on_recorded_pages(rows, episodes):
+    """The others are on synthetic pages."""
+    pages = {step.state for episode in episodes for step in episode.steps}
+    return [row for row in rows if row.steps[0].state in pages]
 
 
 # ---- players ----
@@ -104,10 +115,6 @@ def test_searcher_fills_a_form_again_after_it_was_left(env):
 
 
 # ---- traces and counterfactuals ----
-
-def of_kind(rows, kind):
-    return [row for row in rows if row.id.startswith(kind)]
-
 
 def traces_fit(step) -> bool:
     """Whether the verdict words of both traces agree with what happened; written apart from the code that
@@ -175,9 +182,10 @@ def test_words_are_compared_one_by_one_and_addresses_without_what_is_compared_el
 
 
 def test_counterfactuals_are_as_labelled(env, episodes, rows):
-    assert env.counterfactuals(episodes, 500, np.random.default_rng(1)) == rows
-    on_pages, made = of_kind(rows, "counterfactual-"), of_kind(rows, "synthetic-")
-    assert len(rows) == len({row.id for row in rows}) == 500 and 125 < len(on_pages) <= 250
+    assert counterfactuals(env, episodes, 500) == rows
+    on_pages = on_recorded_pages(rows, episodes)
+    made = [row for row in rows if row not in on_pages]
+    assert len(rows) == 500 and 125 < len(on_pages) <= 250
     for part in (on_pages, made):
         shares = Counter(row.label for row in part)
         assert 0.2 < shares["none"] / len(part) < 0.6 and set(shares) <= set(SHARES) and len(shares) >= 5
@@ -191,7 +199,7 @@ def test_counterfactuals_are_as_labelled(env, episodes, rows):
         wanted = read_task(row.task.text)
         missed = {check.kind for check in checks(wanted, step.state, step.action) if not check.met}
         assert bool(missed) == (row.label != "none") == (not row.success)
-        assert row.source == "counterfactual" and not wanted.template.held_out and traces_fit(step)
+        assert not wanted.template.held_out and traces_fit(step)
         assert step.grounded == env.ground(step.state, step.action)
         assert row.label not in ("answer", "page", "done") or missed == {row.label}
 
@@ -202,12 +210,14 @@ def test_counterfactuals_are_of_the_databases_that_were_played(env, episodes, ro
         return {filled(template.intents[0], row) for name in DATABASES if name.startswith(split)
                 for template in TEMPLATES for row in drawn(template, SiteDatabase(7, name))}
 
-    def sentences(part):
-        tasks = [read_task(row.task.text) for row in of_kind(part, "counterfactual-")]
+    def sentences(part, episodes):
+        tasks = [read_task(row.task.text) for row in on_recorded_pages(part, episodes)]
         return {filled(wanted.template.intents[0], wanted.values) for wanted in tasks}
 
-    assert sentences(rows) <= asked("train")
-    of_valid = env.counterfactuals(played(env, 2, "valid"), 80, np.random.default_rng(1))
-    assert len(of_valid) == 80 and sentences(of_valid) <= asked("valid")
+    assert sentences(rows, episodes) <= asked("train")
+    valid = played(env, 2, "valid")
+    of_valid = counterfactuals(env, valid, 80)
+    assert len(of_valid) == 80 and sentences(of_valid, valid) <= asked("valid")
     pages = {step.state: episode.task.goal["database"] for episode in episodes for step in episode.steps}
-    assert {pages[row.task.start] for row in of_kind(rows, "counterfactual-")} == set(pages.values())
+    on_pages = on_recorded_pages(rows, episodes)
+    assert {pages[row.steps[0].state] for row in on_pages} == set(pages.values())

@@ -135,7 +135,8 @@ class Environment:
     def counterfactuals(self, episodes: list[Episode], count: int, rng: np.random.Generator,
                         ) -> list[Episode] | None:
         """About `count` one-step episodes: a recorded page judged under another task, so that the reward is
-        learnt as a judgement of both. `label`: the constraint that is broken, "none" where all are met. None:
+        learnt as a judgement of both. `label`: the constraint that is broken, "none" where all are met. Ids
+        and reasoning may be left empty: dreamgym.offline.counterfactuals fills them in. None:
         dreamgym.offline.hindsight makes them of the recorded successes."""
         return None
 

@@ -13,7 +13,7 @@ import numpy as np
 from dreamgym.envs.alfworld.text import (
     LAMPS, MADE, MAKEABLE, NOTHING, TOOL, TREATED, Command, View, Wanted, kind_of, name_of, read_action,
     read_task, read_view, tags_of)
-from dreamgym.episode import Episode, Source, Step, StopReason, Task, replace
+from dreamgym.episode import Episode, Step, Task, replace
 
 SAME = "so the same page"
 REACH = "within reach"                           # of a place beside this one, which the page does not show
@@ -263,11 +263,10 @@ def counterfactuals(episodes: list[Episode], count: int, rng: np.random.Generato
     it breaks what the label names (BREAKABLE), or nothing. No (state, sentence) occurs twice, or as
     played."""
     steps = [(episode, step) for episode in episodes for step in episode.steps]
-    found = {(step.state, step.action): (episode.id, t)
-             for episode, step in steps if (t := read_step(step)) and may_end(t)}
+    found = {(step.state, step.action): t for _, step in steps if (t := read_step(step)) and may_end(t)}
     groups: dict[str, list] = {}                 # each drawn as often: steps with a state or a lamp are few
-    for name, t in found.values():
-        groups.setdefault(_group(t), []).append((name, t))
+    for t in found.values():
+        groups.setdefault(_group(t), []).append(t)
     if not groups:
         return []
     used = {(step.state, episode.task.text) for episode, step in steps}
@@ -277,7 +276,7 @@ def counterfactuals(episodes: list[Episode], count: int, rng: np.random.Generato
         broken = str(rng.choice(list(labels), p=list(labels.values())))
         for _ in range(ATTEMPTS):
             group = groups[str(rng.choice(list(groups)))]
-            name, t = group[rng.integers(len(group))]
+            t = group[rng.integers(len(group))]
             wishes = [wish for wish in _wishes(t, broken, held_in, rng) if _breaks(wish, t, broken)]
             if not wishes:
                 continue
@@ -285,14 +284,10 @@ def counterfactuals(episodes: list[Episode], count: int, rng: np.random.Generato
             sentence = str(rng.choice(TEMPLATES[wish.kind])).format(thing=wish.thing, place=wish.place)
             if (t.step.state, sentence) not in used:
                 used.add((t.step.state, sentence))
-                name, success = f"{name}-counterfactual-{len(results)}", broken == "none"
-                step = replace(t.step, reward=float(success), done=success)
-                task = Task(id=name, text=sentence, env="alfworld", start=step.state)
-                step.reasoning, step.reward_reasoning = explain(task, [], step)
-                results.append(Episode(
-                    id=name, task=task, steps=[step], source=Source.COUNTERFACTUAL, label=broken,
-                    raw_score=float(success),
-                    stop=StopReason.SUCCESS if success else StopReason.STEP_LIMIT))
+                success = broken == "none"
+                step = replace(t.step, reward=float(success), done=success, reasoning="", reward_reasoning="")
+                results.append(
+                    Episode(id="", task=Task(id="", text=sentence), steps=[step], label=broken))
                 break
     return results
 

@@ -20,8 +20,8 @@ from dreamgym.envs.webarena.tasks import (
     TaskConstraints, address, checks, drawn, fact, fields, filled, find, is_missing, read_task, rule_success)
 from dreamgym.envs.webarena.templates import TEMPLATES, Template
 from dreamgym.envs.webarena.text import (
-    action_type, ground, is_stop, message, read_action, read_page)
-from dreamgym.episode import Episode, Source, Step, StopReason, Task
+    action_type, is_stop, message, read_action, read_page)
+from dreamgym.episode import Episode, Step, Task
 
 NO_STOP = "no stop"
 MOST_FIELDS = 4                                  # of a form, in a trace
@@ -189,8 +189,6 @@ def counterfactuals(episodes: list[Episode], count: int, rng: np.random.Generato
         missing = count * done // len(played) - len(made)
         made += _on_recorded_pages(played[name], missing // 2, rng, rows, taken)
         made += synthetic(count * done // len(played) - len(made), rng, rows)
-    for number, episode in enumerate(made):
-        episode.id = episode.task.id = f"{episode.id}-{number}"
     return made
 
 
@@ -225,19 +223,15 @@ def _on_recorded_pages(episodes: list[Episode], count: int, rng: np.random.Gener
             if (pages[i], sentence) not in used:
                 used.add((pages[i], sentence))
                 taken[broken] += 1
-                results.append(_example(pages[i], sentence, action, broken, Source.COUNTERFACTUAL))
+                results.append(_example(pages[i], sentence, action, broken))
     return results
 
 
-def _example(state: str, sentence: str, action: str, label: str, name: str) -> Episode:
+def _example(state: str, sentence: str, action: str, label: str) -> Episode:
     success = bool(rule_success(sentence, state, action))
     assert success == (label == "none"), (sentence, state, action, label)
-    step = Step(state=state, action=action, next_state=STOPPED, reward=float(success), done=True,
-                grounded=ground(state, action))
-    step.reasoning, step.reward_reasoning = explain(sentence, [], step)
-    return Episode(id=name, task=Task(id=name, text=sentence, env="webarena", start=state), steps=[step],
-                   source=Source.COUNTERFACTUAL, stop=StopReason.SUCCESS if success else StopReason.FAILURE,
-                   raw_score=float(success), label=label)
+    step = Step(state=state, action=action, next_state=STOPPED, reward=float(success), done=True)
+    return Episode(id="", task=Task(id="", text=sentence), steps=[step], label=label)
 
 
 def _by_shared_word(rows: set[tuple[str, ...]]) -> dict[tuple[int, str], list[str]]:
@@ -330,7 +324,7 @@ def synthetic(count: int, rng: np.random.Generator, rows: Rows) -> list[Episode]
         if template.answer and (not said or rng.random() < OFF["answer"]):
             said = str(rng.choice(answers))
         action = f"stop [{said}]"
-        results.append(_example(state, sentence, action, _broken(wanted, state, action), "synthetic"))
+        results.append(_example(state, sentence, action, _broken(wanted, state, action)))
     return results
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from dreamgym.envs.webshop import text
 from dreamgym.envs.webshop.catalogue import Catalogue, Goal, Product
 from dreamgym.envs.webshop.reward import judge
-from dreamgym.episode import Episode, Source, Step, StopReason, Task
+from dreamgym.episode import Episode, Step, Task
 
 PLACED = "the order is placed"
 NO_PURCHASE = "no purchase"
@@ -98,7 +98,7 @@ def _compared(candidates: list[str], wanted: str) -> str:
 def counterfactuals(catalogue: Catalogue, episodes: list[Episode], count: int,
                     rng: np.random.Generator) -> list[Episode]:
     """About `count` purchases of the item pages in `episodes`, each under an instruction made up for it."""
-    states = {step.state: episode.id for episode in reversed(episodes) for step in reversed(episode.steps)}
+    states = dict.fromkeys(step.state for episode in reversed(episodes) for step in reversed(episode.steps))
     pages, made = item_pages(catalogue, states), []
     for _ in range(20 * count if pages else 0):
         if len(made) == count:
@@ -111,7 +111,6 @@ def counterfactuals(catalogue: Catalogue, episodes: list[Episode], count: int,
         episode = goal and purchase(state, goal, product, chosen, catalogue.nouns)
         if episode and episode.success == (broken == "none"):        # else upstream's quirks disagree
             episode.label = broken
-            episode.id = episode.task.id = f"{states[state]}-counterfactual-{len(made)}"
             made.append(episode)
     return made
 
@@ -174,15 +173,11 @@ def other_goal(catalogue: Catalogue, product: Product, chosen: dict[str, str], b
 def purchase(state: str, goal: Goal, product: Product, chosen: dict[str, str], nouns: Callable) -> Episode:
     """The purchase of a page under `goal`, judged by the real reward."""
     judged = judge(goal, product, chosen, nouns)
-    success = judged.score == 1.0
-    step = Step(state=state, action=BUY, next_state=text.PLACED, reward=float(success), done=True,
-                grounded=BUY, reasoning=PLACED)
+    step = Step(state=state, action=BUY, next_state=text.PLACED, reward=float(judged.score == 1), done=True)
     # Each constraint with the real verdict, for pages where the rules disagree with it.
     rows = [("title", wanted, met) for wanted, met in zip(goal.attributes, judged.attributes)]
     rows += [("title", goal.product.query, judged.type_score == 1.0)]
     rows += [("option", value, met) for value, met in zip(goal.options.values(), judged.options)]
     rows += [("price", f"{round(product.price, 2):g} under {goal.price_upper:g}", judged.price)]
     step.reward_reasoning = _explain_reward(goal.instruction, step) or _verdict(rows, text.read_item(state))
-    return Episode(id="", task=Task(id="", text=goal.instruction, env="webshop", start=state), steps=[step],
-                   source=Source.COUNTERFACTUAL, raw_score=judged.score,
-                   stop=StopReason.SUCCESS if success else StopReason.FAILURE)
+    return Episode(id="", task=Task(id="", text=goal.instruction), steps=[step], raw_score=judged.score)
