@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import gzip
 import json
+import random
 import sys
 from pathlib import Path
 
@@ -70,6 +71,12 @@ class StockEngine:
         named = [(fact.name, *[env._entity_infos[variable.name].name.strip() for variable in fact.arguments])
                  for fact in env._pddl_state.facts]
         return {fact for fact in named if not fact[0].startswith(("not_", "new-axiom")) and fact[0] != "ison"}
+
+
+def random_command(rng: random.Random, commands: list[str]) -> str:
+    """Every verb is as likely as the next, so that things are taken, heated, moved and examined."""
+    verb = rng.choice(sorted({command.split()[0] for command in commands}))
+    return rng.choice([command for command in commands if command.split()[0] == verb])
 
 
 def page(short: str) -> str:

@@ -3,11 +3,11 @@ import json
 import random
 import subprocess
 import sys
-from collections import defaultdict, deque
+from collections import deque
 from weakref import WeakValueDictionary
 
 import pytest
-from alfworld_official import KINDS, SOURCE, StockEngine, packages_missing, rebuild
+from alfworld_official import KINDS, SOURCE, StockEngine, packages_missing, random_command, rebuild
 
 from dreamgym.envs.alfworld import engine as alfworld_engine, library as alfworld_library
 from dreamgym.envs.alfworld.engine import Engine, read_game
@@ -42,15 +42,11 @@ def fresh(monkeypatch):
 
 
 def next_command(rng, admissible, number):
-    """Every verb is as likely as the next, so that things are taken, heated, moved and examined; every eighth
-    command is none."""
+    """A random command; every eighth is none."""
     if number % 8 == 7:
         return rng.choice(["", "fly to the moon", "put apple 1 in/on fridge 1", "Look", "open", "Help",
                            "look around", "take nothing 1 from nowhere 1"])
-    verbs = defaultdict(list)
-    for command in admissible:
-        verbs[command.split()[0]].append(command)
-    return rng.choice(verbs[rng.choice(sorted(verbs))])
+    return random_command(rng, admissible)
 
 
 def winning(engine, path):

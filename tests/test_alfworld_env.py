@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from alfworld_official import needs_official, needs_packages
+from alfworld_official import needs_official, needs_packages, random_command
 
 from dreamgym.envs.alfworld import engine, text
 from dreamgym.envs.alfworld.env import ALFWorld
@@ -34,9 +34,7 @@ def plan(env: ALFWorld, task: Task, rng: random.Random, length: int) -> list[str
     """Actions of a random walk, one in five of them nothing that the engine knows."""
     [session], actions = env.reset([task]), []
     while len(actions) < length:
-        commands = session.inner.engine.admissible
-        verb = rng.choice(sorted({command.split()[0] for command in commands}))
-        known = rng.choice([command for command in commands if command.startswith(verb)])
+        known = random_command(rng, session.inner.engine.admissible)
         actions.append(known if rng.random() < 0.8 else rng.choice(["help", "", "go to moon 1", "wait"]))
         env.step([session], actions[-1:])
     return actions

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from alfworld_official import needs_packages, page
+from alfworld_official import needs_packages, page, random_command
 
 from dreamgym.envs.alfworld import text
 from dreamgym.envs.alfworld.audit import ALFWorldAudit
@@ -215,8 +215,7 @@ class Home:
 def random_action(rng: random.Random, state: str, commands: list[str], home: Home) -> str:
     """An admissible command of a random kind, or a command about what is here that may not be."""
     if rng.random() < 0.6:
-        verb = rng.choice(sorted({command.split()[0] for command in commands}))
-        return rng.choice([command for command in commands if command.startswith(verb)])
+        return random_command(rng, commands)
     view, places = text.read_view(state), sorted(home.location)
     things = [*view.names, *filter(None, [view.held]), rng.choice(home.things)]
     thing, other = rng.choice(things), rng.choice(things)
