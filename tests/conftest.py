@@ -75,6 +75,20 @@ def on_two_ranks(worker, *args) -> None:
             process.kill()
 
 
+def gone(pids: list[int], seconds: float = 120) -> bool:
+    """Whether all of them end soon; a zombie has ended."""
+    def runs(pid: int) -> bool:
+        try:
+            return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+        except OSError:
+            return False
+
+    end = time.monotonic() + seconds
+    while any(map(runs, pids)) and time.monotonic() < end:
+        time.sleep(0.1)
+    return not any(map(runs, pids))
+
+
 class _Quiet(WSGIRequestHandler):
     def log(self, *_) -> None:
         pass

@@ -8,9 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import weakref
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,6 +18,7 @@ from dreamgym.envs.alfworld import engine, text
 from dreamgym.envs.alfworld.env import ALFWorld
 from dreamgym.envs.base import make_env
 from dreamgym.episode import Task
+from tests.conftest import gone
 
 pytestmark = needs_packages
 both = pytest.mark.parametrize("which", ["generated", pytest.param("official", marks=needs_official)])
@@ -230,15 +229,4 @@ def test_workers_end_with_their_parent(alfworlds, end):
     children = [int(pid) for pid in parent.stdout.readline().split()]
     parent.send_signal(end)
     parent.wait(120)
-    deadline = time.monotonic() + 20
-    while (left := [pid for pid in children if running(pid)]) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert len(children) == 2 and not left
-
-
-def running(pid: int) -> bool:
-    """Whether a process is there and not only waiting to be collected."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+    assert len(children) == 2 and gone(children)

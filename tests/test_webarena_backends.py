@@ -17,7 +17,7 @@ from dreamgym.envs.webarena.actions import parse
 from dreamgym.envs.webarena.direct import InProcessBrowser, canonical
 from dreamgym.envs.webarena.page import Addresses
 from dreamgym.envs.webarena.sites import SiteDatabase
-from tests.conftest import free_port, http_server
+from tests.conftest import free_port, gone, http_server
 
 try:
     from dreamgym.envs.webarena.chromium import Chromium, Workers
@@ -309,17 +309,3 @@ def family(pid: int) -> list[int]:
     for parent in found:
         found += [child for child, its in parents.items() if its == parent]
     return found[1:]
-
-
-def gone(pids: list[int], seconds: float = 120) -> bool:
-    """Whether all of them end soon; a zombie has ended."""
-    def runs(pid: int) -> bool:
-        try:
-            return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-        except OSError:
-            return False
-
-    end = time.monotonic() + seconds
-    while any(map(runs, pids)) and time.monotonic() < end:
-        time.sleep(0.1)
-    return not any(map(runs, pids))
