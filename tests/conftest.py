@@ -1,12 +1,13 @@
 """Shared: tiny data and models made once a session, builders, and scripts run in this process."""
 import importlib
+import json
 import multiprocessing
 import os
 import socket
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -111,6 +112,32 @@ def http_server(answer):
     finally:
         server.shutdown()
         server.server_close()
+
+
+@pytest.fixture
+def chat_server():
+    """A chat endpoint; `reply(messages, settings)` gives (status, text or JSON value) or "silence" for no answer.
+    `asked`: (path, settings, key) of the requests; `close()` ends it."""
+    over = threading.Event()
+
+    def answer(method, path, headers, body):
+        settings = json.loads(body)
+        state.asked.append((path, settings, headers.get("Authorization")))
+        reply = state.reply(settings["messages"], settings)
+        if reply == "silence":
+            over.wait()
+            return 500, {}, ""
+        status, content = reply
+        content = content if isinstance(content, str) else json.dumps(content)
+        kind = "text/html" if content.startswith("<") else "application/json"
+        # retry-after-ms: the client need not pause for half a second
+        return status, {"Content-Type": kind, "retry-after-ms": 1, "Location": "/elsewhere"}, content
+
+    with ExitStack() as stack:
+        state = SimpleNamespace(asked=[], close=stack.close)
+        state.url = stack.enter_context(http_server(answer)) + "/v1"
+        stack.callback(over.set)
+        yield state
 
 
 def one_step(name: str, task: Task, reward: float = 0.0, **more) -> Episode:

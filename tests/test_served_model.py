@@ -1,7 +1,5 @@
 """The experience model behind a server on 127.0.0.1: the same answers, and every way it can fail."""
-import json
 import threading
-from contextlib import ExitStack
 from functools import partial
 from types import SimpleNamespace
 
@@ -15,34 +13,16 @@ from dreamgym.experience_model import load_experience_model
 from dreamgym.model import load_model
 from dreamgym.served_model import open_experience_model
 from dreamgym.teacher import Endpoint
-from conftest import EXAMPLE, SMALL_RUN, TRAIN, http_server, run_main
+from conftest import EXAMPLE, SMALL_RUN, TRAIN, run_main
 
 
 @pytest.fixture
-def server(monkeypatch):
-    """A chat endpoint; `server.reply(messages, settings)` gives (status, body) or "silence" for no answer. `asked`
-    keeps the requests; `close()` ends it."""
-    over = threading.Event()
-
-    def answer(method, path, headers, body):
-        settings = json.loads(body)
-        state.asked.append(settings)
-        reply = state.reply(settings["messages"], settings)
-        if reply == "silence":
-            over.wait()
-            return 500, {}, ""
-        status, content = reply
-        kind = {"Content-Type": "text/html" if content == HTML else "application/json"}
-        return status, kind, content if isinstance(content, bytes) else json.dumps(content)
-
+def server(chat_server, monkeypatch):
+    """The chat endpoint as an experience model, asked by a client that does not pause."""
     monkeypatch.setattr("dreamgym.served_model.Endpoint", partial(Endpoint, retries=1))
-    with ExitStack() as stack:
-        state = SimpleNamespace(asked=[], close=stack.close)
-        state.url = stack.enter_context(http_server(answer)) + "/v1"
-        state.args = SimpleNamespace(expmodel=state.url, expmodel_name="m", expmodel_key_env="A_KEY")
-        stack.callback(over.set)
-        monkeypatch.setattr("time.sleep", lambda seconds: None)      # the client's pauses
-        yield state
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    chat_server.args = SimpleNamespace(expmodel=chat_server.url, expmodel_name="m", expmodel_key_env="A_KEY")
+    return chat_server
 
 
 def said(text, finish="stop"):
@@ -91,7 +71,7 @@ def test_an_untrained_model_is_a_world(server, workspace):
     session, = world.reset([episodes[0].task])
     result, = world.step([session], ["cd docs"])
     assert (result.state, result.done, result.reasoning) == ("in: /docs", False, "it opens")
-    first = server.asked[1]["messages"]
+    first = server.asked[1][1]["messages"]
     assert [m["role"] for m in first] == ["system", "user"] and "similar 1:" in first[1]["content"]
     server.reply = lambda *_: said("think: it opens\nnext:\nin: /do", "length")
     result, = world.step([session], ["cd docs"])
@@ -100,15 +80,15 @@ def test_an_untrained_model_is_a_world(server, workspace):
     assert world.write_variations(["a", "b"], 2, 0.8) == [["vary", "vary"]] * 2
 
 
-GOOD, HTML = said("yes"), b"<html>gateway</html>"
+GOOD, HTML = said("yes"), "<html>gateway</html>"
 
 
 @pytest.mark.parametrize(("replies", "found"), [
-    ([(500, {"error": "boom"}), GOOD], 1), ([(200, HTML), GOOD], 1), ([(200, b'{"choi'), GOOD], 1),
-    ([(200, {"choices": []}), GOOD], 1), ([(200, b"[]"), GOOD], 1), ([said(None)], 0),
+    ([(500, {"error": "boom"}), GOOD], 1), ([(200, HTML), GOOD], 1), ([(200, '{"choi'), GOOD], 1),
+    ([(200, {"choices": []}), GOOD], 1), ([(200, "[]"), GOOD], 1), ([said(None)], 0),
     ([said("ye", "length")], 0),
     ([(500, {"error": "boom"})], "InternalServerError: boom"), (["silence"], "APITimeoutError: timed out"),
-    ([(200, HTML)], "no chat completion in the body"), ([(400, b"too long")], "BadRequestError: too long"),
+    ([(200, HTML)], "no chat completion in the body"), ([(400, "too long")], "BadRequestError: too long"),
     ([(401, {"error": "bad key sk-12345"})], r"AuthenticationError: bad key \*\*\*.*A_KEY: set"),
     (["refuse"], "APIConnectionError: .*refused")])
 def test_a_server_that_fails(server, workspace, monkeypatch, capfd, replies, found):

@@ -4,7 +4,6 @@ import json
 import logging
 import time
 import traceback
-from types import SimpleNamespace
 
 import pytest
 from msgspec.structs import replace
@@ -14,7 +13,6 @@ from dreamgym.prompts import Prompts
 from dreamgym.teacher import (MAX_ANSWERS, MAX_OUTAGES, MAX_TRACE_CHARS, Endpoint, EndpointError, Judgement,
                               RequestRefused, annotate, annotation_messages, judge, judge_messages,
                               parse_annotation)
-from tests.conftest import http_server
 
 KEY = "sk-very-secret-0123456789"
 PAGES = ["search page", "results page 1 of 1\nred vest $20 [1]", "item red vest $20", "order placed"]
@@ -52,19 +50,9 @@ def is_annotated(e: Episode) -> bool:
 
 
 @pytest.fixture
-def server(monkeypatch):
-    """A chat endpoint that gives the `reply` (status, text), the key it got in place of ECHO; `seen`: requests."""
-    def answer(method, path, headers, body):
-        state.seen.append((path, json.loads(body), headers.get("Authorization")))
-        status, text = state.reply
-        # retry-after-ms: the client need not pause for half a second
-        more = {"Content-Type": "application/json", "retry-after-ms": 1, "Location": "/elsewhere"}
-        return status, more, text.replace("ECHO", str(headers.get("Authorization")))
-
+def server(chat_server, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
-    with http_server(answer) as url:
-        state = SimpleNamespace(seen=[], url=f"{url}/v1")
-        yield state
+    return chat_server
 
 
 @pytest.fixture
@@ -77,26 +65,28 @@ def explain(tmp_path):
 
 def test_a_request(server, monkeypatch):
     """A request without model, key or settings, 'Bearer None' sent to a local server."""
-    server.reply = 200, json.dumps({"choices": [{"message": {"content": "hello"}}]})
+    server.reply = lambda *_: (200, {"choices": [{"message": {"content": "hello"}}]})
     monkeypatch.delenv("OTHER", raising=False)
     chat = [{"role": "user", "content": "hi"}]
     assert Endpoint(server.url, "m").complete(chat) == "hello"
     Endpoint(server.url, "m", key_env="OTHER").complete(chat, max_tokens=7, temperature=0.0)
     plain = {"model": "m", "messages": chat}
-    assert server.seen == [("/v1/chat/completions", plain, f"Bearer {KEY}"),
-                           ("/v1/chat/completions", plain | {"max_tokens": 7, "temperature": 0.0}, None)]
+    assert server.asked == [("/v1/chat/completions", plain, f"Bearer {KEY}"),
+                            ("/v1/chat/completions", plain | {"max_tokens": 7, "temperature": 0.0}, None)]
 
 
 def test_key_is_never_shown(server, caplog, capfd, monkeypatch):
     """A key in a log or a traceback, or sent on to the address of a redirect."""
     caplog.set_level(logging.DEBUG)
     texts = []
-    for server.reply in [(401, "bad key ECHO"), (400, "x" * 225 + "ECHO"), (500, "ECHO"), (200, "ECHO"), (307, "")]:
+    sent = f"Bearer {KEY}"
+    for reply in [(401, f"bad key {sent}"), (400, "x" * 225 + sent), (500, sent), (200, sent), (307, "")]:
+        server.reply = lambda *_, reply=reply: reply
         endpoint = Endpoint(server.url, "m", retries=1)
         with pytest.raises(EndpointError) as error:
             endpoint.complete([{"role": "user", "content": "hi"}])
         texts += ["".join(traceback.format_exception(error.value)), repr(endpoint)]
-    assert "***" in texts[0] and {path for path, *_ in server.seen} == {"/v1/chat/completions"}
+    assert "***" in texts[0] and {path for path, *_ in server.asked} == {"/v1/chat/completions"}
     monkeypatch.setenv("OTHER", f"{KEY}\nX-Evil: 1")
     with pytest.raises(ValueError, match="OTHER") as bad:
         Endpoint(server.url, "m", key_env="OTHER")
