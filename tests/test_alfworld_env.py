@@ -131,7 +131,7 @@ def test_commands_in_the_state(alfworlds):
             commands = plain.inner.engine.admissible
             assert two.state == "\n".join([one.state, "commands:", *commands])
             assert commands == sorted(commands) and "help" not in commands
-            assert (one.reward, one.done, one.stop) == (two.reward, two.done, two.stop)
+            assert (one.reward, one.done) == (two.reward, two.done)
 
 
 def test_ended_sessions_are_garbage(alfworlds):

@@ -49,7 +49,7 @@ def test_a_draft_is_scored_on_the_page_that_the_agent_is_on(env):
         assert not database.execute("SELECT * FROM shop_messages").fetchall()
         env.end([session])
     nowhere = play(env, draft_task(must_include=["refund"]), ["new_tab", "stop []"])[-1]
-    assert (nowhere.stop, nowhere.reward) == (StopReason.FAILURE, 0)
+    assert nowhere.done and nowhere.reward == 0 and nowhere.stop != StopReason.NOT_JUDGED
 
 
 @pytest.mark.parametrize("action", [
@@ -88,7 +88,7 @@ def test_stop_is_evaluated_and_ends_the_episode(env):
         searched, stopped = play(env, task, [search, f"stop [{answer}]"])
         assert product in searched.state
         assert (stopped.reward, stopped.done, stopped.state) == (reward, True, STOPPED)
-        assert stopped.stop == (StopReason.SUCCESS if reward else StopReason.FAILURE)
+        assert stopped.stop != StopReason.NOT_JUDGED
 
 
 def test_episodes_do_not_see_each_other(env):

@@ -14,7 +14,7 @@ from dreamgym.envs.alfworld.games import DATA, find_games, generate
 from dreamgym.envs.alfworld.prompts import PROMPTS
 from dreamgym.envs.alfworld.workers import Local, Workers
 from dreamgym.envs.base import Environment, Player, Session, StepResult
-from dreamgym.episode import StopReason, Task
+from dreamgym.episode import Task
 from dreamgym.prompts import clean
 
 # split -> its folder: the generator's, the official one
@@ -108,8 +108,7 @@ class ALFWorld(Environment):
         plays, results = [session.inner for session in sessions], []
         for session, (state, won) in zip(sessions, self.plays.step(plays, list(map(clean, actions)))):
             session.state = state
-            stop = StopReason.SUCCESS if won else StopReason.RUNNING
-            results.append(StepResult(state, float(won), won, stop, raw_score=float(won)))
+            results.append(StepResult(state, float(won), won, raw_score=float(won)))
         return results
 
     def end(self, sessions: list[Session]) -> None:

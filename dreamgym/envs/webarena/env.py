@@ -42,7 +42,6 @@ OWN_SLOTS = 128                                  # episodes in process at once; 
 BACKENDS = ("direct", "chromium")
 SCORINGS = ("webarena", "lite")
 OWN_KEYS = ("enter", "escape")  # the only ones that do the same in both back ends
-STOPS = {1.0: StopReason.SUCCESS, 0.0: StopReason.FAILURE, None: StopReason.NOT_JUDGED}
 FULL, LITE = "test.raw.json", "test_webarena_lite.raw.json"
 VALID_TEMPLATES = 1 / 8  # of the official templates outside Lite: for valid
 LOGINS = Path("out/logins")
@@ -146,7 +145,9 @@ class WebArena(Environment):
         record = located(as_task(session.task.goal["config"]), stage.bases)
         score = evaluate(record, action.text, stage.browser, self.judge, stage.helpers, self.wait_s,
                          self.lite).score
-        return StepResult(STOPPED, float(score == 1), True, STOPS[score], score or 0.0)
+        if score is None:
+            return StepResult(STOPPED, 0.0, True, StopReason.NOT_JUDGED)
+        return StepResult(STOPPED, float(score == 1), True, raw_score=score)
 
     def end(self, sessions: list[Session]) -> None:
         for session in sessions:

@@ -13,7 +13,7 @@ from dreamgym.envs.webshop.catalogue import Catalogue
 from dreamgym.envs.webshop.engine import WebShopEngine
 from dreamgym.envs.webshop.prompts import PROMPTS
 from dreamgym.envs.webshop.toy_catalogue import embedded_nouns, make_catalogue
-from dreamgym.episode import Episode, StopReason, Task
+from dreamgym.episode import Episode, Task
 
 # Goal numbers; upstream calls "valid" eval.
 OFFICIAL_SPLITS = {"test": slice(0, 500), "valid": slice(500, 1500), "train": slice(1500, None)}
@@ -89,10 +89,7 @@ class WebShop(Environment):
         page, score, done = engine.step(official_action(engine, session.state, action))
         if engine.valid:
             session.state = text.abstract(page, self.results_shown)
-        if not done:
-            return StepResult(session.state)
-        stop = StopReason.SUCCESS if score == 1.0 else StopReason.FAILURE
-        return StepResult(session.state, float(score == 1.0), True, stop, raw_score=float(score))
+        return StepResult(session.state, float(score == 1.0), done, raw_score=float(score))
 
     def end(self, sessions: list[Session]) -> None:
         for session in sessions:
