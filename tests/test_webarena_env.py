@@ -1,6 +1,7 @@
 """WebArena as an environment: the contract, refusals, evaluation at stop, isolation, and the same through a
 real browser and as a user's sites."""
 import json
+from contextlib import closing, contextmanager
 from copy import copy
 
 import numpy as np
@@ -209,6 +210,18 @@ def test_official_tasks(env, tmp_path, monkeypatch):
         WebArena(str(tmp_path / "test.raw.json"))
 
 
+@contextmanager
+def on_served_sites(database, folder, monkeypatch, **options):
+    """WebArena with `options`, where the sites of the database are served as a user's."""
+    for name, value in {"LOGINS": folder / "logins", "RESPONSES": folder / "answers", "SETTLE_S": 0.0}.items():
+        monkeypatch.setattr(module, name, value)
+    with database.serve():
+        for site, base in database.bases.items():
+            monkeypatch.setenv(f"WA_{site.upper()}", base)
+        with closing(WebArena(**options)) as real:
+            yield real
+
+
 @pytest.mark.usefixtures("needs_chromium")
 def test_webarena_verified_gets_its_files(tmp_path, monkeypatch):
     """Stops episodes of WebArena-Verified from being judged here."""
@@ -217,24 +230,16 @@ def test_webarena_verified_gets_its_files(tmp_path, monkeypatch):
               "eval": [{"evaluator": "AgentResponseEvaluator", "results_schema": {"type": "null"},
                         "expected": {"task_type": "navigate", "status": "SUCCESS", "retrieved_data": None}}]}
     (tmp_path / "verified.json").write_text(json.dumps([record]))
-    monkeypatch.setattr(module, "LOGINS", tmp_path / "logins")
-    monkeypatch.setattr(module, "RESPONSES", tmp_path / "answers")
-    monkeypatch.setattr(module, "SETTLE_S", 0.0)
-    with SiteDatabase().serve() as served:
-        cart = served.bases["shopping"] + "/cart"
-        for site, base in served.bases.items():
-            monkeypatch.setenv(f"WA_{site.upper()}", base)
-        real = WebArena(str(tmp_path / "verified.json"))
-        try:
-            (here,) = real.tasks("test")
-            said = {"task_type": "NAVIGATE", "status": "SUCCESS", "retrieved_data": None}
-            assert here.text.startswith("Show my cart. (Answer with stop [JSON]: ")
-            went, stopped = play(real, here, ["goto [shopping/cart]", f"stop [{json.dumps(said)}]"])
-            assert (stopped.stop, stopped.reward, stopped.done) == (StopReason.NOT_JUDGED, 0.0, True)
-            play(real, here, ["goto [shopping/cart]"])
-            play(real, here, ["stop [$5]"])
-        finally:
-            real.close()
+    database = SiteDatabase()
+    with on_served_sites(database, tmp_path, monkeypatch, data_dir=str(tmp_path / "verified.json")) as real:
+        cart = database.bases["shopping"] + "/cart"
+        (here,) = real.tasks("test")
+        said = {"task_type": "NAVIGATE", "status": "SUCCESS", "retrieved_data": None}
+        assert here.text.startswith("Show my cart. (Answer with stop [JSON]: ")
+        went, stopped = play(real, here, ["goto [shopping/cart]", f"stop [{json.dumps(said)}]"])
+        assert (stopped.stop, stopped.reward, stopped.done) == (StopReason.NOT_JUDGED, 0.0, True)
+        play(real, here, ["goto [shopping/cart]"])
+        play(real, here, ["stop [$5]"])
     assert "url: shopping/cart" in went.state
     folders = [next((tmp_path / "answers").iterdir()) / f"attempt-{i}" / "5" for i in (1, 2, 3)]
     answers = [json.loads((folder / "agent_response.json").read_text()) for folder in folders]
@@ -253,26 +258,19 @@ def test_a_real_browser_plays_the_same_episodes(env, tmp_path, monkeypatch, kind
     tasks = [task for task in env.tasks("test") if task.goal["database"] == "test 1"
              and task.goal["config"]["sites"] in (["shopping"], ["gitlab"])][:2]
     (tmp_path / "tasks.json").write_text(json.dumps([task.goal["config"] for task in tasks]))
-    monkeypatch.setattr(module, "LOGINS", tmp_path / "logins")
-    monkeypatch.setattr(module, "SETTLE_S", 0.0)
-    with SiteDatabase(7, tasks[0].goal["database"]).serve() as served:
-        for site, base in served.bases.items():
-            monkeypatch.setenv(f"WA_{site.upper()}", base)
-        is_own = kind == "own sites"
-        real = WebArena(backend="chromium") if is_own else WebArena(str(tmp_path / "tasks.json"))
-        try:
-            assert real.label == kind and real.slots == 1 and any(p.share for p in real.players().values()) == is_own
-            for here_task, there_task in zip(tasks, tasks if is_own else real.tasks("test")):
-                (here,), (there,) = env.reset([here_task]), real.reset([there_task])
-                act, done = env.players()["oracle"].make(here, np.random.default_rng(0)), False
-                while not done:
-                    assert there.state == here.state
-                    action = act(here.state)
-                    (a,), (b,) = env.step([here], [action]), real.step([there], [action])
-                    assert a == b
-                    done = a.done
-                assert a.reward == 1
-                env.end([here])
-                real.end([there])
-        finally:
-            real.close()
+    is_own, database = kind == "own sites", SiteDatabase(7, tasks[0].goal["database"])
+    options = {"backend": "chromium"} if is_own else {"data_dir": str(tmp_path / "tasks.json")}
+    with on_served_sites(database, tmp_path, monkeypatch, **options) as real:
+        assert real.label == kind and real.slots == 1 and any(p.share for p in real.players().values()) == is_own
+        for here_task, there_task in zip(tasks, tasks if is_own else real.tasks("test")):
+            (here,), (there,) = env.reset([here_task]), real.reset([there_task])
+            act, done = env.players()["oracle"].make(here, np.random.default_rng(0)), False
+            while not done:
+                assert there.state == here.state
+                action = act(here.state)
+                (a,), (b,) = env.step([here], [action]), real.step([there], [action])
+                assert a == b
+                done = a.done
+            assert a.reward == 1
+            env.end([here])
+            real.end([there])
