@@ -168,6 +168,13 @@ def test_a_live_instance_is_given_back(env):
     assert sites.free == [stage] and len(closed) == 4
 
 
+def test_closing_ends_the_thread():
+    with closing(WebArena()) as env:
+        (session,) = env.reset(env.tasks("train")[:1])
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        session.inner.thread.submit(print)
+
+
 def test_unknown_splits_backends_and_generated_tasks_are_refused(env):
     with pytest.raises(ValueError, match="split 'valid_seen'"):
         env.tasks("valid_seen")

@@ -210,10 +210,11 @@ class OwnSites:
     """Our sites, a database for each episode. One that was played on becomes that of another task."""
 
     def __init__(self, seed: int, backend: str, workers: int):
-        self.seed, self.free, self.served = seed, [], ExitStack()
+        self.seed, self.free, self.held = seed, [], ExitStack()
         self.slots = max(1, workers) if backend == "chromium" else OWN_SLOTS
         self.workers = chromium().Workers(self.slots) if backend == "chromium" else None
-        self.turns = cycle(self.workers.pairs if self.workers else [(ThreadPoolExecutor(1), None)])
+        self.turns = cycle(self.workers.pairs if self.workers else
+                           [(self.held.enter_context(ThreadPoolExecutor(1)), None)])
 
     def take(self, task: Task) -> Stage:
         name = task.goal["database"]
@@ -223,7 +224,7 @@ class OwnSites:
             return stage
         sites, (thread, running) = SiteDatabase(self.seed, name), next(self.turns)
         if running:
-            self.served.enter_context(sites.serve())
+            self.held.enter_context(sites.serve())
         browser = chromium().Chromium(Addresses(sites.bases), running) if running else InProcessBrowser(sites)
         return Stage(sites.bases, PAGE_HELPERS, browser, thread,
                      lambda task: {"cookies": {site: sites.login(site) for site in sites.bases}}, sites)
@@ -234,7 +235,7 @@ class OwnSites:
     def close(self) -> None:
         if self.workers:
             self.workers.close()
-        self.served.close()
+        self.held.close()
         self.free = []
 
 
