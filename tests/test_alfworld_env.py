@@ -192,7 +192,7 @@ def test_tasks_that_only_a_dream_can_play(alfworlds):
 # ---- worker processes ----
 
 def test_workers_play_the_same(alfworlds):
-    """Processes that mix up sessions, rewards or order, that lose an answer to an error."""
+    """Processes that mix up sessions, rewards or order, that lose an answer to an error or keep its batch."""
     base, rng = alfworlds["generated"], random.Random(4)
     env = again(base, workers=2)
     tasks = [task for task in env.tasks("train")[:3] for _ in range(2)]
@@ -206,7 +206,9 @@ def test_workers_play_the_same(alfworlds):
     [near], [far] = base.reset([won]), env.reset([won])
     results = [(base.step([near], [action]), env.step([far], [action])) for action, _ in win(base, won)]
     assert all(one == two for one, two in results) and results[-1][1][0].reward == 1.0
-    refused("away/game.tw-pddl", env.reset, [strange(game="away/game.tw-pddl")])
+    refused("away/game.tw-pddl", env.reset, [won, strange(game="away/game.tw-pddl")])
+    started = far.inner[0], next(env.plays.numbers) - 2          # before the game that is away
+    assert env.plays._ask("end", [started], [""]) == [False]
     assert env.step([far], ["look"])[0].state == results[-1][1][0].state
     children = env.plays.children
     children[far.inner[0]].kill()

@@ -71,7 +71,11 @@ class Workers:
     def start(self, paths: list[str]) -> list[tuple[tuple[int, int], str]]:
         homes = [self.home.setdefault(path, len(self.home) % len(self.children)) for path in paths]
         plays = [(home, next(self.numbers)) for home in homes]
-        return list(zip(plays, self._ask("start", plays, paths)))
+        try:
+            return list(zip(plays, self._ask("start", plays, paths)))
+        except ValueError:
+            self.end(plays)                      # the games of the batch that did start
+            raise
 
     def step(self, plays: list[tuple[int, int]], actions: list[str]) -> list[tuple[str, bool]]:
         return [tuple(answer) for answer in self._ask("step", plays, actions)]
@@ -120,7 +124,7 @@ def serve(admissible: bool, cache: str) -> None:
         if verb == "start":
             plays[number] = Play(text, admissible, cache)
             return plays[number].state()
-        return plays[number].step(text) if verb == "step" else bool(plays.pop(number))
+        return plays[number].step(text) if verb == "step" else plays.pop(number, None) is not None
 
     for line in sys.stdin:
         try:
