@@ -186,6 +186,8 @@ class ExperienceModel:
     def lookup(self, states: Sequence[str], actions: Sequence[str]) -> list[Transition | None]:
         """The baseline without a model: the nearest recorded transition of each (state, grounded action), if
         one is near."""
+        if not states:               # a rank without recorded steps
+            return []
         found = self.buffer.search(self.encoder(states, actions), 1, [""] * len(states), LOOKUP_SIMILARITY)
         return [near[0][0] if near else None for near in found]
 

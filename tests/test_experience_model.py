@@ -159,6 +159,11 @@ def test_the_first_step_is_always_shown(parts):
     assert shown(2) == (["page 0"], ["page 1"])
 
 
+def test_a_rank_without_steps_looks_nothing_up(parts):
+    """Validation data that refuse nothing, or fewer recorded steps than ranks, end a training."""
+    assert make(parts, [episode("a")]).lookup([], []) == []
+
+
 # ---- one prompt for training and dreaming ----
 
 @pytest.mark.parametrize("settings", [
