@@ -194,15 +194,16 @@ def show_play(args: Args, env: Environment, played: dict[str, list[Episode]],
 def write_html(args: Args, policy: Policy | None, env: Environment, model: ExperienceModel | None,
                episodes: list[Episode]) -> None:
     """The page of --html: the first episodes, and the same tasks played in the other world, if any."""
-    (folder, expmodel, _), temperature = folders(args), args.temperatures[0]
+    (folder, expmodel, data), temperature = folders(args), args.temperatures[0]
     shown, about = episodes[:viewer.SHOWN], [f"{args.split} tasks", "recorded episodes"]
     if policy:
         about[1:] = [f"policy {folder} at temperature {temperature:g}"]
         kind, other = ("dream", model) if args.world == "real" else ("real", env if env.is_real else None)
         tasks, name = [e.task for e in shown], f"{kind}-{temperature:g}"
         shown += rollout(policy, other, tasks, temperature, name) if other else []
-    about += [f"experience model {expmodel}" if model else f"no experience model in {expmodel}"]
-    base = folder.parent if policy else expmodel
+    where = expmodel or args.expmodel            # an untrained model at a server has no folder
+    about.append(f"experience model {where}" if model else f"no experience model in {where}")
+    base = folder.parent if policy else expmodel or data
     viewer.write_page(Path(args.html), env, "; ".join(about), shown, model, base)
     print(f"page {args.html}")
 
