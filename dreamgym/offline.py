@@ -223,6 +223,11 @@ def local_teacher(name: str) -> teacher.Ask:
 
 # ---- what collect.py wrote ----
 
+def made_by_language_model(settings: dict) -> bool:
+    """Whether one played or explained the data of these `settings`: to collect them again costs as much."""
+    return bool(settings["player"]) or settings["teacher"] != "rules"
+
+
 def environment_of(name: str, data: Path, dist, **more) -> tuple[Environment, dict]:
     """(environment, meta.json) of a folder of data. Raises ValueError where `describe` is no longer that of
     the data."""
