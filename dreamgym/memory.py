@@ -101,7 +101,7 @@ def budget(args, size: Size, context: int, ranks: int, device: str = "cuda",
             "update": always | {"gradients": 4 * trained, "gathered": two_layers,
                                 "activations": activations(size, args.micro_batch_tok,
                                                            args.gradient_checkpointing, b, bool(lora)),
-                                "logits": min(CHUNK, args.micro_batch_tok) * size.vocab * 3 * 4}}
+                                "logits": min(CHUNK, args.micro_batch_tok) * size.vocab * 5 * 4}}
 
 
 def table(phases: dict[str, dict[str, float]]) -> str:
