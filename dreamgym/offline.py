@@ -155,7 +155,7 @@ def play_many(env: Environment, players: dict[str, Player], tasks: list[Task], t
     """Real episodes of the players by their shares, until there are `transitions` steps. An
     `args.probe_share` of them plays the task of an earlier one again, with probes. Where a language model
     plays, REQUESTS episodes run at once. Resumable: each episode is appended to `done_path` at once."""
-    run.mend_jsonl(done_path)
+    run.cut_jsonl(done_path)
     episodes = read_episodes(done_path) if done_path.exists() else []
     plain = [episode for episode in episodes if episode.source != Source.PROBER]
     shares = np.array([player.share for player in players.values()])
