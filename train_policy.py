@@ -34,7 +34,7 @@ from dreamgym.offline import environment_of
 from dreamgym.prepare import check_model, prepare, read_splits, start_log
 from dreamgym.rollout import Policy, rollout
 from dreamgym.served_model import check_server, open_experience_model
-from dreamgym.task_generation import CANDIDATES, SAMPLING_TEMPERATURE, known_words, write_tasks
+from dreamgym.task_generation import known_words, write_tasks
 from dreamgym.teacher import is_url
 from dreamgym.worlds import World, parse_options
 
@@ -377,8 +377,8 @@ def generate(job: Job, state: Run) -> dict:
     if job.dist.is_main:
         texts = {task.text for part in job.splits.values() for task in part}
         texts |= {known.task.text for known in state.curriculum.stats.values()}
-        made, counts = write_tasks(state.experience_model, state.curriculum.seeds(job.args.tasks), CANDIDATES,
-                                   texts, job.known_words, f"generated-{state.step}", SAMPLING_TEMPERATURE)
+        made, counts = write_tasks(state.experience_model, state.curriculum.seeds(job.args.tasks), texts,
+                                   job.known_words, f"generated-{state.step}")
     state.curriculum.add(job.dist.broadcast(made))
     return counts
 
