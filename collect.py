@@ -46,7 +46,8 @@ class Args:
     player_temperature: float = 1.0    # its sampling temperature (ours)
     player_key_env: str = "OPENAI_API_KEY"  # environment variable that holds the endpoint's key
     player_share: float = 1.0          # its share of the episodes; the rest is the scripted players'
-    probe_share: BelowOne = 0.4        # share of episodes that also try actions that do not fit (ours)
+    # share of episodes that replay an earlier task and try wrong actions before the right ones (ours)
+    probe_share: BelowOne = 0.4
     teacher: str = "rules"  # who explains: rules | URL of an endpoint | path or hub name
                             # (a model is asked for each episode and each counterfactual)
     teacher_model: str = ""            # the model's name at the endpoint

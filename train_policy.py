@@ -88,7 +88,8 @@ class Args:
     invalid_penalty: Weight = 0.1      # taken from the reward of an action that changes nothing
     normalize_std: bool = True         # GRPO: divide by the group's standard deviation (no: Dr. GRPO)
     loss_mean: Literal["token", "episode"] = "token"       # what weighs the same in the loss
-    drop_malformed: bool = True  # dreams that broke off teach nothing (no: they count as failures; ours)
+    # leave dreams that ended in a malformed answer out of training (no: count them as failures; ours)
+    drop_malformed: bool = True
     max_malformed: Share = 0.5         # a run stops where more dreamt episodes than this break off
     curriculum: bool = True            # draw tasks by reward variance (Eq. 7), not uniformly
     max_generated_fraction: Share = 0.25  # lambda: largest share of generated tasks (0: none made; ours)

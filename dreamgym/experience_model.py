@@ -79,8 +79,8 @@ def fill_buffer(buffer: ReplayBuffer, encoder, episodes: Sequence[Episode]) -> N
 
 
 def split_history(steps: Sequence[Step], count: int) -> tuple[list[Step], list[Step]]:
-    """The last `count` steps that changed something, oldest first, and all others. An action that changed
-    nothing would show the present state again, in the place of the page before it."""
+    """The last `count` steps that changed something, oldest first, and all others. A step that changed
+    nothing only repeats the present state where the previous page should stand."""
     changing = [i for i, step in enumerate(steps) if step.valid][-count:] if count else []
     return [steps[i] for i in changing], [step for i, step in enumerate(steps) if i not in changing]
 

@@ -16,7 +16,8 @@ from dreamgym.episode import (Episode, Source, Step, StopReason, Task, check_epi
 from dreamgym.names import Names
 
 SPLITS = ("train", "valid", "test")
-PROBE_PROBABILITY = 0.6                # of a probe, where the player's action begins like no recorded one
+PROBE_PROBABILITY = 0.6                # chance of a probe before an action whose first two words differ from
+                                       # those of a randomly drawn recorded action
 REPEAT_SHARE = 0.3                     # of the probes: the last action again, as policies in a loop do
 EARLIER_SHARE = 0.4                    # of the others: an action of another time; the rest are mutations
 SPLICE_SHARE = 0.2                     # of the mutations: two actions joined
@@ -289,10 +290,10 @@ def by_split(env: Environment, episodes: list[Episode],
 
 def hindsight(episodes: list[Episode], count: int, rng: np.random.Generator) -> list[Episode]:
     """Counterfactual rewards of any environment, from recorded successes alone (ours; the idea of hindsight
-    relabelling, arXiv 1707.01495, turned round): the last step of a successful episode fulfils its own task,
-    and not a similar one that names what neither this task nor the step names. Half of the examples are each.
-    An unfulfilled step ends the episode where recorded failures end with such an action (its first word). At
-    most JUDGED_TIMES examples are made of a success."""
+    relabelling, arXiv 1707.01495, turned round). Each success gives two kinds of examples, half each: its
+    last step under its own task (reward 1), and under a similar task that names something neither the own
+    task nor the step mentions (reward 0). An unfulfilled step ends the episode where recorded failures end
+    with such an action (its first word). At most JUDGED_TIMES examples are made of a success."""
     played = recorded(episodes)
     won, tasks = [e for e in played if e.success], {e.task.text: e.task for e in played}
     texts = sorted(tasks)
