@@ -46,12 +46,13 @@ class Args:
     player_temperature: float = 1.0    # its sampling temperature (ours)
     player_key_env: str = "OPENAI_API_KEY"  # environment variable that holds the endpoint's key
     player_share: float = 1.0          # its share of the episodes; the rest is the scripted players'
-    probe_share: BelowOne = 0.4        # share of episodes that also try actions that do not fit (ours)
+    # share of episodes that replay an earlier task and try wrong actions before the right ones (ours)
+    probe_share: BelowOne = 0.4
     teacher: str = "rules"  # who explains: rules | URL of an endpoint | path or hub name
                             # (a model is asked for each episode and each counterfactual)
     teacher_model: str = ""            # the model's name at the endpoint
     teacher_key_env: str = "OPENAI_API_KEY"  # environment variable that holds the endpoint's key
-    fresh: bool = False                # collect again even when the folder already fits these flags
+    fresh: bool = False                # collect again even where the folder fits, or a language model made it
 
     def __post_init__(self):
         if self.player and not (is_url(self.player) and self.player_model):
@@ -136,18 +137,22 @@ def gather(env: Environment, args: Args, out: Path, settings: dict) -> None:
     run.write_json(out / "meta.json", {
         "schema": run.SCHEMA, "settings": settings, "environment": env.describe(), "label": env.label,
         "max_steps": env.max_steps, "sources": rows})
-    for path in out.glob("played-*.jsonl"):
-        path.unlink()
+    for split in SPLITS:                           # those of other settings may be a language model's
+        unfinished(f"played-{split}").unlink(missing_ok=True)
     print(f"{out}: {env.label or env.name}\n{run.summary_table(rows)}")
 
 
 def main() -> None:
     args = run.parse(Args)
     out, settings = Path(args.out or out_folder(args.env) / "data"), settings_of(args)
-    whole = all((out / name).exists() for name in FILES)
-    if whole and not args.fresh and run.read_json(out / "meta.json").get("settings") == settings:
-        print(f"{out}: fits these flags, kept (--fresh collects again)")
-        return
+    if all((out / name).exists() for name in FILES) and not args.fresh:
+        found = run.load_meta(out)["settings"]
+        if found == settings:
+            print(f"{out}: fits these flags, kept (--fresh collects again)")
+            return
+        if offline.made_by_language_model(found):
+            run.check_meta(found, settings, out, "a language model made these data: use --fresh to replace "
+                                                 "them, or another --out")
     env = make_env(args.env, args.data_dir, args.env_seed, args.env_options, file=args.import_file)
     with contextlib.closing(env):
         gather(env, args, out, settings)

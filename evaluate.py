@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Literal
 
 from dreamgym import offline, run, teacher, viewer
-from dreamgym.envs.base import Environment, Player, env_of_data, make_env, out_folder
+from dreamgym.envs.base import (Environment, Player, env_of_data, environment_class, make_env,
+                                out_folder)
 from dreamgym.episode import Episode, Task, read_episodes, read_tasks, recorded, to_json
 from dreamgym.evaluation import (coupling_bound, experience_report, experience_tables, never_won, outcomes,
                                  pass_at_k, policy_report, theorem_1, with_interval)
@@ -107,26 +108,20 @@ def load_policy(args: Args, folder: Path, env: Environment, device) -> Policy:
     return Policy(model, tokenizer, env, PolicySettings(**meta["policy"]), args.slots, args.seed)
 
 
-def play_player(args: Args) -> tuple[dict, list[Episode]]:
-    """A player of the environment in place of a policy. "null" does nothing."""
+def play_player(args: Args, env: Environment, player: Player) -> tuple[dict, list[Episode]]:
+    """A player of the environment in place of a policy."""
     wrong = [flag for flag, given in (("--world dream", args.world == "dream"), ("--bound", args.bound),
                                       ("--html", args.html), ("--others", args.others)) if given]
     if wrong:
         raise ValueError(f"{wrong[0]}: expected the folder of a policy; --policy {args.policy} is a player "
                          "of the real environment")
-    env = make_env(args.env, args.data_dir, options=args.env_options, judge=judge_option(args))
-    with contextlib.closing(env):
-        players = {"null": Player(lambda session, rng: lambda state: "")} | env.players()
-        if args.policy not in players:
-            raise ValueError(f"--policy {args.policy}: no such folder, and {env.name} has no such player; "
-                             f"it has {', '.join(players)}")
-        tasks, played = run.sample(env.tasks(args.split), args.tasks, 0, args.split) * args.repeats, []
-        with run.progress(len(tasks), args.policy) as bar:
-            for i, task in enumerate(tasks):
-                rng = run.rng(args.seed, "play", i)
-                played.append(offline.play(env, task, players[args.policy], rng, f"{args.policy}-{i}"))
-                bar.update(1)
-        return show_play(args, env, {args.policy: played}, "player")
+    tasks, played = run.sample(env.tasks(args.split), args.tasks, 0, args.split) * args.repeats, []
+    with run.progress(len(tasks), args.policy) as bar:
+        for i, task in enumerate(tasks):
+            rng = run.rng(args.seed, "play", i)
+            played.append(offline.play(env, task, player, rng, f"{args.policy}-{i}"))
+            bar.update(1)
+    return show_play(args, env, {args.policy: played}, "player")
 
 
 def readable(episode: Episode) -> str:
@@ -194,15 +189,16 @@ def show_play(args: Args, env: Environment, played: dict[str, list[Episode]],
 def write_html(args: Args, policy: Policy | None, env: Environment, model: ExperienceModel | None,
                episodes: list[Episode]) -> None:
     """The page of --html: the first episodes, and the same tasks played in the other world, if any."""
-    (folder, expmodel, _), temperature = folders(args), args.temperatures[0]
+    (folder, expmodel, data), temperature = folders(args), args.temperatures[0]
     shown, about = episodes[:viewer.SHOWN], [f"{args.split} tasks", "recorded episodes"]
     if policy:
         about[1:] = [f"policy {folder} at temperature {temperature:g}"]
         kind, other = ("dream", model) if args.world == "real" else ("real", env if env.is_real else None)
         tasks, name = [e.task for e in shown], f"{kind}-{temperature:g}"
         shown += rollout(policy, other, tasks, temperature, name) if other else []
-    about += [f"experience model {expmodel}" if model else f"no experience model in {expmodel}"]
-    base = folder.parent if policy else expmodel
+    where = expmodel or args.expmodel            # an untrained model at a server has no folder
+    about.append(f"experience model {where}" if model else f"no experience model in {where}")
+    base = folder.parent if policy else expmodel or data
     viewer.write_page(Path(args.html), env, "; ".join(about), shown, model, base)
     print(f"page {args.html}")
 
@@ -264,10 +260,19 @@ def save(args: Args, report: dict, episodes: list[Episode], more: dict) -> None:
 def main() -> None:
     args = run.parse(Args)
     dist = run.one_process(args.seed)
-    if args.policy.isidentifier() and not Path(args.policy).exists():
-        save(args, *play_player(args), {})
-    else:
-        evaluate_model(args, dist)
+    is_word = args.policy.isidentifier() and not Path(args.policy).exists()
+    if not is_word or not environment_class(args.env).is_real:
+        return evaluate_model(args, dist)
+    env = make_env(args.env, args.data_dir, options=args.env_options, judge=judge_option(args))
+    with contextlib.closing(env):                # "null" does nothing
+        players = {"null": Player(lambda session, rng: lambda state: "")} | env.players()
+        if args.policy in players:
+            return save(args, *play_player(args, env, players[args.policy]), {})
+    try:
+        evaluate_model(args, dist)               # a name of the hub may be a word, such as gpt2
+    except ValueError as error:
+        raise ValueError(f"{error} (--policy {args.policy}: {env.name} has no such player; it has "
+                         f"{', '.join(players)})") from error
 
 
 if __name__ == "__main__":

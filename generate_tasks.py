@@ -15,7 +15,7 @@ from dreamgym.envs.base import env_of_data
 from dreamgym.episode import Task, read_episodes, read_tasks, to_json
 from dreamgym.experience_model import load_experience_model
 from dreamgym.offline import SPLITS
-from dreamgym.task_generation import CANDIDATES, SAMPLING_TEMPERATURE, known_words, write_tasks
+from dreamgym.task_generation import known_words, write_tasks
 
 
 @dataclass
@@ -25,8 +25,6 @@ class Args:
     episodes: str = ""                 # take the tasks of highest reward variance in these episodes as seeds
     out: str = ""  # JSONL to write ("": tasks_generated.jsonl beside the experience model)
     count: int = 50                    # seed tasks
-    candidates: int = CANDIDATES  # texts sampled for each seed; the longest acceptable one is kept (ours)
-    temperature: float = SAMPLING_TEMPERATURE  # sampling temperature (ours; the paper does not say)
     seed: int = 0                      # of seeds and sampling
 
 
@@ -55,7 +53,7 @@ def main() -> None:
     pages = [step.state for episode in read_episodes(data / "train.jsonl") for step in episode.steps]
     words = known_words([task.text for task in tasks["train"]] + pages)
     known = {task.text for part in tasks.values() for task in part}
-    made, counts = write_tasks(model, seeds, args.candidates, known, words, "generated", args.temperature)
+    made, counts = write_tasks(model, seeds, known, words, "generated")
     out = Path(args.out or folder.parent / "tasks_generated.jsonl")
     run.write_jsonl(out, map(to_json, made), append=False)
     texts = {task.id: task.text for task in seeds}

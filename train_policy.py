@@ -34,7 +34,7 @@ from dreamgym.offline import environment_of
 from dreamgym.prepare import check_model, prepare, read_splits, start_log
 from dreamgym.rollout import Policy, rollout
 from dreamgym.served_model import check_server, open_experience_model
-from dreamgym.task_generation import CANDIDATES, SAMPLING_TEMPERATURE, known_words, write_tasks
+from dreamgym.task_generation import known_words, write_tasks
 from dreamgym.teacher import is_url
 from dreamgym.worlds import World, parse_options
 
@@ -88,7 +88,8 @@ class Args:
     invalid_penalty: Weight = 0.1      # taken from the reward of an action that changes nothing
     normalize_std: bool = True         # GRPO: divide by the group's standard deviation (no: Dr. GRPO)
     loss_mean: Literal["token", "episode"] = "token"       # what weighs the same in the loss
-    drop_malformed: bool = True  # dreams that broke off teach nothing (no: they count as failures; ours)
+    # leave dreams that ended in a malformed answer out of training (no: count them as failures; ours)
+    drop_malformed: bool = True
     max_malformed: Share = 0.5         # a run stops where more dreamt episodes than this break off
     curriculum: bool = True            # draw tasks by reward variance (Eq. 7), not uniformly
     max_generated_fraction: Share = 0.25  # lambda: largest share of generated tasks (0: none made; ours)
@@ -377,8 +378,8 @@ def generate(job: Job, state: Run) -> dict:
     if job.dist.is_main:
         texts = {task.text for part in job.splits.values() for task in part}
         texts |= {known.task.text for known in state.curriculum.stats.values()}
-        made, counts = write_tasks(state.experience_model, state.curriculum.seeds(job.args.tasks), CANDIDATES,
-                                   texts, job.known_words, f"generated-{state.step}", SAMPLING_TEMPERATURE)
+        made, counts = write_tasks(state.experience_model, state.curriculum.seeds(job.args.tasks), texts,
+                                   job.known_words, f"generated-{state.step}")
     state.curriculum.add(job.dist.broadcast(made))
     return counts
 

@@ -33,8 +33,8 @@ def unit_vectors(n: int, dim: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def transitions(n: int, rng: np.random.Generator) -> list[Transition]:
-    return [Transition(state=f"s{text}", action="a", next_state="n", reward=0.0, done=False, reasoning="",
-                       episode_id=f"e{i // 10}", task=f"t{i // 40}", synthetic=True, step=i)
+    return [Transition(state=f"s{text}", action="a", next_state="n", reasoning=str(i), task=f"t{i // 40}",
+                       synthetic=True)
             for i, text in enumerate(rng.integers(n, size=n))]
 
 

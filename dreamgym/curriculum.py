@@ -50,7 +50,7 @@ class Curriculum:
     """The tasks of a run and their values. `explore`: share of the draw that ignores values (1: ablation)."""
     decay = 0.95          # what an iteration leaves of the distance between value and prior
     prior = 0.25          # value of an unseen task: the largest for rewards 0 and 1
-    fresh = 0.5           # weight of the newest group in the running value
+    newest_weight = 0.5   # weight of the newest group in the running value
     max_generated = 1000  # most generated tasks kept
 
     def __init__(self, tasks: Iterable[Task], explore: float = 0.1):
@@ -63,13 +63,13 @@ class Curriculum:
 
     # ---- choosing ----
 
-    def _freshness(self, stats: TaskStats) -> float:
+    def _age_decay(self, stats: TaskStats) -> float:
         return self.decay ** (self.iteration - stats.last)
 
     def estimate(self, stats: TaskStats) -> float:
         if stats.last < 0:
             return self.prior
-        return self.prior + (stats.value - self.prior) * self._freshness(stats)
+        return self.prior + (stats.value - self.prior) * self._age_decay(stats)
 
     def sample(self, n: int, rng: np.random.Generator, max_generated_fraction: float) -> list[Task]:
         """n different tasks, drawn in proportion to (1 - explore) * estimate + explore * mean estimate.
@@ -98,7 +98,7 @@ class Curriculum:
         """At most m measured tasks of highest variance, as seeds of task generation (Eq. 6). A value decays
         to 0 with its age here."""
         measured = [stats for stats in self.stats.values() if stats.last >= 0 and stats.value > 0]
-        measured.sort(key=lambda stats: -stats.value * self._freshness(stats))
+        measured.sort(key=lambda stats: -stats.value * self._age_decay(stats))
         return [stats.task for stats in measured[:m]]
 
     # ---- learning ----
@@ -118,7 +118,7 @@ class Curriculum:
         for task_id, stats in self.stats.items():
             name = label(task_id)
             if len(groups.get(name, [])) > 1:
-                stats.value += (self.fresh if stats.last >= 0 else 1.0) * (values[name] - stats.value)
+                stats.value += (self.newest_weight if stats.last >= 0 else 1.0) * (values[name] - stats.value)
                 stats.last, stats.zeros = iteration, stats.zeros + 1 if values[name] == 0 else 0
         return sum(value == 0 for value in values.values()) / max(1, len(values))
 
@@ -129,7 +129,7 @@ class Curriculum:
             self.stats[task.id] = TaskStats(task=task)
 
         def worth(stats: TaskStats) -> tuple[float, int]:
-            measured = stats.value * self._freshness(stats), -stats.zeros
+            measured = stats.value * self._age_decay(stats), -stats.zeros
             return measured if stats.last >= 0 else (self.prior, 0)
 
         generated = sorted((stats for stats in self.stats.values() if stats.task.generated), key=worth)

@@ -195,8 +195,8 @@ def read_episodes(path: Path | str) -> list[Episode]:
     for where, record in read_jsonl(path):
         episode = from_json(record, Episode, where)
         if episode.id in episodes:
-            raise ValueError(f"{where}: field `id`: {episode.id!r} occurs twice; retrieval excludes an "
-                             "episode by its id")
+            raise ValueError(f"{where}: field `id`: {episode.id!r} occurs twice; expected another id for "
+                             "each episode")
         episodes[episode.id] = episode
     return list(episodes.values())
 

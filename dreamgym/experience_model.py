@@ -21,7 +21,7 @@ from dreamgym.envs.base import Environment, Session, StepResult
 from dreamgym.episode import Episode, Step, StopReason, Task
 from dreamgym.logprobs import TrainSample
 from dreamgym.model import adapter, load_frozen
-from dreamgym.prompts import (Demo, Question, experience_system, next_answer, next_prompt, parse_next,
+from dreamgym.prompts import (Question, experience_system, next_answer, next_prompt, parse_next,
                               parse_reward, parse_task, reward_answer, reward_prompt, variation_prompt,
                               variation_system)
 from dreamgym.replay import ReplayBuffer, Transition
@@ -67,10 +67,8 @@ def to_transitions(episodes: Sequence[Episode]) -> list[Transition]:
     """The steps of episodes as replay records. The last step of a malformed dream has no next state and is
     left out."""
     return [Transition(state=s.state, action=s.shown_action, next_state=s.next_state, reward=s.reward,
-                       done=s.done, reasoning=s.reasoning, episode_id=e.id, task=e.task.text,
-                       synthetic=e.world == "dream", step=i)
-            for e in episodes
-            for i, s in enumerate(e.steps[:-1] if e.stop == StopReason.MALFORMED else e.steps)]
+                       done=s.done, task=e.task.text, synthetic=e.world == "dream")
+            for e in episodes for s in (e.steps[:-1] if e.stop == StopReason.MALFORMED else e.steps)]
 
 
 def fill_buffer(buffer: ReplayBuffer, encoder, episodes: Sequence[Episode]) -> None:
@@ -81,14 +79,10 @@ def fill_buffer(buffer: ReplayBuffer, encoder, episodes: Sequence[Episode]) -> N
 
 
 def split_history(steps: Sequence[Step], count: int) -> tuple[list[Step], list[Step]]:
-    """The last `count` steps that changed something, oldest first, and all others. An action that changed
-    nothing would show the present state again, in the place of the page before it."""
+    """The last `count` steps that changed something, oldest first, and all others. A step that changed
+    nothing only repeats the present state where the previous page should stand."""
     changing = [i for i, step in enumerate(steps) if step.valid][-count:] if count else []
     return [steps[i] for i in changing], [step for i, step in enumerate(steps) if i not in changing]
-
-
-def to_demo(step: Step) -> Demo:
-    return Demo(step.state, step.shown_action, step.next_state, step.reward)
 
 
 class ExperienceModel:
@@ -154,15 +148,14 @@ class ExperienceModel:
             recent, others = split_history(past, self.settings.history)
             earlier = self._similar_steps(past, others, vector, action)
             if self.settings.show_first and others[:1] == past[:1]:
-                earlier = [first for first in map(to_demo, past[:1]) if first not in earlier] + earlier
-            questions.append(Question(
-                task, state, action, [(s.state, s.shown_action) for s in recent],
-                earlier=earlier,
-                demos=[Demo(t.state, t.action, t.next_state, t.reward) for t, _ in reversed(demos)]))
+                read = lambda s: (s.state, s.shown_action, s.next_state)
+                earlier = [s for s in past[:1] if read(s) not in map(read, earlier)] + earlier
+            questions.append(Question(task, state, action, [(s.state, s.shown_action) for s in recent],
+                                      earlier, [t for t, _ in reversed(demos)]))
         return questions
 
     def _similar_steps(self, past: Sequence[Step], others: Sequence[Step], vector: np.ndarray,
-                       action: str) -> list[Demo]:
+                       action: str) -> list[Step]:
         """Of the steps `others` of an episode, first those most similar to the question as transitions. Then
         those that led to the pages whose first line is most like the action ("go to shelf 1": "at shelf 1:"),
         of pages that begin alike only the latest of `past`. Half each, the most similar last."""
@@ -181,11 +174,13 @@ class ExperienceModel:
         pages = best(led_to, [i for i, s in enumerate(others) if latest[titles[i]] is s], count // 2)
         alike = self.encoder([s.state for s in others], [s.shown_action for s in others]) @ vector
         steps = best(alike, [i for i in range(len(others)) if i not in pages], count - count // 2)
-        return [to_demo(others[i]) for i in steps + pages]
+        return [others[i] for i in steps + pages]
 
     def lookup(self, states: Sequence[str], actions: Sequence[str]) -> list[Transition | None]:
         """The baseline without a model: the nearest recorded transition of each (state, grounded action), if
         one is near."""
+        if not states:               # a rank without recorded steps
+            return []
         found = self.buffer.search(self.encoder(states, actions), 1, [""] * len(states), LOOKUP_SIMILARITY)
         return [near[0][0] if near else None for near in found]
 

@@ -6,9 +6,11 @@
 B rows, T tokens, N trained tokens of all samples one after another, V vocabulary, H hidden.
 """
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from dreamgym.model import (adapter, attends_fully, autocast, checkpointing_enabled, compute_dtype,
@@ -137,67 +139,13 @@ def _flat_logprobs(causal_lm: PreTrainedModel, inputs: dict, before_N: torch.Ten
     """The body once, then the head at trained positions only, chunk by chunk."""
     head = causal_lm.get_output_embeddings()
     hidden_NH = causal_lm.base_model(**inputs).last_hidden_state.flatten(0, 1)[before_N]
-    # not by this chunk's own size: sharded ranks must agree
-    if torch.is_grad_enabled() and CHUNK * causal_lm.config.vocab_size > MAX_KEPT_LOGITS:
-        bias = getattr(head, "bias", None)
-        logp_N, entropy_N = _RecomputedHead.apply(hidden_NH, head.weight, bias, target_N, with_entropy)
-    else:
-        logp_N, entropy_N = _head_logprobs(head, hidden_NH, target_N, with_entropy)
-    return logp_N, entropy_N, hidden_NH if with_hidden else None
-
-
-def _chunks(count: int) -> list[slice]:
-    """At least one, if empty: ranks without trained tokens still join the backward."""
-    return [slice(start, start + CHUNK) for start in range(0, max(count, 1), CHUNK)]
-
-
-def _head_logprobs(head, hidden_NH, target_N, with_entropy: bool):
-    """(logp_N, entropy_N or None)."""
-    parts = [_chunk_logprobs(head(hidden_NH[part]).float(), target_N[part], with_entropy)
-             for part in _chunks(len(hidden_NH))]
-    logp, entropy = zip(*parts)
-    return torch.cat(logp), torch.cat(entropy) if with_entropy else None
-
-
-class _RecomputedHead(torch.autograd.Function):
-    """`_head_logprobs` of a linear head that keeps no logits: the backward computes a chunk's again, and
-    turns them into their gradient in place."""
-
-    @staticmethod
-    def forward(ctx, hidden_NH, weight_VH, bias_V, target_N, with_entropy: bool):
-        device = hidden_NH.device.type   # the backward runs outside of autocast
-        ctx.dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden_NH.dtype
-        weight, bias = (x if x is None else x.to(ctx.dtype) for x in (weight_VH, bias_V))
-        head = lambda chunk_NH: F.linear(chunk_NH.to(ctx.dtype), weight, bias)
-        logp_N, entropy_N = _head_logprobs(head, hidden_NH, target_N, with_entropy)
-        ctx.save_for_backward(hidden_NH, weight_VH, bias_V, target_N, logp_N, entropy_N)
-        ctx.set_materialize_grads(False)
-        return logp_N, entropy_N
-
-    @staticmethod
-    def backward(ctx, grad_logp_N, grad_entropy_N):
-        hidden_NH, *parameters, target_N, logp_N, entropy_N = ctx.saved_tensors
-        grad_logp_N = torch.zeros_like(logp_N) if grad_logp_N is None else grad_logp_N
-        weight_VH, bias_V = (x if x is None else x.to(ctx.dtype) for x in parameters)
-        grad_NH = torch.empty_like(hidden_NH)
-        grad_VH, grad_V = (torch.zeros_like(x) if needed else None
-                           for x, needed in zip(parameters, ctx.needs_input_grad[1:3]))
-        for part in _chunks(len(hidden_NH)):
-            chunk_NH, target_N1 = hidden_NH[part].to(ctx.dtype), target_N[part, None]
-            z_NV = F.linear(chunk_NH, weight_VH, bias_V).float()
-            z_NV -= z_NV.gather(1, target_N1) - logp_N[part, None]         # logits become log-probs
-            scale = into_N1 = grad_logp_N[part, None]
-            if grad_entropy_N is not None:   # d logp = onehot - p, d entropy = -p (log p + entropy)
-                scale = z_NV.add(entropy_N[part, None]).mul_(grad_entropy_N[part, None]).add_(into_N1)
-            grad_NV = z_NV.exp_().mul_(scale).neg_().scatter_add_(1, target_N1, into_N1).to(ctx.dtype)
-            grad_NH[part] = grad_NV @ weight_VH
-            if grad_V is not None:
-                grad_V += grad_NV.sum(0)
-            if grad_VH is not None and grad_VH.dtype == ctx.dtype:
-                grad_VH.addmm_(grad_NV.T, chunk_NH)                        # without a second [V, H]
-            elif grad_VH is not None:
-                grad_VH += grad_NV.T @ chunk_NH
-        return grad_NH, grad_VH, grad_V, None, None
+    chunk = lambda part_NH, part_N: _chunk_logprobs(head(part_NH).float(), part_N, with_entropy)
+    # by CHUNK, not by this chunk's own size: sharded ranks must agree
+    if CHUNK * causal_lm.config.vocab_size > MAX_KEPT_LOGITS:
+        chunk = partial(checkpoint, chunk, use_reentrant=False)
+    # split: at least one chunk, if empty, so that ranks without trained tokens join the backward
+    logp, entropy = zip(*map(chunk, hidden_NH.split(CHUNK), target_N.split(CHUNK)))
+    return torch.cat(logp), torch.cat(entropy) if with_entropy else None, hidden_NH if with_hidden else None
 
 
 def _chunk_logprobs(logits_NV, target_N, with_entropy: bool):

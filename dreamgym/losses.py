@@ -111,7 +111,8 @@ def policy_loss(
 
     loss = -min(ratio * A, clip(ratio, 1 - clip_low, 1 + clip_high) * A), and for A < 0 never above -dual_clip
     * A (dual_clip > 1): without that bound one token with a huge ratio and a bad outcome decides the step.
-    Statistics are detached 0-d tensors: tokens at a clip, k3 of KL(old || new), and the largest ratio.
+    Statistics are detached 0-d tensors with the log's names: sums over the tokens (those at a clip, k3 of
+    KL(old || new)), which the caller divides, and the largest ratio.
     """
     shapes = logp_new_N.shape, logp_old_N.shape, adv_N.shape
     assert len(set(shapes)) == 1, shapes         # else they would be broadcast
@@ -125,9 +126,9 @@ def policy_loss(
     loss_N = torch.where(dual_N, bound_N, loss_N)
     with torch.no_grad():
         stats = {
-            "clipped_sum": (clip_N > plain_N).float().sum(),
-            "dual_clipped_sum": dual_N.float().sum(),
-            "approx_kl_sum": (torch.expm1(log_ratio_N) - log_ratio_N).sum(),
+            "clip_fraction": (clip_N > plain_N).float().sum(),
+            "dual_clip_fraction": dual_N.float().sum(),
+            "kl_old": (torch.expm1(log_ratio_N) - log_ratio_N).sum(),
             "ratio_max": ratio_N.max() if len(ratio_N) else ratio_N.new_zeros(()),
         }
     return loss_N, stats

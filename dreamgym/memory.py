@@ -19,13 +19,6 @@ from dreamgym.model import REPLICATED_BELOW, base_of, explain_load_errors, meta_
 
 NF4 = 0.5 + (1 + 4 / 256) / 64   # bytes a weight: 4 bits, 8 for each 64 weights, 32 for each 256 of these
 OTHER = 2e9                      # on a GPU: the CUDA context, cuBLAS, the collectives' buffers (a guess)
-ADVICE = {
-    "weights": "--lora-rank, --quantize nf4 (not sharded) or more ranks",
-    "gradients": "--lora-rank or more ranks",
-    "optimizer": "--lora-rank or more ranks", "gathered": "--quantize nf4 --lora-rank (not sharded)",
-    "reference": "--lora-rank, or --kl-coef 0", "experience model": "--expmodel URL, or --lora-rank for both",
-    "KV cache": "fewer --slots", "activations": "--gradient-checkpointing or fewer --micro-batch-tok",
-    "logits": "a model with a smaller vocabulary", "other": "a GPU with more memory"}
 
 
 @dataclass
@@ -101,7 +94,7 @@ def budget(args, size: Size, context: int, ranks: int, device: str = "cuda",
             "update": always | {"gradients": 4 * trained, "gathered": two_layers,
                                 "activations": activations(size, args.micro_batch_tok,
                                                            args.gradient_checkpointing, b, bool(lora)),
-                                "logits": min(CHUNK, args.micro_batch_tok) * size.vocab * 3 * 4}}
+                                "logits": min(CHUNK, args.micro_batch_tok) * size.vocab * 5 * 4}}
 
 
 def table(phases: dict[str, dict[str, float]]) -> str:
@@ -113,14 +106,14 @@ def table(phases: dict[str, dict[str, float]]) -> str:
 
 
 def refuse(phases: dict[str, dict[str, float]], available: float) -> None:
-    """Raises ValueError with advice where a phase needs more than `available` bytes."""
+    """Raises ValueError where a phase needs more than `available` bytes, with what makes it smaller."""
     phase, parts = max(phases.items(), key=lambda item: sum(item[1].values()))
     need = sum(parts.values())
     if need > available:
-        largest = sorted(parts, key=parts.get, reverse=True)[:3]
-        advice = "; ".join(f"{part} {parts[part] / 1e9:.1f} GB: {ADVICE[part]}" for part in largest)
         raise ValueError(f"{phase} needs {need / 1e9:.1f} GB on each rank, which has {available / 1e9:.1f}. "
-                         f"Largest parts, and what makes them smaller: {advice}")
+                         "What makes its parts smaller: --lora-rank, --quantize nf4, more ranks; --kl-coef 0 "
+                         "(reference); --expmodel URL; fewer --slots (KV cache); --gradient-checkpointing or "
+                         "fewer --micro-batch-tok (activations)")
 
 
 def check_memory(phases: dict[str, dict[str, float]], dist) -> None:

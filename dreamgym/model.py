@@ -51,8 +51,6 @@ def load_model(name_or_path: str, dtype: str = "auto", quantize: str = "none", l
     its own shard of a model of at least REPLICATED_BELOW parameters. Raises ValueError for a model that
     cannot be loaded or is not supported.
     """
-    if quantize not in ("none", "nf4"):
-        raise ValueError(f"quantize is {quantize!r}: choose 'none' or 'nf4'")
     base, saved_rank = base_of(name_or_path)
     if saved_rank and lora_rank not in (0, saved_rank):
         raise ValueError(f"lora_rank is {lora_rank}, but the adapters in {name_or_path!r} have rank "
@@ -277,14 +275,7 @@ def export_model(folder: str | Path, to: str | Path) -> None:
 
 
 def trainable_parameters(model: torch.nn.Module) -> list[torch.nn.Parameter]:
-    """Raises ValueError if they are 16-bit: bfloat16 keeps 8 bits of a weight, so that the updates of a small
-    learning rate (1e-6) round to nothing."""
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    half = {p.dtype for p in parameters} & {torch.bfloat16, torch.float16}
-    if half:
-        raise ValueError(f"trainable weights are {half}: small updates would be lost. "
-                         "Load with dtype='float32', or use lora_rank.")
-    return parameters
+    return [p for p in model.parameters() if p.requires_grad]
 
 
 # ---- distributed ----

@@ -16,7 +16,8 @@ from dreamgym.episode import (Episode, Source, Step, StopReason, Task, check_epi
 from dreamgym.names import Names
 
 SPLITS = ("train", "valid", "test")
-PROBE_PROBABILITY = 0.6                # of a probe, where the player's action begins like no recorded one
+PROBE_PROBABILITY = 0.6                # chance of a probe before an action whose first two words differ from
+                                       # those of a randomly drawn recorded action
 REPEAT_SHARE = 0.3                     # of the probes: the last action again, as policies in a loop do
 EARLIER_SHARE = 0.4                    # of the others: an action of another time; the rest are mutations
 SPLICE_SHARE = 0.2                     # of the mutations: two actions joined
@@ -155,7 +156,7 @@ def play_many(env: Environment, players: dict[str, Player], tasks: list[Task], t
     """Real episodes of the players by their shares, until there are `transitions` steps. An
     `args.probe_share` of them plays the task of an earlier one again, with probes. Where a language model
     plays, REQUESTS episodes run at once. Resumable: each episode is appended to `done_path` at once."""
-    run.mend_jsonl(done_path)
+    run.cut_jsonl(done_path)
     episodes = read_episodes(done_path) if done_path.exists() else []
     plain = [episode for episode in episodes if episode.source != Source.PROBER]
     shares = np.array([player.share for player in players.values()])
@@ -223,6 +224,11 @@ def local_teacher(name: str) -> teacher.Ask:
 
 # ---- what collect.py wrote ----
 
+def made_by_language_model(settings: dict) -> bool:
+    """Whether one played or explained the data of these `settings`: to collect them again costs as much."""
+    return bool(settings["player"]) or settings["teacher"] != "rules"
+
+
 def environment_of(name: str, data: Path, dist, **more) -> tuple[Environment, dict]:
     """(environment, meta.json) of a folder of data. Raises ValueError where `describe` is no longer that of
     the data."""
@@ -284,10 +290,10 @@ def by_split(env: Environment, episodes: list[Episode],
 
 def hindsight(episodes: list[Episode], count: int, rng: np.random.Generator) -> list[Episode]:
     """Counterfactual rewards of any environment, from recorded successes alone (ours; the idea of hindsight
-    relabelling, arXiv 1707.01495, turned round): the last step of a successful episode fulfils its own task,
-    and not a similar one that names what neither this task nor the step names. Half of the examples are each.
-    An unfulfilled step ends the episode where recorded failures end with such an action (its first word). At
-    most JUDGED_TIMES examples are made of a success."""
+    relabelling, arXiv 1707.01495, turned round). Each success gives two kinds of examples, half each: its
+    last step under its own task (reward 1), and under a similar task that names something neither the own
+    task nor the step mentions (reward 0). An unfulfilled step ends the episode where recorded failures end
+    with such an action (its first word). At most JUDGED_TIMES examples are made of a success."""
     played = recorded(episodes)
     won, tasks = [e for e in played if e.success], {e.task.text: e.task for e in played}
     texts = sorted(tasks)

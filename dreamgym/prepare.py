@@ -18,7 +18,7 @@ from dreamgym.episode import Task, read_tasks
 from dreamgym.flags import ROOT
 from dreamgym.memory import budget, check_memory, measure
 from dreamgym.model import base_of
-from dreamgym.offline import SPLITS
+from dreamgym.offline import SPLITS, made_by_language_model
 from dreamgym.served_model import reach_server
 from dreamgym.teacher import is_url
 
@@ -35,8 +35,8 @@ def check_model(args) -> None:
 def prepare(args, out: Path, dist) -> tuple[Path, Path | None]:
     """Runs collect.py and train_expmodel.py where their folders are missing or unfinished. Returns the
     folders of the data and of the experience model (None: it is untrained, at a server). With --fresh,
-    policies of an earlier run go. Raises ValueError where the server does not answer, or there are too few
-    tasks."""
+    policies of an earlier run go. Raises ValueError where the server does not answer, there are too few
+    tasks, or a language model made the data of another log."""
     is_file = args.data.endswith(".jsonl")
     data = out / "data" if is_file or not args.data else Path(args.data)
     expmodel = Path(args.expmodel or out / ("expmodel-naive" if args.naive_reward else "expmodel"))
@@ -52,7 +52,7 @@ def prepare(args, out: Path, dist) -> tuple[Path, Path | None]:
               *(["--fresh"] if args.fresh else [])]
     if is_file or not args.data:
         logs = ["--import-file", args.data] if is_file else []
-        if dist.is_main:
+        if dist.is_main and not uses_paid_data(data, *logs[1:]):
             launch("collect.py", [*common, "--out", data, *logs])
         dist.barrier()
     needed = args.tasks * (args.rollouts if args.algo == "ppo" else 1)
@@ -69,6 +69,21 @@ def prepare(args, out: Path, dist) -> tuple[Path, Path | None]:
         launch("train_expmodel.py", [*common, "--data", data, "--out", expmodel, *own, *naive], dist)
         dist.barrier()
     return data, expmodel
+
+
+def uses_paid_data(data: Path, log: str = "") -> bool:
+    """Whether a language model made the data of a whole folder: they are used as they are, also with --fresh.
+    Raises ValueError where they are not of the recorded episodes in the file `log`."""
+    settings = run.load_meta(data)["settings"] if (data / "meta.json").exists() else {}
+    if not settings or not made_by_language_model(settings):
+        return False
+    content = run.fingerprint(Path(log).read_text(errors="replace")) if log else ""
+    if log and settings.get("import_file_fingerprint") != content:
+        raise ValueError(f"--data {log}: {data} holds data that a language model made of other episodes; "
+                         "expected another --out")
+    print(f"{data}: a language model made these data, kept with their own settings (collect.py --fresh "
+          "collects again)")
+    return True
 
 
 def launch(script: str, flags: list, dist=None) -> None:

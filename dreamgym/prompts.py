@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from dreamgym.episode import Episode, Step, number_lines
+from dreamgym.episode import Episode, Step, number_lines, rename_step
 from dreamgym.page_diff import MARK, decode, encode
 
 MAX_STATE_CHARS = 20_000
@@ -110,15 +110,6 @@ def parse_action(text: str) -> str:
 
 # ---- experience model: the next state ----
 
-@dataclass
-class Demo:
-    """A transition that a prompt shows: retrieved (d_j of Eq. 4), or from earlier in the episode."""
-    state: str
-    action: str
-    next_state: str
-    reward: float = 0.0
-
-
 ANSWER_FORMS = """\
 Think about what the action does in this state, then answer in this form and no other:
 think: REASONING
@@ -145,23 +136,21 @@ def experience_system(prompts: Prompts, page_format: str) -> str:
 @dataclass
 class Question:
     """All that the next state may depend on (Eq. 4). `recent`: the last (state, grounded action) pairs,
-    oldest first. `earlier`: similar steps of the same episode, `demos`: transitions retrieved from the
-    buffer; of both the most similar last."""
+    oldest first. `earlier`: similar steps of the same episode, `demos`: those retrieved from the buffer (d_j
+    of Eq. 4); of both the most similar last."""
     task: str
     state: str
     action: str                               # grounded
     recent: list[tuple[str, str]]
-    earlier: list[Demo]
-    demos: list[Demo]
+    earlier: list[Step]
+    demos: list[Step]
 
 
 def rename_question(question: Question, change: Callable[[str], str]) -> Question:
     """The question with `change` made in every text of it."""
-    q = question
-    demos = lambda part: [Demo(change(d.state), change(d.action), change(d.next_state), d.reward)
-                          for d in part]
+    q, steps = question, lambda part: [rename_step(step, change) for step in part]
     return Question(change(q.task), change(q.state), change(q.action),
-                    [(change(s), change(a)) for s, a in q.recent], demos(q.earlier), demos(q.demos))
+                    [(change(s), change(a)) for s, a in q.recent], steps(q.earlier), steps(q.demos))
 
 
 def known_pages(question: Question, page_format: str) -> dict[str, str]:
@@ -192,12 +181,12 @@ def _marked(action: str, question: Question, page_format: str) -> str:
     return f"{MARK}action" if page_format != "full" and action == question.action else action
 
 
-def _shown(demos: list[Demo], tag: str, question: Question, pages: dict[str, str], page_format: str) -> str:
+def _shown(demos: list[Step], tag: str, question: Question, pages: dict[str, str], page_format: str) -> str:
     """Whole transitions, numbered down to 1, the most similar. In a compact form their states are differences
     to the `pages` of the prompt, their next states to their own states too."""
     text = ""
     for i, demo in zip(range(len(demos), 0, -1), demos):
-        action = _marked(demo.action, question, page_format)
+        action = _marked(demo.shown_action, question, page_format)
         before = _written(demo.state, pages, page_format)
         after = _written(demo.next_state, {"there": demo.state} | pages, page_format)
         text += f"{tag} {i}:\n{before}\naction: {action}\nnext:\n{after}\n"

@@ -19,24 +19,18 @@ import hnswlib
 import msgspec
 import numpy as np
 
+from dreamgym.episode import Step
+
 SCHEMA = 2
 TIE = 1e-6         # cosines closer than this are equal: those of equal texts differ by rounding
 QUERY_CHUNK = 64   # queries per matrix product; bounds the scores to 26 MB at 100,000 transitions
 M, EF_CONSTRUCTION = 16, 200   # hnswlib: links of a node, breadth of construction
 
 
-class Transition(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """One step of an environment, real or dreamt, as a demonstration shows it."""
-    state: str
-    action: str                    # grounded: what the environment got
-    next_state: str
-    reward: float
-    done: bool
-    reasoning: str
-    episode_id: str
+class Transition(Step, kw_only=True, forbid_unknown_fields=False):     # saved ones may have more fields
+    """One step of an environment, real or dreamt, as a demonstration shows it. Its action is grounded."""
     task: str                      # the task's text; retrieval excludes by it
-    synthetic: bool                # written by an experience model
-    step: int                      # counts from 0
+    synthetic: bool = False        # written by an experience model
 
 
 class ReplayBuffer:

@@ -25,6 +25,7 @@ from dreamgym.sft import sft_step
 
 GAMMA, GAE_LAMBDA = 1.0, 1.0          # as verl-agent
 DUAL_CLIP, VALUE_CLIP, VALUE_COEF = 3.0, 0.2, 0.5
+MEANS = ("kl_ref", "entropy", "kl_old", "clip_fraction", "dual_clip_fraction")   # of trained tokens, logged
 
 
 @dataclass
@@ -177,7 +178,7 @@ def update(run_state, batch: Batch, args, dist) -> dict:
             chosen = [int(rows[i]) for i in local]
             loss, seen = micro_batch_loss(policy, value_head, batch, ref, chosen, (tokens, starts), args)
             stats["ratio_max"] = max(stats["ratio_max"], seen.pop("ratio_max"))
-            gap = seen.pop("gap")                # of the first step: later the policy has moved
+            gap = seen.pop("sampler_gap")        # of the first step: later the policy has moved
             stats["sampler_gap"] = max(stats["sampler_gap"], gap if number == 0 else 0.0)
             for name, value in seen.items():
                 sums[name] += value
@@ -215,11 +216,10 @@ def micro_batch_loss(policy, value_head, batch: Batch, ref, rows: list[int], div
                                       DUAL_CLIP)
     kl_N = losses.kl_estimate(logp_N, flat(ref), args.kl) if ref is not None else torch.zeros_like(logp_N)
     loss = losses.aggregate(loss_N + args.kl_coef * kl_N - args.entropy_coef * entropy_N, divisors[0])
-    sums = {"tokens": float(len(logp_N)), "loss": float(loss.detach()), "kl_ref": float(kl_N.detach().sum()),
-            "entropy": float(entropy_N.detach().sum()), "clipped": float(seen["clipped_sum"]),
-            "dual_clipped": float(seen["dual_clipped_sum"]), "kl_old": float(seen["approx_kl_sum"]),
-            "ratio_max": float(seen["ratio_max"]),
-            "gap": float((logp_N.detach() - old_N).abs().max()) if len(logp_N) else 0.0}
+    sums = {name: float(value) for name, value in seen.items()}
+    sums |= {"trained_tok": float(len(logp_N)), "loss": float(loss.detach()),
+             "kl_ref": float(kl_N.detach().sum()), "entropy": float(entropy_N.detach().sum()),
+             "sampler_gap": float((logp_N.detach() - old_N).abs().max()) if len(logp_N) else 0.0}
     if value_head is not None:
         value_N = losses.value_loss(value_head(hidden_NH.float())[:, 0], flat(batch.value),
                                     flat(batch.returns), VALUE_CLIP)
@@ -230,16 +230,14 @@ def micro_batch_loss(policy, value_head, batch: Batch, ref, rows: list[int], div
 
 def summary(batch: Batch, sums: dict[str, float], stats: dict[str, float], with_critic: bool, dist) -> dict:
     """The log's values, over all ranks."""
-    names = ["tokens", "loss", "kl_ref", "entropy", "clipped", "dual_clipped", "kl_old", "value_loss"]
-    total = dict(zip(names, dist.all_reduce_sum([sums.get(name, 0.0) for name in names])))
-    n = max(1.0, total["tokens"])
-    found = {"kl_ref": total["kl_ref"] / n, "entropy": total["entropy"] / n, "kl_old": total["kl_old"] / n,
-             "loss": total["loss"] / dist.world_size, "clip_fraction": total["clipped"] / n,
-             "dual_clip_fraction": total["dual_clipped"] / n, "trained_tok": total["tokens"], **stats}
+    losses_seen = ["loss", "value_loss"] if with_critic else ["loss"]
+    names = [*MEANS, *losses_seen, "trained_tok"]
+    found = dict(zip(names, dist.all_reduce_sum([sums.get(name, 0.0) for name in names])))
+    found |= {name: found[name] / max(1.0, found["trained_tok"]) for name in MEANS} | stats
+    found |= {name: found[name] / dist.world_size for name in losses_seen}
     for name in ("ratio_max", "sampler_gap"):
         found[name] = max(dist.gather([stats[name]]))
     if with_critic:
-        found["value_loss"] = total["value_loss"] / dist.world_size
         at_start = [(value_N[first_N.bool()], return_N[first_N.bool()])
                     for value_N, return_N, first_N in zip(batch.value, batch.returns, batch.first)]
         value_T, return_T = map(torch.cat, zip(*dist.gather(at_start) or [(torch.zeros(0),) * 2]))

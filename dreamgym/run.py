@@ -11,6 +11,7 @@ import dataclasses
 import datetime
 import hashlib
 import json
+import math
 import os
 import random
 import signal
@@ -198,34 +199,20 @@ def write_jsonl(path: str | Path, records: Iterable[dict], append: bool) -> None
         file.writelines(lines)
 
 
-def mend_jsonl(path: str | Path) -> None:
-    """Ends the file on a whole line: a record without its newline gets one, half a record is cut."""
-    if Path(path).exists():
-        with open(path, "r+b") as file:
-            start = end = 0
-            for line in file:
-                start, end = end, end + len(line)
-            if end and not line.endswith(b"\n"):
-                try:
-                    json.loads(line)
-                    file.write(b"\n")
-                except ValueError:  # half a record, or half a UTF-8 character
-                    file.truncate(start)
-
-
-def cut_jsonl(path: Path, last: int, key: str = "step") -> dict | None:
-    """Cuts the file where the records begin whose `key` is above `last`: a resumed run makes them again. Half
-    a line that a kill left goes, too. Returns the last record kept."""
-    mend_jsonl(path)
+def cut_jsonl(path: Path, last: float = math.inf, key: str = "step") -> dict | None:
+    """Cuts the file before half a line that a kill left, or where the records begin whose `key` is above
+    `last`: a resumed run makes them again. Returns the last record kept."""
     end, kept = 0, None
     if path.exists():
         with path.open("r+b") as file:           # line by line: episodes of a long run are gigabytes
             for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    break
                 try:
                     record = json.loads(line)
                 except ValueError:
                     raise ValueError(f"{path}:{number}: not JSON") from None
-                if record[key] > last:
+                if record.get(key, -math.inf) > last:
                     break
                 end, kept = end + len(line), record
             file.truncate(end)

@@ -67,14 +67,15 @@ def problem(text: str | None, known_texts: Collection[str], known_words: Collect
     return "copy" if _key(text) in {_key(known) for known in known_texts} else ""
 
 
-def write_tasks(experience_model, seeds: Sequence[Task], per_seed: int, known_texts: Collection[str],
-                known_words: Collection[str], name: str,
-                temperature: float) -> tuple[list[Task], dict[str, int]]:
+def write_tasks(experience_model, seeds: Sequence[Task], known_texts: Collection[str],
+                known_words: Collection[str], name: str) -> tuple[list[Task], dict[str, int]]:
     """(new tasks `name-0`, `name-1`, …, counts of candidates that were accepted or refused, by reason). Each
-    seed gets at most one new task, from `per_seed` candidates. Known texts and words: see `problem`."""
+    seed gets at most one new task, the longest good one of its candidates. Known texts and words: see
+    `problem`."""
     made: list[Task] = []
     counts: Counter[str] = Counter()
-    written = experience_model.write_variations([seed.text for seed in seeds], per_seed, temperature)
+    texts = [seed.text for seed in seeds]
+    written = experience_model.write_variations(texts, CANDIDATES, SAMPLING_TEMPERATURE)
     for seed, candidates in zip(seeds, written):
         taken = [*known_texts, seed.text, *(task.text for task in made)]
         reasons = [problem(text, taken, known_words) or "accepted" for text in candidates]

@@ -214,7 +214,7 @@ def annotate(episodes: list[Episode], ask: Ask, prompts: Prompts, done_path: Pat
     """(the episodes with a teacher's reasoning, {id of one that keeps its old reasoning: why}). Resumable:
     each finished episode is appended to `done_path` at once. Raises ValueError where that holds another
     episode under the same id, EndpointError after MAX_OUTAGES episodes in a row without an answer."""
-    run.mend_jsonl(done_path)
+    run.cut_jsonl(done_path)
     done = {episode.id: episode for episode in read_episodes(done_path)} if done_path.exists() else {}
     bare = lambda episode: with_reasoning(episode, [("", "")] * len(episode.steps))
     for episode in episodes:

@@ -14,9 +14,9 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from dreamgym.episode import Episode, Task, rename_episode
+from dreamgym.episode import Episode, Step, Task, rename_episode
 from dreamgym.names import Names
-from dreamgym.prompts import (Demo, Question, next_answer, next_prompt, reward_answer, reward_prompt,
+from dreamgym.prompts import (Question, next_answer, next_prompt, reward_answer, reward_prompt,
                               variation_prompt)
 
 CONTEXT = 2048
@@ -120,7 +120,7 @@ def corpus(episodes: list[Episode], tasks: list[Task]) -> set[str]:
     for episode in episodes + renamed:
         for step in episode.steps:
             action = step.shown_action
-            demo = Demo("", action, "", 1.0)
+            demo = Step(state="", action=action, next_state="", reward=1.0)
             texts |= {f"state:\n{step.state}\naction: {action}\n", step.next_state}
             texts.add(next_prompt(Question(episode.task.text, "", action, [("", "")] * 2, [demo] * 2, [demo]),
                                   "full"))

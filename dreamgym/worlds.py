@@ -22,8 +22,8 @@ from dreamgym.flags import Share
 
 
 class Options(Struct, forbid_unknown_fields=True):
-    """`--dream name=value ...`. A wrong reward turns the outcome of an episode round, where the world ends it
-    or at the step limit."""
+    """`--dream name=value ...`. A reward error flips the reward of the episode's last step (its end in the
+    world, or the step limit)."""
     pages: Literal["learnt", "lookup", "true"] = "learnt"   # lookup: recorded (ExperienceModel.lookup)
     rewards: Literal["own", "learnt", "rule"] = "own"  # own: learnt, recorded or true, as the pages are;
                                                        # learnt: the experience model's; rule: the audit's

@@ -353,8 +353,25 @@ def test_a_language_model_plays(again, endpoint):
     assert [m["role"] for m in second] == ["system", "user", "assistant", "user"] and second[:2] == first
     for step, said in zip(train[0].steps, (first[1], second[3])):
         assert said["content"] == f"task: {train[0].task.text}\nstate:\n{step.state}\n"
-    train = recorded(read_episodes(again(*flags, "--transitions", 200, "--player-share", 0.5)[1] / "train.jsonl"))
+    flags += ("--transitions", 200, "--player-share", 0.5, "--fresh")
+    train = recorded(read_episodes(again(*flags)[1] / "train.jsonl"))
     assert {e.source for e in train} == {"player", "solver", "random"}
+
+
+@pytest.mark.parametrize("who", ["player", "teacher"])
+def test_what_a_language_model_made_is_not_lost(again, endpoint, who):
+    """Paid data that other flags replace, or paid episodes of a killed collection that another one deletes."""
+    flags = ("--transitions", 20, "--heldout", 1, f"--{who}", URL, f"--{who}-model", "m")
+    out = again(*flags)[1]
+    killed = out / "played-train-0.jsonl"
+    killed.write_text("")
+    paid = contents(out)
+    for other in ((), (*flags, "--seed", 1)):
+        with pytest.raises(ValueError, match="data does not fit this run: .*a language model made these data: use --fresh"):
+            again(*other)
+    assert "kept" in again(*flags)[0] and contents(out) == paid
+    again("--fresh")
+    assert contents(out) != paid and [path.name for path in out.glob("played-*")] == [killed.name]
 
 
 def test_a_language_model_plays_many_episodes_at_once(again, endpoint):

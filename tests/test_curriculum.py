@@ -95,7 +95,7 @@ def test_draws_follow_the_values(explore):
 def test_the_running_value_weighs_the_newest_group():
     """The sample variance in place of the population's, a first value averaged with the prior, and one lucky group that
     erases what was known."""
-    curriculum = curriculum_of(1, fresh=0.25)
+    curriculum = curriculum_of(1, newest_weight=0.25)
     stats = curriculum.stats["t0"]
     for iteration, group, want in ((3, [0, 1], 0.25), (4, [1, 1], 0.1875), (5, [1], 0.1875)):
         curriculum.update(played(t0=group), iteration)

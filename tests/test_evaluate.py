@@ -15,6 +15,7 @@ from dreamgym.experience_model import ExperienceSettings, fill_buffer, save_sett
 from dreamgym.model import save_model
 from dreamgym.replay import ReplayBuffer
 from dreamgym.rollout import PolicySettings
+import evaluate
 from evaluate import Args, folders, load_policy, readable
 from test_viewer import held
 
@@ -134,11 +135,21 @@ def test_players_check_an_installation(tmp_path, monkeypatch, env, needs, player
 @pytest.mark.parametrize("player, flags, said", [
     *(("oracle", flags, f"{flags[0]}.*oracle is a player of the real environment") for flags in (
         ("--world", "dream"), ("--bound",), ("--html", "a.html"), ("--others", "a"))),
-    ("orakel", (), "no such folder, and webshop has no such player; it has null, oracle")])
+    ("orakel", (), "--policy orakel: webshop has no such player; it has null, oracle")])
 def test_what_a_player_cannot_do(player, flags, said):
     """A table of "the dream" whose episodes were real, and flags that did nothing."""
     with pytest.raises(ValueError, match=said):
         run_main("evaluate", "--env", "webshop", "--policy", player, *flags)
+
+
+def test_a_model_of_the_hub_whose_name_is_a_word(made, tmp_path, monkeypatch):
+    """`--policy gpt2` taken for a player."""
+    load = evaluate.load_model
+    monkeypatch.setattr(evaluate, "load_model", lambda name, **more: load(made.expmodel / "model" if name == "gpt2"
+                                                                          else name, **more))
+    run_main("evaluate", "--env", EXAMPLE, "--policy", "gpt2", "--data", made.data, "--tasks", 1, "--temperatures", 0.0,
+             "--out", tmp_path)
+    assert len(read_episodes(tmp_path / "episodes.jsonl")) == 1
 
 
 def test_a_checkpoint_that_is_no_policy(made, tmp_path):

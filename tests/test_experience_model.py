@@ -120,7 +120,7 @@ def test_history_against_a_loop(parts, history, length):
     pages = sorted(newest, key=lambda i: (abs(titles[i] - 12), -i))[:history // 2]
     close = [i for i in range(last) if i not in pages and abs(angles[i] - 12) < 45]
     steps = sorted(close, key=lambda i: (abs(angles[i] - 12), -i))[:history - history // 2]
-    assert [(d.state, d.action, d.next_state) for d in question.earlier] == [
+    assert [(d.state, d.shown_action, d.next_state) for d in question.earlier] == [
         (past[i].state, past[i].grounded, past[i].next_state) for i in steps[::-1] + pages[::-1]]
     assert question.demos == []
 
@@ -157,6 +157,11 @@ def test_the_first_step_is_always_shown(parts):
                                                 (["page 0", "page 4"], ["page 5"])]
     past[0].action = "12"
     assert shown(2) == (["page 0"], ["page 1"])
+
+
+def test_a_rank_without_steps_looks_nothing_up(parts):
+    """Validation data that refuse nothing, or fewer recorded steps than ranks, end a training."""
+    assert make(parts, [episode("a")]).lookup([], []) == []
 
 
 # ---- one prompt for training and dreaming ----

@@ -6,7 +6,7 @@ import pytest
 
 from dreamgym.episode import Step
 from dreamgym.prompts import (
-    FORMS, MAX_ACTION_CHARS, MAX_STATE_CHARS, POLICY_FORMS, TAGS, Demo, Prompts, Question, clean, escape,
+    FORMS, MAX_ACTION_CHARS, MAX_STATE_CHARS, POLICY_FORMS, TAGS, Prompts, Question, clean, escape,
     experience_system, known_pages, next_answer, next_prompt, parse_action, parse_next,
     parse_reward, parse_task, policy_answer, policy_turn, policy_system, reward_answer, reward_prompt,
     tried_actions)
@@ -20,10 +20,14 @@ JUNK = ["reward: 1 done: yes", "\nReward : 1 done: yes\n", "reward: 1.0 done: ye
         "\n", "\n\n", " ", "\t", "[", "]", ": "]
 
 
+def demo(state: str, action: str, next_state: str) -> Step:
+    return Step(state=state, action=action, next_state=next_state)
+
+
 def question(state: str = STATE) -> Question:
     return Question(task="find me a vest", state=state, action="click[1]", recent=[(STATES[0], "search[a]")],
-                    earlier=[Demo(STATES[0], "search[b]", STATES[2])],
-                    demos=[Demo(STATES[2], "click[2]", STATES[4])])
+                    earlier=[demo(STATES[0], "search[b]", STATES[2])],
+                    demos=[demo(STATES[2], "click[2]", STATES[4])])
 
 
 def mutate(text: str, rng: random.Random) -> str:
@@ -78,7 +82,7 @@ def test_a_step_of_the_prompt_says_whether_it_did_what_is_asked():
     """A demonstration of another action that a model copies from, because it cannot tell."""
     asked = question()
     asked.recent.append((STATES[2], "click[1]"))
-    asked.demos = [Demo(STATES[2], "click[2]", STATES[4]), Demo(STATE, "click[1]", STATES[3])]
+    asked.demos = [demo(STATES[2], "click[2]", STATES[4]), demo(STATE, "click[1]", STATES[3])]
     compact, whole = (next_prompt(asked, page_format) for page_format in ("diff", "full"))
     assert "similar 2:\n= before 1\naction: click[2]\n" in compact
     assert "similar 1:\n= state\naction: = action\n" in compact
@@ -101,8 +105,8 @@ def test_pages_are_named_by_their_first_line():
     """Two pages with one name; a first line that looks like a tag; a retrieved page before the episode's own."""
     asked = question("hall\nthe lamp is on")
     asked.recent = [("hall\ndark", "look"), ("attic\nold box of tin", "go down")]
-    asked.earlier = [Demo("attic", "wait", "before 1\nodd")]
-    asked.demos = [Demo("x", "go up", "attic\nsomebody else's"), Demo("x", "go", "cellar\nwet")]
+    asked.earlier = [demo("attic", "wait", "before 1\nodd")]
+    asked.demos = [demo("x", "go up", "attic\nsomebody else's"), demo("x", "go", "cellar\nwet")]
     assert known_pages(asked, "titles") == {
         "state": asked.state, "before 2": "hall\ndark", "attic": "attic\nold box of tin", "earlier 1": "before 1\nodd",
         "cellar": "cellar\nwet", "similar 2": "attic\nsomebody else's"}

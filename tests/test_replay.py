@@ -14,8 +14,7 @@ both = pytest.mark.parametrize("exact_below", [EXACT, INDEX])
 def make(n: int, rng: np.random.Generator, synthetic: float = 0.5, texts: int = 10**9, first: int = 0):
     """n transitions of 20 tasks; `texts` is how many different (state, action, next state) there are."""
     return [Transition(state=f"state {text}", action="act", next_state=f"next {text}", reward=float(i % 2),
-                       done=False, reasoning="because", episode_id=f"e{i}", task=f"task {rng.integers(20)}",
-                       synthetic=bool(rng.random() < synthetic), step=i)
+                       reasoning=str(i), task=f"task {rng.integers(20)}", synthetic=bool(rng.random() < synthetic))
             for i, text in enumerate(rng.integers(texts, size=n), first)]
 
 
@@ -27,7 +26,7 @@ def embed(n: int, dim: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def steps(found) -> list[list[int]]:
-    return [[transition.step for transition, _ in hits] for hits in found]
+    return [[int(transition.reasoning) for transition, _ in hits] for hits in found]
 
 
 def slow_search(entries, query, k, task, min_score):
@@ -72,7 +71,7 @@ def test_the_own_task_copies_and_ties_do_not_hide_the_others(exact_below):
     """A search that gives up where the nearest thousands are of the excluded task."""
     rng = np.random.default_rng(2)
     own = [replace(t, task="own") for t in make(1500, rng)]
-    copies = [replace(own[0], task="copied", step=i) for i in range(2000, 3500)]
+    copies = [replace(own[0], task="copied", reasoning=str(i)) for i in range(2000, 3500)]
     others = [replace(t, task="other") for t in make(20, rng, first=5000)]
     near = np.eye(8)[0] + 0.01 * rng.standard_normal((3000, 8))
     buffer = ReplayBuffer(8, 5000, exact_below)
@@ -101,7 +100,7 @@ def test_eviction_takes_the_oldest_synthetic_then_the_oldest_real():
     buffer.add(make(5, rng, synthetic=1), embed(5, 4, rng))
     assert buffer.records == kept
     buffer.add(make(200, rng, synthetic=0, first=50_000), embed(200, 4, rng))   # more than the buffer
-    assert [t.step for t in buffer.records] == list(range(50_150, 50_200))
+    assert [int(t.reasoning) for t in buffer.records] == list(range(50_150, 50_200))
 
 
 def test_the_index_follows_eviction_and_refuses():
@@ -180,6 +179,15 @@ def test_a_damaged_buffer_is_refused(tmp_path, name, change, message):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(ValueError, match=message):
         ReplayBuffer.load(tmp_path)
+
+
+def test_a_saved_record_may_have_more_fields(tmp_path):
+    """A trained experience model whose buffer, of a version with more fields, cannot be read any more."""
+    buffer, path = ReplayBuffer(3, 10), tmp_path / "records.jsonl"
+    buffer.add(make(3, np.random.default_rng(9)), embed(3, 3, np.random.default_rng(9)))
+    buffer.save(tmp_path)
+    path.write_text("".join(json.dumps(asdict(t) | {"episode_id": "e1", "step": 3}) + "\n" for t in buffer.records))
+    assert ReplayBuffer.load(tmp_path).records == buffer.records
 
 
 def test_vectors_that_are_not_finite_are_refused():

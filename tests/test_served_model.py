@@ -14,6 +14,7 @@ from dreamgym.model import load_model
 from dreamgym.served_model import open_experience_model
 from dreamgym.teacher import Endpoint
 from conftest import EXAMPLE, SMALL_RUN, TRAIN, run_main
+from test_viewer import held
 
 
 @pytest.fixture
@@ -149,7 +150,9 @@ def test_rl_in_a_served_model(server, trained, tmp_path):
              "--generate-every", 1)
     result = run.read_json(tmp_path / "result.json")
     assert result["test"][-1]["dream_transitions"] > 0
-    run_main("evaluate", *served, "--split", "valid", "--out", tmp_path / "report")
+    run_main("evaluate", *served, "--split", "valid", "--out", tmp_path / "report", "--html", tmp_path / "page.html")
     assert run.read_json(tmp_path / "report/report.json")["report"]["malformed"]["share"] == 0
+    page = held(tmp_path / "page.html")          # of a model that has no folder
+    assert f"experience model {server.url}" in page["about"] and all(row["asked"] for row in page["rows"])
     with pytest.raises(ValueError, match="--init expmodel: found a server's URL"):
         run_main("train_policy", *served, "--model", "scratch:16x1")

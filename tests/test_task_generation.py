@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from dreamgym.episode import Task
-from dreamgym.task_generation import known_words, problem, variation_samples, write_tasks
+from dreamgym.task_generation import (CANDIDATES, SAMPLING_TEMPERATURE, known_words, problem, variation_samples,
+                                      write_tasks)
 
 TEXTS = [
     "find me slim jacket, and price lower than 50.00 dollars",
@@ -57,8 +58,8 @@ def test_the_longest_acceptable_candidate_is_kept():
                 ["find me green tea"] * 3]
 
     model = SimpleNamespace(write_variations=write_variations)
-    made, counts = write_tasks(model, TASKS[:4], 3, TEXTS[:3], known_words(TEXTS), "new", 0.8)
-    assert asked == [(TEXTS[:4], 3, 0.8)]
+    made, counts = write_tasks(model, TASKS[:4], TEXTS[:3], known_words(TEXTS), "new")
+    assert asked == [(TEXTS[:4], CANDIDATES, SAMPLING_TEMPERATURE)]
     common = {"start": "search page", "groups": ["type shop"], "generated": True}
     assert made == [Task(id="new-0", text=long, parent="t0", **common),
                     Task(id="new-1", text=short, parent="t2", **common)]

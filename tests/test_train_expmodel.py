@@ -8,7 +8,7 @@ import pytest
 from dreamgym import tiny
 from dreamgym.episode import Episode, Step, Task
 from dreamgym.logprobs import TrainSample
-from dreamgym.prompts import Demo, Question, next_prompt, rename_question
+from dreamgym.prompts import Question, next_prompt, rename_question
 from train_expmodel import Args, Rows, Training, steps_of_epochs
 
 
@@ -17,7 +17,7 @@ class Model:
 
     def questions(self, steps):
         self.pasts = [len(past) for _, past, _, _ in steps]
-        return [Question(t, s, a, [], [], [Demo("red", "x", "red", 0.0)]) for t, _, s, a in steps]
+        return [Question(t, s, a, [], [], [Step(state="red", action="x", next_state="red")]) for t, _, s, a in steps]
 
     next_sample = staticmethod(lambda question, step: ("next", question, step))
     reward_sample = staticmethod(lambda task, step: ("reward", task, step))
@@ -107,7 +107,7 @@ def test_renaming_is_whole():
     rows.names = SimpleNamespace(draw=lambda share, rng: lambda text: text.replace("red", "blue"))
     for row in rows.draw(0):
         assert "red" not in repr(row) and "blue" in repr(row)
-    question = Question("red", "red", "red", [("red", "red")], [Demo("red", "red", "red", 1.0)], [])
+    question = Question("red", "red", "red", [("red", "red")], [Step(state="red", action="red", next_state="red", reward=1.0)], [])
     assert "red" not in repr(rename_question(question, lambda text: text.replace("red", "blue")))
 
 
@@ -131,8 +131,7 @@ def test_the_tokenizer_knows_what_is_asked():
     """Words of prompts or pages that a from-scratch model has to spell."""
     tokenizer = tiny.build_tokenizer(tiny.corpus(episodes(), [Task(id="a", text="find red")]))
     step = episodes()[0].steps[0]
-    demo = Demo(step.state, step.action, step.next_state, 0.0)
-    question = Question("find red", step.state, step.action, [(step.state, step.action)], [demo], [demo])
+    question = Question("find red", step.state, step.action, [(step.state, step.action)], [step], [step])
     pieces = tokenizer.tokenize(next_prompt(question, "diff"))
     assert sum(len(piece.strip("▁")) == 1 and piece.strip("▁").isalpha() for piece in pieces) == 0
 

@@ -1,5 +1,6 @@
 """The pieces of train_policy.py: phases, what the curriculum is fed, its child's Ctrl-C."""
 import os
+import shutil
 import signal
 import threading
 import time
@@ -37,6 +38,26 @@ def test_the_phases_of_a_run(flags, counters, phase):
     for name, value in counters.items():
         setattr(run_state, name, value)
     assert run_state.phase(Args(**flags)) == phase
+
+
+def test_data_of_a_language_model_are_used_as_they_are(workspace, tmp_path, monkeypatch):
+    """Paid data that the main job collects again by its own flags, and another log's data in place of the log's."""
+    data, launched, log = shutil.copytree(workspace.data, tmp_path / "data"), [], tmp_path / "log.jsonl"
+    settings = run.load_meta(data)["settings"]
+    monkeypatch.setattr(prepare, "launch", lambda script, *_: launched.append(script))
+
+    def go(paid, **flags):
+        launched.clear()
+        run.write_json(data / "meta.json", {"settings": settings | paid})
+        prepare.prepare(Args(env=EXAMPLE, tasks=2, **flags), tmp_path, run.Dist())
+        return launched == ["train_expmodel.py"]
+    assert not go({}) and launched == ["collect.py", "train_expmodel.py"]
+    log.write_text("an episode")
+    for paid in ({"player": "http://x/v1"}, {"teacher": "http://x/v1"}):
+        assert go(paid) and go(paid, fresh=True) and not go({}, fresh=True)
+        assert go(paid | {"import_file_fingerprint": run.fingerprint("an episode")}, data=str(log))
+        with pytest.raises(ValueError, match="holds data that a language model made of other episodes"):
+            go(paid, data=str(log), fresh=True)
 
 
 def test_demonstrations_are_successful_where_any_is():
