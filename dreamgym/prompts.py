@@ -156,7 +156,7 @@ def rename_question(question: Question, change: Callable[[str], str]) -> Questio
 def known_pages(question: Question, page_format: str) -> dict[str, str]:
     """The pages of a prompt that a compact answer may name, by the tag that stands above a page there. Of a
     transition ("similar 1", "earlier 1") it is the next state. In the form "titles" the first line is the
-    name, but of the present state, and where a page before has the same first line."""
+    name, but where a page before has the same first line."""
     pages = {"state": question.state}
     pages |= {f"before {i}": state for i, (state, _) in enumerate(reversed(question.recent), 1)}
     for tag, demos in (("similar", question.demos), ("earlier", question.earlier)):
@@ -168,6 +168,7 @@ def known_pages(question: Question, page_format: str) -> dict[str, str]:
         title = pages[tag].split("\n")[0]
         named[tag if title in taken else title] = pages[tag]
         taken.add(title)
+    named.setdefault(question.state.split("\n")[0], question.state)      # "state" comes first, and is taught
     return named
 
 

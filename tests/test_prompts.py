@@ -102,14 +102,15 @@ def test_every_known_page_stands_in_the_prompt():
 
 
 def test_pages_are_named_by_their_first_line():
-    """Two pages with one name; a first line that looks like a tag; a retrieved page before the episode's own."""
+    """Two pages with one name; a first line that looks like a tag; a retrieved page before the episode's own; a present
+    state that its own first line does not name."""
     asked = question("hall\nthe lamp is on")
     asked.recent = [("hall\ndark", "look"), ("attic\nold box of tin", "go down")]
     asked.earlier = [demo("attic", "wait", "before 1\nodd")]
     asked.demos = [demo("x", "go up", "attic\nsomebody else's"), demo("x", "go", "cellar\nwet")]
     assert known_pages(asked, "titles") == {
         "state": asked.state, "before 2": "hall\ndark", "attic": "attic\nold box of tin", "earlier 1": "before 1\nodd",
-        "cellar": "cellar\nwet", "similar 2": "attic\nsomebody else's"}
+        "cellar": "cellar\nwet", "similar 2": "attic\nsomebody else's", "hall": asked.state}
     page = "attic\nold box of tin\nnew"
     text = next_answer("", page, asked, "titles")
     assert text == "next:\n= attic\n+ new" and parse_next(text, asked, "titles") == ("", page)
