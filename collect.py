@@ -48,8 +48,7 @@ class Args:
     player_share: float = 1.0          # its share of the episodes; the rest is the scripted players'
     # share of episodes that replay an earlier task and try wrong actions before the right ones (ours)
     probe_share: BelowOne = 0.4
-    teacher: str = "rules"  # who explains: rules | URL of an endpoint | path or hub name
-                            # (a model is asked for each episode and each counterfactual)
+    teacher: str = "rules"             # who explains: rules, or a model: URL of an endpoint, path, hub name
     teacher_model: str = ""            # the model's name at the endpoint
     teacher_key_env: str = "OPENAI_API_KEY"  # environment variable that holds the endpoint's key
     fresh: bool = False                # collect again even where the folder fits, or a language model made it

@@ -29,8 +29,7 @@ from dreamgym.teacher import is_url
 @dataclass
 class Args:
     env: str = "webshop"               # built-in name, package.module:Class, or path/to/file.py
-    policy: str = ""                   # its folder, a hub name (with --data), or a player: null, random ...
-                                       # ("": out/ENV/policy, unless --expmodel)
+    policy: str = ""                   # folder, hub name (with --data) or player ("": out/ENV/policy)
     expmodel: str = ""                 # folder of an experience model (default: beside the policy), or URL
     expmodel_name: str = ""            # the model's name at that URL, an OpenAI-compatible server
     expmodel_folder: str = ""          # the folder it was exported from ("": it is untrained)

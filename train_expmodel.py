@@ -79,8 +79,7 @@ class Args:
     reward_share: Share = 0.15         # share of rows: rewards of recorded steps
     counterfactual_share: Share = 0.25  # share of rows: rewards of counterfactual steps (0: the naive reward)
     variation_share: Share = 0.05      # share of rows: task variations
-    short_first_steps: Natural = 0     # first steps that see short questions alone (Rows): a model from
-                                       # scratch learns to compare words sooner so
+    short_first_steps: Natural = 0     # first steps with short questions alone, to learn to compare words
     prompt_loss: Share = 0.0  # share of prompt tokens that are predicted, too (teaches copying)
     reward_prompt_loss: Share = 0.0  # the same in reward rows: it drowns the words that decide
     rename_share: Share = 0.0  # share of rows in which entities get other names (names.py)

@@ -43,8 +43,7 @@ from dreamgym.worlds import World, parse_options
 class Args:
     env: str = "webshop"  # webshop | alfworld | webarena | logs | package.module:Class | path/to/file.py
     out: str = ""                      # folder of this run; what is missing is made there (default: out/ENV)
-    expmodel: str = ""  # folder of a trained experience model (default: OUT/expmodel, made when missing)
-                        # or URL of an OpenAI-compatible server
+    expmodel: str = ""                 # experience model: folder, or URL ("": OUT/expmodel, made if missing)
     expmodel_name: str = ""            # the model's name at that server
     expmodel_folder: str = ""          # the folder it was exported from ("": it is untrained)
     expmodel_key_env: str = "OPENAI_API_KEY"  # environment variable that holds the server's key
@@ -78,8 +77,7 @@ class Args:
     updates: Count = 4                 # optimizer steps per iteration
     lr: float = 1e-6                   # RL learning rate (verl-agent: 1e-6 for full fine-tuning)
     value_lr: float = 1e-5             # learning rate of PPO's value head
-    kl_coef: Weight = 0.01             # weight of the KL to the policy at the start, in S2R to the one that
-                                       # left the dream (verl-agent: 0.01)
+    kl_coef: Weight = 0.01             # weight of the KL to the starting policy (S2R: to the dream's last)
     kl: Literal["k2", "k3"] = "k3"     # estimator of that KL
     clip_low: BelowOne = 0.2           # policy ratio clip below
     clip_high: Weight = 0.2            # policy ratio clip above
@@ -96,8 +94,7 @@ class Args:
     generate_every: Count = 5          # iterations between task generations (ours)
     generated_tasks: str = ""          # JSONL of generate_tasks.py: the dream plays these from the start
     enrich: bool = True                # add dreamt transitions to the replay buffer
-    dream: list[str] = field(default_factory=list)  # experiments: name=value of worlds.Options, such as
-                                       # pages=lookup rewards=rule, or pages=true false_positives=0.1
+    dream: list[str] = field(default_factory=list)  # experiments: worlds.Options, as in pages=lookup
     naive_reward: bool = False         # the lesson: an experience model that never saw counterfactual rewards
     eval_every: Count = 10             # iterations between evaluations on validation tasks
     eval_tasks: Count = 100            # validation tasks of these
