@@ -81,7 +81,7 @@ def settings_of(args: Args) -> dict:
     settings = {name: value for name, value in asdict(args).items() if name not in ("out", "fresh")}
     settings["data_dir"] = args.data_dir or os.environ.get(f"{args.env}_DATA".upper(), "")
     files = {name: Path(settings[name]) for name in ("env", "import_file") if Path(settings[name]).is_file()}
-    return settings | {f"{name}_fingerprint": run.fingerprint(path.read_text(errors="replace"))
+    return settings | {f"{name}_fingerprint": run.file_fingerprint(path)
                        for name, path in files.items()}
 
 

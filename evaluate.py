@@ -263,8 +263,9 @@ def main() -> None:
     if not is_word or not environment_class(args.env).is_real:
         return evaluate_model(args, dist)
     env = make_env(args.env, args.data_dir, options=args.env_options, judge=judge_option(args))
-    with contextlib.closing(env):                # "null" does nothing
-        players = {"null": Player(lambda session, rng: lambda state: "")} | env.players()
+    with contextlib.closing(env):
+        does_nothing = Player(lambda session, rng: lambda state: "")
+        players = {"null": does_nothing} | env.players()
         if args.policy in players:
             return save(args, *play_player(args, env, players[args.policy]), {})
     try:

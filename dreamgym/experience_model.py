@@ -22,8 +22,8 @@ from dreamgym.episode import Episode, Step, StopReason, Task
 from dreamgym.logprobs import TrainSample
 from dreamgym.model import adapter, load_frozen
 from dreamgym.prompts import (Question, experience_system, next_answer, next_prompt, parse_next,
-                              parse_reward, parse_task, reward_answer, reward_prompt, variation_prompt,
-                              variation_system)
+                              parse_reward, parse_task, reward_answer, reward_prompt, title,
+                              variation_prompt, variation_system)
 from dreamgym.replay import ReplayBuffer, Transition
 from dreamgym.sampler import Sampler
 
@@ -146,7 +146,7 @@ class ExperienceModel:
         questions = []
         for (task, past, state, action), vector, demos in zip(steps, vectors_BD, found):
             recent, others = split_history(past, self.settings.history)
-            earlier = self._similar_steps(past, others, vector, action)
+            earlier = self._earlier_steps(past, others, vector, action)
             if self.settings.show_first and others[:1] == past[:1]:
                 read = lambda s: (s.state, s.shown_action, s.next_state)
                 earlier = [s for s in past[:1] if read(s) not in map(read, earlier)] + earlier
@@ -154,7 +154,7 @@ class ExperienceModel:
                                       earlier, [t for t, _ in reversed(demos)]))
         return questions
 
-    def _similar_steps(self, past: Sequence[Step], others: Sequence[Step], vector: np.ndarray,
+    def _earlier_steps(self, past: Sequence[Step], others: Sequence[Step], vector: np.ndarray,
                        action: str) -> list[Step]:
         """Of the steps `others` of an episode, first those most similar to the question as transitions. Then
         those that led to the pages whose first line is most like the action ("go to shelf 1": "at shelf 1:"),
@@ -165,11 +165,11 @@ class ExperienceModel:
 
         def best(similarity: np.ndarray, among: list[int], most: int) -> list[int]:
             order = sorted(among, key=lambda i: (round(float(similarity[i]), 5), i))
-            return [i for i in order[len(order) - min(most, len(order)):]
+            return [i for i in order[max(0, len(order) - most):]
                     if similarity[i] >= self.settings.min_similarity]
 
-        titles = [step.next_state.split("\n")[0] for step in others]
-        latest = {step.next_state.split("\n")[0]: step for step in past}
+        titles = [title(step.next_state) for step in others]
+        latest = {title(step.next_state): step for step in past}
         led_to = self.encoder(titles, titles) @ self.encoder([action], [action])[0]
         pages = best(led_to, [i for i, s in enumerate(others) if latest[titles[i]] is s], count // 2)
         alike = self.encoder([s.state for s in others], [s.shown_action for s in others]) @ vector

@@ -142,7 +142,7 @@ def _flat_logprobs(causal_lm: PreTrainedModel, inputs: dict, before_N: torch.Ten
     chunk = lambda part_NH, part_N: _chunk_logprobs(head(part_NH).float(), part_N, with_entropy)
     # by CHUNK, not by this chunk's own size: sharded ranks must agree
     if CHUNK * causal_lm.config.vocab_size > MAX_KEPT_LOGITS:
-        chunk = partial(checkpoint, chunk, use_reentrant=False)
+        chunk = partial(checkpoint, chunk, use_reentrant=False, preserve_rng_state=False)
     # split: at least one chunk, if empty, so that ranks without trained tokens join the backward
     logp, entropy = zip(*map(chunk, hidden_NH.split(CHUNK), target_N.split(CHUNK)))
     return torch.cat(logp), torch.cat(entropy) if with_entropy else None, hidden_NH if with_hidden else None

@@ -94,6 +94,7 @@ def budget(args, size: Size, context: int, ranks: int, device: str = "cuda",
             "update": always | {"gradients": 4 * trained, "gathered": two_layers,
                                 "activations": activations(size, args.micro_batch_tok,
                                                            args.gradient_checkpointing, b, bool(lora)),
+                                # of a chunk, with entropy and gradient: five times in float32
                                 "logits": min(CHUNK, args.micro_batch_tok) * size.vocab * 5 * 4}}
 
 

@@ -77,8 +77,7 @@ def uses_paid_data(data: Path, log: str = "") -> bool:
     settings = run.load_meta(data)["settings"] if (data / "meta.json").exists() else {}
     if not settings or not made_by_language_model(settings):
         return False
-    content = run.fingerprint(Path(log).read_text(errors="replace")) if log else ""
-    if log and settings.get("import_file_fingerprint") != content:
+    if log and settings.get("import_file_fingerprint") != run.file_fingerprint(log):
         raise ValueError(f"--data {log}: {data} holds data that a language model made of other episodes; "
                          "expected another --out")
     print(f"{data}: a language model made these data, kept with their own settings (collect.py --fresh "

@@ -136,8 +136,8 @@ def experience_system(prompts: Prompts, page_format: str) -> str:
 @dataclass
 class Question:
     """All that the next state may depend on (Eq. 4). `recent`: the last (state, grounded action) pairs,
-    oldest first. `earlier`: similar steps of the same episode, `demos`: those retrieved from the buffer (d_j
-    of Eq. 4); of both the most similar last."""
+    oldest first. `earlier`: other steps of the same episode, `demos`: those retrieved from the buffer (d_j of
+    Eq. 4); of both the most similar last."""
     task: str
     state: str
     action: str                               # grounded
@@ -153,6 +153,10 @@ def rename_question(question: Question, change: Callable[[str], str]) -> Questio
                     [(change(s), change(a)) for s, a in q.recent], steps(q.earlier), steps(q.demos))
 
 
+def title(page: str) -> str:
+    return page.split("\n")[0]
+
+
 def known_pages(question: Question, page_format: str) -> dict[str, str]:
     """The pages of a prompt that a compact answer may name, by the tag that stands above a page there. Of a
     transition ("similar 1", "earlier 1") it is the next state. In the form "titles" the first line is the
@@ -163,12 +167,13 @@ def known_pages(question: Question, page_format: str) -> dict[str, str]:
         pages |= {f"{tag} {i}": demo.next_state for i, demo in enumerate(reversed(demos), 1)}
     if page_format != "titles":
         return pages
-    named, taken = {}, {question.state.split("\n")[0], *pages}
+    here = title(question.state)
+    named, taken = {}, {here, *pages}
     for tag in sorted(pages, key=lambda tag: tag.startswith("similar")):       # the episode's own come first
-        title = pages[tag].split("\n")[0]
-        named[tag if title in taken else title] = pages[tag]
-        taken.add(title)
-    named.setdefault(question.state.split("\n")[0], question.state)      # "state" comes first, and is taught
+        name = title(pages[tag])
+        named[tag if name in taken else name] = pages[tag]
+        taken.add(name)
+    named.setdefault(here, question.state)       # "state" comes first, and is taught
     return named
 
 

@@ -254,6 +254,11 @@ def commit() -> str:
         return ""
 
 
+def file_fingerprint(path: Path | str) -> str:
+    """Of a text's content."""
+    return fingerprint(Path(path).read_text(errors="replace"))
+
+
 def fingerprint(obj) -> str:
     """16 hex digits, equal for equal JSON-able settings, whatever their key order."""
     text = json.dumps(obj, sort_keys=True, separators=(",", ":"), allow_nan=False)

@@ -331,8 +331,8 @@ def comment(project, item):
 def change_item(project, item, deed):
     kind, assignee = item["kind"], item["assignee"]
     state = {"close": "closed", "reopen": "open", "merge": "merged"}.get(deed, item["state"])
-    is_over = item["state"] == "merged" and deed != "assign" or deed == "merge" and item["state"] != "open"
-    if is_over or state not in STATES[kind] or not _may(project, item):
+    before = {"assign": STATES[kind], "merge": ("open",)}.get(deed, ("open", "closed"))
+    if item["state"] not in before or state not in STATES[kind] or not _may(project, item):
         abort(403)
     if deed == "assign":
         assignee = _one_of("assignee", _people(project))
