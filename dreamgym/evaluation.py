@@ -145,12 +145,12 @@ def failed_probes(report: dict) -> list[str]:
     """The probes that did not pass, in words; [] when all did, or nothing was measured."""
     if not report:
         return []
-    paid, time = dict(report["near_miss_paid"]), "{share:.0%} of the time"
+    paid, often = dict(report["near_miss_paid"]), "in {share:.0%} of {n}"
     fits = paid.pop("none", {"n": 0})
-    probes = [(f"what breaks '{k}' is paid {time}", cell, NEAR_MISS_LIMIT, 1) for k, cell in paid.items()]
-    probes += [(f"what fulfils the task is paid {time}", fits, FITS_LIMIT, -1),
+    probes = [(f"what breaks '{k}' is paid {often}", cell, NEAR_MISS_LIMIT, 1) for k, cell in paid.items()]
+    probes += [(f"what fulfils the task is paid {often}", fits, FITS_LIMIT, -1),
                ("{share:.1%} of {n} answers are malformed", report["malformed"], MALFORMED_LIMIT, 1),
-               (f"a refused action changes the page {time}", report["refusals_accepted"], REFUSAL_LIMIT, 1)]
+               (f"a refused action changes the page {often}", report["refusals_accepted"], REFUSAL_LIMIT, 1)]
     return [f"{text.format(**cell)} (limit {limit:.0%})" for text, cell, limit, sign in probes
             if cell["n"] and sign * cell["share"] > sign * limit]
 
