@@ -142,12 +142,16 @@ def replayed_inconsistencies(model: ExperienceModel, episodes: list[Episode], di
 
 
 def failed_probes(report: dict) -> list[str]:
-    """The probes that did not pass, in words; [] when all did, or nothing was measured."""
+    """The probes that did not pass, in words; [] when all did, or nothing was measured. Of one kind of near
+    miss there may be twenty: it fails only where its whole interval is above the limit of all kinds."""
     if not report:
         return []
     paid, often = dict(report["near_miss_paid"]), "in {share:.0%} of {n}"
-    fits = paid.pop("none", {"n": 0})
-    probes = [(f"what breaks '{k}' is paid {often}", cell, NEAR_MISS_LIMIT, 1) for k, cell in paid.items()]
+    fits, n = paid.pop("none", {"n": 0}), sum(cell["n"] for cell in paid.values())
+    near = {"n": n, "share": sum(cell["n"] * (cell["share"] or 0) for cell in paid.values()) / max(1, n)}
+    probes = [(f"near misses are paid {often}", near, NEAR_MISS_LIMIT, 1)]
+    probes += [(f"what breaks '{k}' is paid {often}", cell, NEAR_MISS_LIMIT, 1) for k, cell in paid.items()
+               if cell["low"] > NEAR_MISS_LIMIT]
     probes += [(f"what fulfils the task is paid {often}", fits, FITS_LIMIT, -1),
                ("{share:.1%} of {n} answers are malformed", report["malformed"], MALFORMED_LIMIT, 1),
                (f"a refused action changes the page {often}", report["refusals_accepted"], REFUSAL_LIMIT, 1)]

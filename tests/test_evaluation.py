@@ -83,21 +83,26 @@ def test_pass_at_k_against_all_choices():
 # ---- the experience model ----
 
 def share(n: int, value: float | None) -> dict:
-    return {"n": n, "share": value}
+    return {"n": n, "share": value, "low": interval(value or 0.0, n)[0]}
 
 
-def probes(near_miss: float = 0.0, refusals: float = 0.0, fits: float = 0.99, malformed: float = 0.0) -> dict:
-    paid = {"none": share(100, fits), "noun": share(50, near_miss), "price": share(0, None)}
+def probes(near_miss: float = 0.0, refusals: float = 0.0, fits: float = 0.99, malformed: float = 0.0,
+           price: float | None = None) -> dict:
+    paid = {"none": share(100, fits), "noun": share(200, near_miss),
+            "price": share(0 if price is None else 20, price)}
     return {"near_miss_paid": paid, "refusals_accepted": share(40, refusals),
             "malformed": share(200, malformed)}
 
 
 @pytest.mark.parametrize("report, said", [
     (probes(0.05, 0.10, 0.90, 0.02), []),  # exactly at the limits
-    (probes(near_miss=0.06), ["what breaks 'noun' is paid in 6% of 50 (limit 5%)"]),
+    (probes(near_miss=0.06), ["near misses are paid in 6% of 200 (limit 5%)"]),
+    (probes(price=0.1), []),  # two of 20 may be chance
+    (probes(price=0.2), ["what breaks 'price' is paid in 20% of 20 (limit 5%)"]),
     (probes(fits=0.5),  # a model that never pays is no good judge either
      ["what fulfils the task is paid in 50% of 100 (limit 90%)"]),
-    (probes(0.5, 0.5, malformed=0.03), ["what breaks 'noun' is paid in 50% of 50 (limit 5%)",
+    (probes(0.5, 0.5, malformed=0.03), ["near misses are paid in 50% of 200 (limit 5%)",
+                                        "what breaks 'noun' is paid in 50% of 200 (limit 5%)",
                                         "3.0% of 200 answers are malformed (limit 2%)",
                                         "a refused action changes the page in 50% of 40 (limit 10%)"])])
 def test_failed_probes(report, said):
@@ -313,8 +318,8 @@ def test_alarm_names_the_hacked_reward():
     assert gap_alarm(history[:2], probes(near_miss=0.9)) == ""
     assert gap_alarm(history, probes(near_miss=0.9)) == (
         "dream success rose 0.350 -> 0.900 while real success fell 0.330 -> 0.120 since iteration 0. Likely "
-        "cause: 60% of what the experience model paid for is wrong by the audit; what breaks 'noun' is paid in 90% "
-        "of 50 (limit 5%)")
+        "cause: 60% of what the experience model paid for is wrong by the audit; near misses are paid in 90% of 200 "
+        "(limit 5%); what breaks 'noun' is paid in 90% of 200 (limit 5%)")
     assert "the probes are clean" in gap_alarm([evaluation(0, 0.3, 0.3), evaluation(5, 0.6, 0.1)], probes())
 
 
