@@ -226,10 +226,12 @@ class ExperienceModel:
     def _ask(self, prompts: list, start: str, limit: int, parsers: list, temperature: float = 0.0
              ) -> list[tuple]:
         """(what its parser made of the answer, or None; its text) for each prompt. Malformed answers are
-        drawn again, at most `max_resamples` times. `start`: as in `_write`."""
+        drawn again, at most `max_resamples` times: once, then all other times together, for an endless answer
+        alone takes as long as a batch. `start`: as in `_write`."""
         answers: list[tuple] = [(None, "")] * len(prompts)
-        for attempt in range(1 + self.settings.max_resamples):
-            unread = [i for i, (answer, _) in enumerate(answers) if answer is None]
+        draws = self.settings.max_resamples
+        for attempt, copies in enumerate((1, min(1, draws), max(0, draws - 1))):
+            unread = [i for i, (answer, _) in enumerate(answers) if answer is None for _ in range(copies)]
             if not unread:
                 break
             if attempt:
@@ -239,7 +241,8 @@ class ExperienceModel:
             written = (self._write(again, start, limit, temperature) if temperature
                        else self._write_greedily(again, start, limit))
             for i, (text, ended) in zip(unread, written):
-                answers[i] = parsers[i](text) if ended else None, text
+                if answers[i][0] is None:
+                    answers[i] = parsers[i](text) if ended else None, text
         return answers
 
     def _write_greedily(self, prompts: list, start: str, limit: int) -> list[tuple[str, bool]]:

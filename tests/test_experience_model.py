@@ -14,7 +14,7 @@ from dreamgym.experience_model import (
     ExperienceModel, ExperienceSettings, fill_buffer, load_experience_model, save_settings, split_history,
     to_transitions)
 from dreamgym.model import save_model
-from dreamgym.prompts import Prompts, experience_system, variation_system
+from dreamgym.prompts import Prompts, experience_system, parse_reward, variation_system
 from dreamgym.replay import ReplayBuffer
 from dreamgym.run import write_json
 from dreamgym.sampler import Sample
@@ -265,6 +265,16 @@ def test_a_malformed_answer_is_drawn_again_by_itself(parts):
     assert prompts[0] == prompts[2] and prompts[4] == prompts[5]
     assert dream.sampler.temperatures == [0.0, 1.0, 0.0, 1.0]
     assert dream.counts == {"steps": 2, "resampled": 2, "malformed": 0}
+
+
+@pytest.mark.parametrize("draws, calls", [(0, 1), (1, 2), (2, 3), (4, 3)])
+def test_further_draws_are_made_together(parts, draws, calls):
+    """Stops one endless answer from being decoded alone eight times; the first that can be read counts."""
+    dream = make(parts, answers=["nonsense"] * (1 + draws), max_resamples=draws)
+    assert dream._ask([[1]], "", 20, [parse_reward]) == [(None, "nonsense")]
+    assert dream.counts["resampled"] == draws and len(dream.sampler.temperatures) == calls
+    dream = make(parts, answers=["nonsense"] * 3 + [NO_REWARD, OPEN], max_resamples=4)
+    assert dream._ask([[1]], "", 20, [parse_reward]) == [(parse_reward(NO_REWARD), NO_REWARD)]
 
 
 PAID, OPEN = "think: yes\nreward: 1 done: yes", "think: no\nreward: 0 done: no"
