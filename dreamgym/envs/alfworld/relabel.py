@@ -104,13 +104,13 @@ def _plausible(t: Transition) -> bool:
 
 def _verdict(t: Transition) -> str:
     """What came of a command; of a move, also after which thing of the list this one is put; of a taken
-    thing, also whether nothing is left."""
+    thing, also its tags and whether nothing is left."""
     verb = t.command.verb
-    if verb == "take" and not t.after.things:
-        return "so it is taken and nothing is left"
+    if verb == "take":
+        return f"so {t.after.holding} is taken{'' if t.after.things else ' and nothing is left'}"
     if verb == "move" and t.after.things[-1:] == [t.before.holding]:
         return f"so it is put there {f'after {t.before.things[-1]}' if t.before.things else 'alone'}"
-    said = {"close": "closed", "take": "taken", "move": "put there", "use": "on", "slice": "sliced"}
+    said = {"close": "closed", "move": "put there", "use": "on", "slice": "sliced"}
     said |= {verb: result for verb, (_, result) in TREATED.items()}
     return f"so it is {said[verb]}" if verb in said else ""
 
