@@ -164,7 +164,7 @@ def agrees(reason: str, reward_reason: str, step: Step) -> bool:
         **{f" so it is {tag} ": tag in text.tags_of(after.holding) for tag in text.MADE}}
     return all([
         (" so the same page " in words) == (step.next_state == step.state),
-        (f" so {after.holding} is taken " in words) == taken,
+        (f" so {after.holding} is taken and {[*after.things, text.NOTHING][0]} is left " in words) == taken,
         (f" keep {after.holding or text.NOTHING} ;" in words) == (verb == "go" and before.place != after.place),
         (" so it is put there " in words) == (verb == "move" and bool(before.holding) and not after.holding),
         *(true for said, true in only_if.items() if said in words),
@@ -220,7 +220,7 @@ HOLD, FITS = "hold apple 1 : apple 1 yes", "at desk 1 : desk 1 yes ; fits yes so
      "drawer 1 is closed yes and new ; apple yes", "open: no"),
     (HEAT, DESK, "open desk 1", "=", "desk 1 is closed no", ""),
     (HEAT, DESK, "take apple 1 from desk 1", "at desk 1: | knife 2 | desklamp 1 | holding: apple 1",
-     "hold nothing : nothing yes ; at desk 1 : desk 1 yes ; look for apple 1 : knife 2 : apple 1 no apple 1 : apple 1 yes so apple 1 is taken",
+     "hold nothing : nothing yes ; at desk 1 : desk 1 yes ; look for apple 1 : knife 2 : apple 1 no apple 1 : apple 1 yes so apple 1 is taken and knife 2 is left",
      "take: no"),
     (HEAT, DESK, "take mug 1 from desk 1", "=",
      "hold nothing : nothing yes ; at desk 1 : desk 1 yes ; look for mug 1 : knife 2 : mug 1 no apple 1 : mug 1 no desklamp 1 : mug 1 no", ""),

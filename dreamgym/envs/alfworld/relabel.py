@@ -104,10 +104,10 @@ def _plausible(t: Transition) -> bool:
 
 def _verdict(t: Transition) -> str:
     """What came of a command; of a move, also after which thing of the list this one is put; of a taken
-    thing, also its tags and whether nothing is left."""
+    thing, also its tags and what else lies there: a model that says "nothing" at once has not looked."""
     verb = t.command.verb
     if verb == "take":
-        return f"so {t.after.holding} is taken{'' if t.after.things else ' and nothing is left'}"
+        return f"so {t.after.holding} is taken and {[*t.after.things, NOTHING][0]} is left"
     if verb == "move" and t.after.things[-1:] == [t.before.holding]:
         return f"so it is put there {f'after {t.before.things[-1]}' if t.before.things else 'alone'}"
     said = {"close": "closed", "move": "put there", "use": "on", "slice": "sliced"}
