@@ -80,9 +80,11 @@ class Args:
     counterfactual_share: Share = 0.25  # share of rows: rewards of counterfactual steps (0: the naive reward)
     variation_share: Share = 0.05      # share of rows: task variations
     short_first_steps: Natural = 0     # first steps with short questions alone, to learn to compare words
+    loss_mean: Literal["token", "row"] = "token"   # what weighs the same in the loss
     prompt_loss: Share = 0.0  # share of prompt tokens that are predicted, too (teaches copying)
     reward_prompt_loss: Share = 0.0  # the same in reward rows: it drowns the words that decide
     rename_share: Share = 0.0  # share of rows in which entities get other names (names.py)
+    spelled_words: Share = 0.0  # share of a row's rarer words that are spelled, as unknown ones are (scratch)
     demo_dropout: Share = 0.0          # share of rows without demonstrations
     invalid_weight: float = 1.0        # how much more often steps that changed nothing are drawn
     micro_batch_tok: Count = 8192      # tokens per micro-batch: memory only, never changes the gradient
@@ -137,6 +139,7 @@ class Rows:
         self.p_judged = weight * known / (weight * known).sum()
         self.variations = variation_samples(tasks, 2_000,
                                             run.rng(args.seed, "variations")) if args.variation_share else []
+        self.speller = tiny.Speller(model.tokenizer) if args.spelled_words else None
         self.too_long = self.drawn = 0
 
     def draw(self, step: int, share: slice = slice(None)) -> list[TrainSample]:
@@ -171,7 +174,13 @@ class Rows:
                   for kind, part in mine.items() for _, rng in part]
         self.drawn += len(samples)
         self.too_long += sum(s is None for s in samples)
-        return [self.with_prompt_loss(s, *loss) for s, loss in zip(samples, losses) if s is not None]
+        return [self.with_prompt_loss(self.spelled(s, loss[1]), *loss)
+                for s, loss in zip(samples, losses) if s is not None]
+
+    def spelled(self, sample: TrainSample, rng) -> TrainSample:
+        """Some words spelled, where the row then still fits."""
+        spelled = self.speller.draw(sample, self.args.spelled_words, rng) if self.speller else sample
+        return spelled if len(spelled.ids) <= self.args.context else sample
 
     def next_rows(self, rows: list[tuple[tuple[Episode, int], np.random.Generator]], short: bool,
                   rename_share: float) -> list:
@@ -395,7 +404,8 @@ def train_step(args: Args, training: Training, dist) -> dict:
     start, end = (0, first) if step < first else (first, args.steps)     # each phase has its own cosine
     set_rate(optimizers, step - start, end - start, args.warmup, args.lr_floor)
     mine = rows.draw(step, slice(dist.rank, None, dist.world_size))
-    values = sft_step(training.experience.model, mine, optimizers, args.micro_batch_tok, dist)
+    values = sft_step(training.experience.model, mine, optimizers, args.micro_batch_tok, dist,
+                      by_row=args.loss_mean == "row")
     return {**values, "lr": optimizers[0].param_groups[0]["lr"], "too_long": rows.too_long / rows.drawn}
 
 

@@ -67,6 +67,7 @@ class Args:
     imitation_muon_lr: float = 0.0     # ... of Muon on layer matrices (from-scratch models)
     imitation_rows: Count = 16         # rows per optimizer step of imitation
     rename_share: Share = 0.0          # share of demonstrations in which entities get other names
+    spelled_words: Share = 0.0  # share of a row's rarer words that are spelled, as unknown ones are (scratch)
     algo: Literal["grpo", "ppo", "rft", "imitation"] = "grpo"  # rft: imitates own successes; imitation: no RL
     world: Literal["dream", "real"] = "dream"      # where RL happens first
     iterations: Natural = 150          # RL iterations in the dream (verl-agent: 150)

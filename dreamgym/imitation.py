@@ -12,9 +12,10 @@ from pathlib import Path
 import torch
 from msgspec.structs import replace
 
-from dreamgym import checkpoint, run
+from dreamgym import checkpoint, run, tiny
 from dreamgym.envs.base import Environment
-from dreamgym.episode import Episode, TokenSegment, rename_episode, successes
+from dreamgym.episode import Episode, rename_episode, successes
+from dreamgym.logprobs import TrainSample
 from dreamgym.model import (checkpoint_layers, load_frozen, load_model, load_optimizer_states,
                             optimizer_states, save_model)
 from dreamgym.names import Names
@@ -61,8 +62,8 @@ def imitation_checkpoint(args, env: Environment, folders: tuple[Path, Path | Non
     Raises ValueError where the one that --imitation names is not finished, or one has other settings."""
     out, expmodel = folders
     folder = Path(args.imitation or out / "imitation")
-    names = ["env", "model", "quantize", "lora_rank", "init", "rename_share", "policy_format",
-             "system_prompts", "policy_context", "max_action_tok", "tried_actions"]
+    names = ["env", "model", "quantize", "lora_rank", "init", "rename_share", "spelled_words",
+             "policy_format", "system_prompts", "policy_context", "max_action_tok", "tried_actions"]
     names += [name for name in vars(args) if name.startswith("imitation_")]
     if not args.imitation:                       # another run's policy may have another seed
         names.append("seed")
@@ -139,10 +140,13 @@ def imitate(args, policy: Policy, episodes: list[Episode], resume: Path | None,
 
 
 def demonstration_rows(args, policy: Policy, demos: list[Episode], names: Names,
-                       epoch: int) -> list[TokenSegment]:
+                       epoch: int) -> list[TrainSample]:
     """The demonstrations as shuffled rows. Randomizes entity names in --rename-share of them each epoch, so
     that the policy learns to search instead of memorizing where objects are."""
     rng, rows = run.rng(args.seed, "imitation rows", epoch), []
     for demo in demos:
         rows += imitation_segments(policy, rename_episode(demo, names.draw(args.rename_share, rng)))
+    if args.spelled_words:
+        speller = tiny.Speller(policy.tokenizer)
+        rows = [speller.draw(row, args.spelled_words, rng) for row in rows]
     return [rows[i] for i in rng.permutation(len(rows))]

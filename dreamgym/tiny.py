@@ -15,6 +15,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from dreamgym.episode import Episode, Step, Task, rename_episode
+from dreamgym.logprobs import TrainSample
 from dreamgym.names import Names
 from dreamgym.prompts import (Question, next_answer, next_prompt, reward_answer, reward_prompt,
                               variation_prompt)
@@ -22,6 +23,7 @@ from dreamgym.prompts import (Question, next_answer, next_prompt, reward_answer,
 CONTEXT = 2048
 RENAMED_EVERY = 10                   # one episode in so many gives the tokenizer words in other places
 SPECIALS = ["<pad>", "<unk>", "<ask>", "<end>"]
+COMMON_WORDS = 500                   # the most frequent ones, which training rows never spell
 CHAT_TEMPLATE = (
     "{% for message in messages %}{% if message.role == 'system' %}{{ message.content + '\n' }}"
     "{% elif message.role == 'user' %}{{ message.content + '<ask>' }}"
@@ -73,6 +75,9 @@ NUMBERED_NAME = r"▁[a-z]+▁\d{1,2}(?![^▁\n\[\],:;])"  # drawer 3
 LINE_NUMBER = r"(?<!stop|\])▁\[▁\d+\]"
 
 
+CHARACTERS = ["\n", "▁", "'\n", *map(chr, range(33, 127)), *("▁" + mark for mark in GLUED)]
+
+
 def build_tokenizer(texts: Iterable[str], numbered_names: bool = False, max_words: int = 4000,
                     ) -> PreTrainedTokenizerFast:
     """Of the most frequent words of `texts`; others are spelled with characters, other characters with bytes.
@@ -95,11 +100,10 @@ def build_tokenizer(texts: Iterable[str], numbered_names: bool = False, max_word
     for piece, count in list(counts.items()):
         if re.fullmatch(NUMBERED_NAME, piece):  # a name not seen here is a word and a number
             counts.update({f"▁{part}": count for part in piece[1:].split("▁")})
-    characters = ["\n", "▁", "'\n", *map(chr, range(33, 127)), *("▁" + mark for mark in GLUED)]
-    frequent = sorted(counts.keys() - set(characters), key=lambda word: (-counts[word], word))[:max_words]
+    frequent = sorted(counts.keys() - set(CHARACTERS), key=lambda word: (-counts[word], word))[:max_words]
     # Unigram maximises the summed score: a word beats its spelling, and a byte's name loses even to its own.
     vocabulary = [(piece, -1000.0) for piece in SPECIALS + [f"<0x{byte:02X}>" for byte in range(256)]]
-    vocabulary += [(piece, -10.0) for piece in characters] + [(word, -1.0) for word in frequent]
+    vocabulary += [(piece, -10.0) for piece in CHARACTERS] + [(word, -1.0) for word in frequent]
     tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=SPECIALS.index("<unk>"), byte_fallback=True))
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, pieces
     closing = decoders.Replace(Regex(OPENED + "▁"), "")
@@ -129,6 +133,30 @@ def corpus(episodes: list[Episode], tasks: list[Task]) -> set[str]:
             texts |= {reward_prompt("", "", "", "", "full"),
                       reward_answer(step.reward_reasoning, step.reward, step.done)}
     return texts
+
+
+class Speller:
+    """Spells words in training rows as the word tokenizer spells those that it does not know. Else a model
+    hardly learns to copy them (as BPE-dropout, arXiv 1910.13267, but the same word everywhere in a row)."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+        ids = tokenizer.get_vocab()
+        rarer = len(SPECIALS) + 256 + len(CHARACTERS) + COMMON_WORDS     # words are sorted by frequency
+        self.pieces = {}
+        for word, token in ids.items():
+            if token >= rarer and re.fullmatch(r"[▁/%.-]?\$?\w{2,}", word, re.ASCII):
+                known = max(end for end in range(1, len(word)) if word[:end] in ids)
+                self.pieces[token] = [ids[word[:known]], *(ids[character] for character in word[known:])]
+
+    def draw(self, sample: TrainSample, share: float, rng: np.random.Generator) -> TrainSample:
+        """The row with a `share` of its rarer words spelled."""
+        words = [token for token in sorted(set(sample.ids)) if token in self.pieces]
+        spelled = {token for token, chance in zip(words, rng.random(len(words))) if chance < share}
+        if not spelled:
+            return sample
+        parts = [self.pieces[token] if token in spelled else [token] for token in sample.ids]
+        mask = [trained for part, trained in zip(parts, sample.mask) for _ in part]
+        return TrainSample([token for part in parts for token in part], mask)
 
 
 def check_tokenizer(tokenizer_a: PreTrainedTokenizerBase, tokenizer_b: PreTrainedTokenizerBase) -> None:
