@@ -179,7 +179,9 @@ class Rows:
 
     def spelled(self, sample: TrainSample, rng) -> TrainSample:
         """Some words spelled, where the row then still fits."""
-        spelled = self.speller.draw(sample, self.args.spelled_words, rng) if self.speller else sample
+        if not self.speller:
+            return sample
+        spelled = self.speller.draw(sample, self.args.spelled_words, rng)
         return spelled if len(spelled.ids) <= self.args.context else sample
 
     def next_rows(self, rows: list[tuple[tuple[Episode, int], np.random.Generator]], short: bool,

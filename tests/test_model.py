@@ -167,13 +167,17 @@ def test_clip_grad_norm():
 
 # ---- the supervised step and optimizers ----
 
-def test_sft_step_divides_by_the_trained_tokens():
-    """A loss divided by another count than what it sums, and gradients left over."""
+@pytest.mark.parametrize("by_row", [False, True])
+def test_sft_step_divides_by_the_trained_tokens(by_row):
+    """A loss divided by another count than what it sums, long rows that weigh more, and gradients left over."""
     samples = sharing() + unrelated(3)
     model, slow = tiny("qwen2"), tiny("qwen2")
-    loss = -slow_logprobs(slow, samples)[0].mean()
+    logp_N = slow_logprobs(slow, samples)[0]
+    rows = [part.mean() for part in logp_N.split([sum(s.mask) for s in samples]) if len(part)]
+    loss = -(torch.stack(rows) if by_row else logp_N).mean()
     norm = gradients(slow, loss).norm().item()
-    values = sft_step(model, samples, [torch.optim.SGD(model.parameters(), lr=0.1)], 64, Dist())
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    values = sft_step(model, samples, [sgd], 64, Dist(), by_row=by_row)
     assert values["loss"] == pytest.approx(loss.item(), rel=1e-5)
     assert values["grad_norm"] == pytest.approx(norm, rel=1e-4) and values["tokens"] == count(samples)
     for ours, theirs in zip(model.parameters(), slow.parameters()):

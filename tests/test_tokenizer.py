@@ -1,12 +1,15 @@
 """The word tokenizer of from-scratch models."""
 import random
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoTokenizer
 
+from dreamgym import tiny
 from dreamgym.chat import encode, encode_untrusted
-from dreamgym.tiny import build_tokenizer, check_tokenizer, create
+from dreamgym.logprobs import TrainSample
+from dreamgym.tiny import Speller, build_tokenizer, check_tokenizer, create
 
 TEXTS = [
     "click[red]\ncolor: red blue x-large\nbelt $50.0 [1]\nluna search[slim jacket] and $3",
@@ -53,6 +56,24 @@ def test_numbered_names_are_one_token():
     assert tokens(tokenizer, "drawer 3: mug 12, pen 2\n- mug 1") == (
         "▁drawer▁3|:|▁mug▁12|,|▁pen▁2|\n|▁-|▁mug▁1".split("|"))
     assert tokens(tokenizer, "pen 12") == ["▁pen", "▁12"]
+
+
+def test_spelled_words_look_like_unknown_ones(monkeypatch):
+    """Pieces that the tokenizer would never write, a word spelled in one place alone, a lost token or mask."""
+    monkeypatch.setattr(tiny, "COMMON_WORDS", 0)
+    text = "url: shop/product/blue-lamp\nname=Petra+lamps Petra cost $131.00"
+    tokenizer = build_tokenizer([text, "Pet $13"])
+    ids, speller = encode(tokenizer, text), Speller(tokenizer)
+    sample = TrainSample(ids, [0] * 5 + [1] * (len(ids) - 5))
+    spelled = speller.draw(sample, 1.0, np.random.default_rng(0))
+    unknown = tokens(build_tokenizer(["Pet $13"]), text)
+    assert tokenizer.convert_ids_to_tokens(spelled.ids) == unknown and "r" in unknown
+    start = unknown.index("-")          # of the first trained word
+    assert spelled.mask == [0] * start + [1] * (len(unknown) - start)
+    halves = [speller.draw(sample, 0.5, np.random.default_rng(i)) for i in range(20)]
+    counts = {tokenizer.convert_ids_to_tokens(half.ids).count("▁Petra") for half in halves}
+    assert counts == {0, 2} and {tokenizer.decode(half.ids) for half in halves} == {text}
+    assert speller.draw(sample, 0.0, np.random.default_rng(1)) is sample
 
 
 def test_vocabulary_is_deterministic_and_bounded():

@@ -73,6 +73,16 @@ def test_prompt_loss_leaves_the_answer_and_the_first_token_alone():
     assert 25 < sum(found.mask[:150]) < 65 and sum(sample.mask) == 50
 
 
+def test_a_spelled_row_that_is_too_long_stays_as_it_was():
+    """A row of another length than may be trained; a flag that does nothing."""
+    rows, sample = Rows(Args(context=4), Model(), episodes(), []), TrainSample([7, 8, 9], [0, 1, 1])
+    rows.speller = SimpleNamespace(draw=lambda sample, share, rng: TrainSample(sample.ids * length, sample.mask * length))
+    for length, expected in ((1, [7, 8, 9]), (2, [7, 8, 9])):
+        assert rows.spelled(sample, None).ids == expected
+    rows.args.context = 6
+    assert rows.spelled(sample, None).ids == [7, 8, 9] * 2
+
+
 def test_each_question_has_its_own_prompt_loss():
     """Pages that drown the judge, or teach no copying."""
     drawn = rows_of(prompt_loss=0.3, reward_prompt_loss=0.1).draw(0)
