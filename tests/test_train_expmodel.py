@@ -76,9 +76,8 @@ def test_prompt_loss_leaves_the_answer_and_the_first_token_alone():
 def test_a_spelled_row_that_is_too_long_stays_as_it_was():
     """A row of another length than may be trained; a flag that does nothing."""
     rows, sample = Rows(Args(context=4), Model(), episodes(), []), TrainSample([7, 8, 9], [0, 1, 1])
-    rows.speller = SimpleNamespace(draw=lambda sample, share, rng: TrainSample(sample.ids * length, sample.mask * length))
-    for length, expected in ((1, [7, 8, 9]), (2, [7, 8, 9])):
-        assert rows.spelled(sample, None).ids == expected
+    rows.speller = SimpleNamespace(draw=lambda sample, share, rng: TrainSample(sample.ids * 2, sample.mask * 2))
+    assert rows.spelled(sample, None) is sample
     rows.args.context = 6
     assert rows.spelled(sample, None).ids == [7, 8, 9] * 2
 
