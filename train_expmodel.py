@@ -119,8 +119,8 @@ def check(args: Args) -> None:
 class Rows:
     """Training rows, made when they are drawn. Draws depend on seed and step only.
 
-    The --short-first-steps see short questions alone, and no other names: with these from the start a model
-    from scratch may not learn to compare. Two thirds are counterfactual rewards, without prompt loss. The
+    The --short-first-steps see short questions alone, no other names and no spelled words: with these from
+    the start a model from scratch may not learn to compare. Two thirds are counterfactual rewards, without prompt loss. The
     others (all, without counterfactual rewards) are next states without history and demonstrations, of steps
     that changed little: their answer seldom needs either."""
 
@@ -174,13 +174,12 @@ class Rows:
                   for kind, part in mine.items() for _, rng in part]
         self.drawn += len(samples)
         self.too_long += sum(s is None for s in samples)
-        return [self.with_prompt_loss(self.spelled(s, loss[1]), *loss)
+        spelled = (lambda sample, rng: sample) if short or not self.speller else self.spelled
+        return [self.with_prompt_loss(spelled(s, loss[1]), *loss)
                 for s, loss in zip(samples, losses) if s is not None]
 
     def spelled(self, sample: TrainSample, rng) -> TrainSample:
         """Some words spelled, where the row then still fits."""
-        if not self.speller:
-            return sample
         spelled = self.speller.draw(sample, self.args.spelled_words, rng)
         return spelled if len(spelled.ids) <= self.args.context else sample
 
