@@ -120,9 +120,9 @@ class Rows:
     """Training rows, made when they are drawn. Draws depend on seed and step only.
 
     The --short-first-steps see short questions alone, no other names and no spelled words: with these from
-    the start a model from scratch may not learn to compare. Two thirds are counterfactual rewards, without prompt loss. The
-    others (all, without counterfactual rewards) are next states without history and demonstrations, of steps
-    that changed little: their answer seldom needs either."""
+    the start a model from scratch may not learn to compare. Two thirds are counterfactual rewards, without
+    prompt loss. The others (all, without counterfactual rewards) are next states without history and
+    demonstrations, of steps that changed little: their answer seldom needs either."""
 
     def __init__(self, args: Args, model: ExperienceModel, episodes: list[Episode], tasks: list):
         self.args, self.model = args, model
@@ -174,9 +174,10 @@ class Rows:
                   for kind, part in mine.items() for _, rng in part]
         self.drawn += len(samples)
         self.too_long += sum(s is None for s in samples)
-        spelled = (lambda sample, rng: sample) if short or not self.speller else self.spelled
-        return [self.with_prompt_loss(spelled(s, loss[1]), *loss)
-                for s, loss in zip(samples, losses) if s is not None]
+        whole = [(s, *loss) for s, loss in zip(samples, losses) if s is not None]
+        if self.speller and not short:
+            whole = [(self.spelled(s, rng), share, rng) for s, share, rng in whole]
+        return [self.with_prompt_loss(*row) for row in whole]
 
     def spelled(self, sample: TrainSample, rng) -> TrainSample:
         """Some words spelled, where the row then still fits."""
