@@ -54,13 +54,13 @@ def _verdict(task_text: str, step: Step) -> str:
     first, *others = checks(wanted, step.state, step.action)
     facts = [f"page {_place(wanted, step.state, first.met, all(check.met for check in others))}"]
     for kind, label, asked, found, met in others:
-        if asked.startswith("no "):
-            facts.append(f"{kind} without {asked[3:]} : {found} {_yes(met)}")
-            continue
-        # both are quoted first: a small model that reads a word of each in turn repeats the first one
-        second = f"stop [{asked}]" if kind == "answer" else f"for {asked}"
-        compared = _by_word(found, asked, met) or _yes(met)
-        facts.append(f"{f'{kind} {label}'.strip()} {found} {second} {compared}")
+        if label or kind == "answer":
+            second = f"stop [{asked}]" if kind == "answer" else f"for {asked}"
+            compared = _by_word(found, asked, met) or _yes(met)
+            facts.append(f"{f'{kind} {label}'.strip()} {found} {second} {compared}")
+        else:
+            asked = f"without {asked[3:]}" if asked.startswith("no ") else asked
+            facts.append(f"{kind} {_by_word(asked, found, met) or f'{asked} : {found} {_yes(met)}'}")
     return f"{' ; '.join(facts)} so {'success' if step.reward else 'not done'}"
 
 
