@@ -111,6 +111,7 @@ def imitate(args, policy: Policy, episodes: list[Episode], resume: Path | None,
                      "policy starts from the model as it is")
         return
     names = Names(episode.task.text for episode in episodes)
+    speller = tiny.Speller(policy.tokenizer) if args.spelled_words else None
     optimizers = make_optimizers(policy.model, args.imitation_lr, args.imitation_muon_lr)
     step = resume_step = total_steps = 0
     if resume:
@@ -120,7 +121,7 @@ def imitate(args, policy: Policy, episodes: list[Episode], resume: Path | None,
     save_step = lambda: save({"optimizers": optimizer_states(optimizers), "step": step})
     with run.graceful(log) as stop, run.progress(args.imitation_epochs, "imitation") as bar:
         for epoch in range(args.imitation_epochs):
-            rows = demonstration_rows(args, policy, demos, names, epoch)
+            rows = demonstration_rows(args, policy, demos, names, speller, epoch)
             total_steps = total_steps or args.imitation_epochs * -(-len(rows) // args.imitation_rows)
             for start in range(0, len(rows), args.imitation_rows):
                 step += 1
@@ -140,13 +141,13 @@ def imitate(args, policy: Policy, episodes: list[Episode], resume: Path | None,
 
 
 def demonstration_rows(args, policy: Policy, demos: list[Episode], names: Names,
-                       epoch: int) -> list[TrainSample]:
+                       speller: tiny.Speller | None, epoch: int) -> list[TrainSample]:
     """The demonstrations as shuffled rows. Randomizes entity names in --rename-share of them each epoch, so
-    that the policy learns to search instead of memorizing where objects are."""
+    that the policy learns to search instead of memorizing where objects are. `speller`: of
+    --spelled-words."""
     rng, rows = run.rng(args.seed, "imitation rows", epoch), []
     for demo in demos:
         rows += imitation_segments(policy, rename_episode(demo, names.draw(args.rename_share, rng)))
-    if args.spelled_words:
-        speller = tiny.Speller(policy.tokenizer)
+    if speller:
         rows = [speller.draw(row, args.spelled_words, rng) for row in rows]
     return [rows[i] for i in rng.permutation(len(rows))]
