@@ -38,6 +38,7 @@ from dreamgym.prepare import check_model
 from dreamgym.prompts import Question, rename_question
 from dreamgym.sft import make_optimizers, set_rate, sft_step
 from dreamgym.task_generation import variation_samples
+from dreamgym.word_tokenizer import build_tokenizer
 
 
 @dataclass
@@ -84,7 +85,7 @@ class Args:
     prompt_loss: Share = 0.0  # share of prompt tokens that are predicted, too (teaches copying)
     reward_prompt_loss: Share = 0.0  # the same in reward rows: it drowns the words that decide
     rename_share: Share = 0.0  # share of rows in which entities get other names (names.py)
-    spelled_words: Share = 0.0  # share of a row's rarer words that are spelled, as unknown ones are (scratch)
+    new_words: Share = 0.0  # share of a row's rarer words that get codes, as unknown ones have (scratch)
     demo_dropout: Share = 0.0          # share of rows without demonstrations
     invalid_weight: float = 1.0        # how much more often steps that changed nothing are drawn
     micro_batch_tok: Count = 8192      # tokens per micro-batch: memory only, never changes the gradient
@@ -107,6 +108,8 @@ FREE = ("data", "out", "fresh", "threads", "micro_batch_tok", "gradient_checkpoi
 def check(args: Args) -> None:
     """Refuses flags that contradict each other. Raises ValueError."""
     check_model(args)
+    if args.new_words and not tiny.is_scratch(args.model):
+        raise ValueError(f"--new-words {args.new_words}: only a from-scratch model has a word tokenizer")
     if args.reward_share + args.counterfactual_share + args.variation_share > 1:
         raise ValueError("--reward-share, --counterfactual-share and --variation-share add up to more than 1")
     if not args.epochs and args.short_first_steps >= args.steps:
@@ -119,7 +122,7 @@ def check(args: Args) -> None:
 class Rows:
     """Training rows, made when they are drawn. Draws depend on seed and step only.
 
-    The --short-first-steps see short questions alone, no other names and no spelled words: with these from
+    The --short-first-steps see short questions alone, no other names and no coded words: with these from
     the start a model from scratch may not learn to compare. Two thirds are counterfactual rewards, without
     prompt loss. The others (all, without counterfactual rewards) are next states without history and
     demonstrations, of steps that changed little: their answer seldom needs either."""
@@ -139,7 +142,7 @@ class Rows:
         self.p_judged = weight * known / (weight * known).sum()
         self.variations = variation_samples(tasks, 2_000,
                                             run.rng(args.seed, "variations")) if args.variation_share else []
-        self.speller = tiny.Speller(model.tokenizer) if args.spelled_words else None
+        self.coder = tiny.word_coder(model.tokenizer)
         self.too_long = self.drawn = 0
 
     def draw(self, step: int, share: slice = slice(None)) -> list[TrainSample]:
@@ -175,14 +178,14 @@ class Rows:
         self.drawn += len(samples)
         self.too_long += sum(s is None for s in samples)
         whole = [(s, *loss) for s, loss in zip(samples, losses) if s is not None]
-        if self.speller and not short:
-            whole = [(self.spelled(s, rng), share, rng) for s, share, rng in whole]
+        if self.coder and not short:
+            whole = [(self.with_new_words(s, rng), share, rng) for s, share, rng in whole]
         return [self.with_prompt_loss(*row) for row in whole]
 
-    def spelled(self, sample: TrainSample, rng) -> TrainSample:
-        """Some words spelled, where the row then still fits."""
-        spelled = self.speller.draw(sample, self.args.spelled_words, rng)
-        return spelled if len(spelled.ids) <= self.args.context else sample
+    def with_new_words(self, sample: TrainSample, rng) -> TrainSample:
+        """Codes for some words, where the row then still fits."""
+        coded = self.coder.draw(sample, rng)
+        return coded if len(coded.ids) <= self.args.context else sample
 
     def next_rows(self, rows: list[tuple[tuple[Episode, int], np.random.Generator]], short: bool,
                   rename_share: float) -> list:
@@ -218,7 +221,8 @@ def make_model(args: Args, episodes: list[Episode], tasks: list, resume: Path | 
     if resume:
         return load_model(str(resume), args.dtype, args.quantize, device=str(device))
     if tiny.is_scratch(args.model):
-        tokenizer = tiny.build_tokenizer(tiny.corpus(episodes, tasks), args.numbered_names)
+        tokenizer = build_tokenizer(tiny.corpus(episodes, tasks), args.numbered_names,
+                                    new_words=args.new_words)
         model = tiny.create(args.model, tokenizer, args.seed).to(device)
         model.compute_dtype = precision(args.dtype, parameter_count(model), device)
         return shard(model), tokenizer

@@ -36,6 +36,7 @@ from dreamgym.rollout import Policy, rollout
 from dreamgym.served_model import check_server, open_experience_model
 from dreamgym.task_generation import known_words, write_tasks
 from dreamgym.teacher import is_url
+from dreamgym.word_tokenizer import check_tokenizer
 from dreamgym.worlds import World, parse_options
 
 
@@ -67,7 +68,6 @@ class Args:
     imitation_muon_lr: float = 0.0     # ... of Muon on layer matrices (from-scratch models)
     imitation_rows: Count = 16         # rows per optimizer step of imitation
     rename_share: Share = 0.0          # share of demonstrations in which entities get other names
-    spelled_words: Share = 0.0  # share of a row's rarer words that are spelled, as unknown ones are (scratch)
     algo: Literal["grpo", "ppo", "rft", "imitation"] = "grpo"  # rft: imitates own successes; imitation: no RL
     world: Literal["dream", "real"] = "dream"      # where RL happens first
     iterations: Natural = 150          # RL iterations in the dream (verl-agent: 150)
@@ -468,7 +468,7 @@ def main() -> None:
     if args.dream:
         model = World(model, env, parse_options(args.dream), args.seed, dist.rank)
     if args.init == "expmodel" and model.model:
-        tiny.check_tokenizer(policy.tokenizer, model.tokenizer)
+        check_tokenizer(policy.tokenizer, model.tokenizer)
     state = make_run(args, policy, reference, model, splits["train"], resume, dist)
     words = known_words([t.text for t in splits["train"]] + [s.state for e in offline for s in e.steps])
     meta["policy"] = asdict(policy.settings)

@@ -21,10 +21,11 @@ from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks.timing import clock, cpu_s, tiny_llama
-from dreamgym import rl, run, tiny
+from dreamgym import rl, run
 from dreamgym.episode import Episode, Step, Task, TokenSegment
 from dreamgym.rollout import extend
 from dreamgym.sampler import Sampler
+from dreamgym.word_tokenizer import build_tokenizer
 
 LR = 1e-4
 
@@ -83,7 +84,7 @@ def trl_steps(args: Args, model) -> list[float]:
         prompts = Dataset.from_dict({"prompt": [str(i) for i in range((1 + args.steps) * args.tasks)]})
         reward = lambda completion_ids, **_: [float(ids[0] % 2) for ids in completion_ids]
         GRPOTrainer(model, reward, args=config, train_dataset=prompts, rollout_func=play, callbacks=[Clock()],
-                    processing_class=tiny.build_tokenizer(["a word"])).train()
+                    processing_class=build_tokenizer(["a word"])).train()
     return spent[1:]
 
 

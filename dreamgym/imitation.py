@@ -62,7 +62,7 @@ def imitation_checkpoint(args, env: Environment, folders: tuple[Path, Path | Non
     Raises ValueError where the one that --imitation names is not finished, or one has other settings."""
     out, expmodel = folders
     folder = Path(args.imitation or out / "imitation")
-    names = ["env", "model", "quantize", "lora_rank", "init", "rename_share", "spelled_words",
+    names = ["env", "model", "quantize", "lora_rank", "init", "rename_share",
              "policy_format", "system_prompts", "policy_context", "max_action_tok", "tried_actions"]
     names += [name for name in vars(args) if name.startswith("imitation_")]
     if not args.imitation:                       # another run's policy may have another seed
@@ -111,7 +111,7 @@ def imitate(args, policy: Policy, episodes: list[Episode], resume: Path | None,
                      "policy starts from the model as it is")
         return
     names = Names(episode.task.text for episode in episodes)
-    speller = tiny.Speller(policy.tokenizer) if args.spelled_words else None
+    coder = tiny.word_coder(policy.tokenizer)
     optimizers = make_optimizers(policy.model, args.imitation_lr, args.imitation_muon_lr)
     step = resume_step = total_steps = 0
     if resume:
@@ -121,7 +121,7 @@ def imitate(args, policy: Policy, episodes: list[Episode], resume: Path | None,
     save_step = lambda: save({"optimizers": optimizer_states(optimizers), "step": step})
     with run.graceful(log) as stop, run.progress(args.imitation_epochs, "imitation") as bar:
         for epoch in range(args.imitation_epochs):
-            rows = demonstration_rows(args, policy, demos, names, speller, epoch)
+            rows = demonstration_rows(args, policy, demos, names, coder, epoch)
             total_steps = total_steps or args.imitation_epochs * -(-len(rows) // args.imitation_rows)
             for start in range(0, len(rows), args.imitation_rows):
                 step += 1
@@ -141,13 +141,13 @@ def imitate(args, policy: Policy, episodes: list[Episode], resume: Path | None,
 
 
 def demonstration_rows(args, policy: Policy, demos: list[Episode], names: Names,
-                       speller: tiny.Speller | None, epoch: int) -> list[TrainSample]:
+                       coder: tiny.WordCoder | None, epoch: int) -> list[TrainSample]:
     """The demonstrations as shuffled rows. Randomizes entity names in --rename-share of them each epoch, so
-    that the policy learns to search instead of memorizing where objects are. `speller`: of
-    --spelled-words."""
+    that the policy learns to search instead of memorizing where objects are. `coder`:
+    see `tiny.word_coder`."""
     rng, rows = run.rng(args.seed, "imitation rows", epoch), []
     for demo in demos:
         rows += imitation_segments(policy, rename_episode(demo, names.draw(args.rename_share, rng)))
-    if speller:
-        rows = [speller.draw(row, args.spelled_words, rng) for row in rows]
+    if coder:
+        rows = [coder.draw(row, rng) for row in rows]
     return [rows[i] for i in rng.permutation(len(rows))]

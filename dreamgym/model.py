@@ -26,12 +26,13 @@ from torch.distributed.fsdp import (FSDPModule, MixedPrecisionPolicy, fully_shar
                                     register_fsdp_forward_method)
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.utils.checkpoint import checkpoint
-from transformers import (AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig,
+from transformers import (AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig,
                           GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase)
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
 from dreamgym.chat import chat_format
+from dreamgym.word_tokenizer import load_tokenizer
 
 MAX_GRAD_NORM = 1.0
 REPLICATED_BELOW = 20_000_000  # parameters: gathering layers of a smaller model takes longer than computing
@@ -58,7 +59,7 @@ def load_model(name_or_path: str, dtype: str = "auto", quantize: str = "none", l
     trained = not (frozen or lora_rank or saved_rank or quantize != "none")
     with explain_load_errors(name_or_path):
         model = _load_base(base, dtype, quantize, device, trained)
-        tokenizer = AutoTokenizer.from_pretrained(name_or_path)
+        tokenizer = load_tokenizer(name_or_path)
     if saved_rank:
         model = PeftModel.from_pretrained(model, name_or_path, is_trainable=not frozen, torch_device=device)
     elif lora_rank:
@@ -81,7 +82,7 @@ def load_frozen(folder: str, name: str, beside: torch.nn.Module | None = None, d
         same_base = beside.peft_config["default"].base_model_name_or_path == base
         if same_base and quantized == (quantize != "none"):
             beside.load_adapter(folder, name, torch_device=device)
-            return beside, AutoTokenizer.from_pretrained(folder)
+            return beside, load_tokenizer(folder)
     return load_model(folder, dtype, quantize, device=device, frozen=True)
 
 

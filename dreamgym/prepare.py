@@ -30,9 +30,6 @@ def check_model(args) -> None:
                          "--lora-rank, too")
     if tiny.is_scratch(args.model) and args.lora_rank:
         raise ValueError(f"--lora-rank {args.lora_rank}: a from-scratch model is trained in full")
-    if args.spelled_words and not tiny.is_scratch(args.model):
-        raise ValueError(f"--spelled-words {args.spelled_words}: only the tokenizer of a from-scratch model "
-                         "has words to spell")
 
 
 def prepare(args, out: Path, dist) -> tuple[Path, Path | None]:

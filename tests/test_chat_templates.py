@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast, T5Config, T5For
 from dreamgym.chat import answer_ids, answer_text, chat_format, encode, encode_untrusted, prompt_ids
 from dreamgym.model import export_model
 from dreamgym.prompts import POLICY_FORMS, policy_answer, policy_turn
-from dreamgym.tiny import build_tokenizer
+from dreamgym.word_tokenizer import build_tokenizer
 from conftest import CHATML, EXAMPLE, random_model, run_main
 
 SYSTEM = "You shop in a store.\nAnswer with one action."

@@ -433,7 +433,8 @@ def test_an_endpoint_that_is_down(again, endpoint, who):
 def test_a_local_model_as_teacher(tmp_path, monkeypatch):
     """A local teacher that cannot be loaded or asked; a random model's answer is of course unusable."""
     from dreamgym.model import save_model
-    from dreamgym.tiny import build_tokenizer, create
+    from dreamgym.tiny import create
+    from dreamgym.word_tokenizer import build_tokenizer
     tokenizer = build_tokenizer(["find me a red vest"])
     save_model(create("scratch:16x1", tokenizer), tokenizer, tmp_path / "model")
     monkeypatch.setattr(offline, "TEACHER_ANSWER_TOK", 4)

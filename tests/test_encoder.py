@@ -5,6 +5,7 @@ import numpy as np
 
 from dreamgym import tiny
 from dreamgym.encoder import ModelEncoder, WordEncoder, load_encoder
+from dreamgym.word_tokenizer import build_tokenizer
 
 STATES = ["item red hat $9\nchosen: none", "item blue hat $9", "results page 1 of 2", "item red hat $9 hat"]
 ACTIONS = ["click[red]", "click[buy now]", "search[hat]", "Click [RED]!"]
@@ -46,7 +47,7 @@ def test_caches_and_files_change_nothing(monkeypatch):
 
 def test_model_encoder(tmp_path):
     """Stops padding, neighbours or the order of texts from leaking into phi."""
-    tokenizer = tiny.build_tokenizer(STATES + ACTIONS)
+    tokenizer = build_tokenizer(STATES + ACTIONS)
     model = tiny.create("scratch:8x1", tokenizer)
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)

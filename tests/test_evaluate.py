@@ -15,6 +15,7 @@ from dreamgym.experience_model import ExperienceSettings, fill_buffer, save_sett
 from dreamgym.model import save_model
 from dreamgym.replay import ReplayBuffer
 from dreamgym.rollout import PolicySettings
+from dreamgym.word_tokenizer import build_tokenizer
 import evaluate
 from evaluate import Args, folders, load_policy, readable
 from test_viewer import held
@@ -23,7 +24,7 @@ from test_viewer import held
 @pytest.fixture(scope="module")
 def made(workspace, tmp_path_factory):
     """A run's folder with a policy and an experience model that can say nothing sensible, and say it fast."""
-    tokenizer, encoder = tiny.build_tokenizer(["state: next"]), WordEncoder()
+    tokenizer, encoder = build_tokenizer(["state: next"]), WordEncoder()
     buffer, base = ReplayBuffer(encoder.dim), tmp_path_factory.mktemp("made")
     (base / "data").symlink_to(workspace.data)
     fill_buffer(buffer, encoder, read_episodes(workspace.data / "train.jsonl")[:3])

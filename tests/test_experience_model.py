@@ -18,6 +18,7 @@ from dreamgym.prompts import Prompts, experience_system, parse_reward, variation
 from dreamgym.replay import ReplayBuffer
 from dreamgym.run import write_json
 from dreamgym.sampler import Sample
+from dreamgym.word_tokenizer import build_tokenizer
 
 ITEM = "item slim jacket $50\ncolor: red / blue\nchosen: "
 PAGES = ["search page", "results page 1\nslim jacket $50 [1]", ITEM + "none", ITEM + "red", "order placed"]
@@ -66,7 +67,7 @@ def episode(name: str, text: str = "find me a red jacket", **more) -> Episode:
 def parts():
     texts = [*PAGES, *ACTIONS, GOOD, NO_REWARD, "find me a red jacket hat", "before 1: earlier similar yes",
              *vars(PROMPTS).values()]
-    tokenizer = tiny.build_tokenizer(texts)
+    tokenizer = build_tokenizer(texts)
     return tiny.create("scratch:8x1", tokenizer), tokenizer, WordEncoder(32).fit(PAGES + ACTIONS)
 
 

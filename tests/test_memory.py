@@ -20,7 +20,7 @@ from dreamgym.memory import activations, budget, measure, refuse, table
 from dreamgym.logprobs import TrainSample, token_logprobs
 from dreamgym.model import checkpoint_layers, load_model, save_model, trainable_parameters
 from dreamgym.sampler import Sampler
-from dreamgym.tiny import build_tokenizer
+from dreamgym.word_tokenizer import build_tokenizer
 from tests.conftest import CHATML, EXAMPLE, ROOT, free_port, random_model, run_main
 
 # the published config.json of each

@@ -13,7 +13,8 @@ from dreamgym.model import (adapter, checkpoint_layers, clip_grad_norm, load_fro
 from dreamgym.run import Dist, init_dist
 from dreamgym.sampler import Sampler
 from dreamgym.sft import make_optimizers, set_rate, sft_step
-from dreamgym.tiny import Muon, build_tokenizer
+from dreamgym.tiny import Muon
+from dreamgym.word_tokenizer import build_tokenizer
 from tests.conftest import on_two_ranks, random_model
 
 CLOSE = {"atol": 2e-5, "rtol": 1e-5}

@@ -14,6 +14,7 @@ from dreamgym import rl, run, tiny
 from dreamgym.episode import Episode, Step, StopReason, Task, TokenSegment
 from dreamgym.logprobs import TrainSample, token_logprobs
 from dreamgym.model import shard
+from dreamgym.word_tokenizer import build_tokenizer
 from tests.conftest import on_two_ranks
 
 ALONE = run.Dist()
@@ -71,7 +72,7 @@ def slow_rows(episodes, by_turn):
 
 @pytest.fixture(scope="module")
 def model():
-    return tiny.create("scratch:16x1", tiny.build_tokenizer(["a b c"]), 0)
+    return tiny.create("scratch:16x1", build_tokenizer(["a b c"]), 0)
 
 
 # ---- batches ----
@@ -327,7 +328,7 @@ def rank_update(rank, folder):
 
 def one_update(dist):
     """PPO with a KL, an uneven share of rows on each of the ranks, one optimizer step."""
-    model = tiny.create("scratch:16x1", tiny.build_tokenizer(["a b c"]), 0)
+    model = tiny.create("scratch:16x1", build_tokenizer(["a b c"]), 0)
     torch.manual_seed(5)
     head, reference = torch.nn.Linear(16, 1), shard(shifted(model))
     policy = SimpleNamespace(model=shard(model))
@@ -353,7 +354,7 @@ def test_two_ranks_are_one_process(tmp_path):
 
 def test_own_successes_are_imitated():
     """--algo rft that learns from failures, or in no step."""
-    model = tiny.create("scratch:8x1", tiny.build_tokenizer(["a b c d e f g h"]))
+    model = tiny.create("scratch:8x1", build_tokenizer(["a b c d e f g h"]))
     episodes = [e for e in some_episodes() if e.id in "abc"]
     for e in episodes:
         for segment in e.segments:

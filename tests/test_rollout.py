@@ -15,6 +15,7 @@ from dreamgym.logprobs import TrainSample, token_logprobs
 from dreamgym.prompts import Prompts, tried_actions
 from dreamgym.rollout import Policy, PolicySettings, imitation_segments, rollout
 from dreamgym.sampler import Sample
+from dreamgym.word_tokenizer import build_tokenizer
 
 WORDS = [
     "click[1]", "click[next >]", "search[slim red jacket]", "page 12345 of 9 67 8 saw", "you shop",
@@ -86,7 +87,7 @@ def tasks(*steps):
 
 @pytest.fixture(scope="module")
 def tiny_model():
-    tokenizer = tiny.build_tokenizer(WORDS)
+    tokenizer = build_tokenizer(WORDS)
     return tiny.create("scratch:8x1", tokenizer), tokenizer
 
 

@@ -19,10 +19,11 @@ from safetensors.torch import load_file, save_file
 
 import dreamgym.model
 from benchmarks import timing
-from dreamgym import checkpoint, run, tiny
+from dreamgym import checkpoint, run
 from dreamgym.logprobs import TrainSample
 from dreamgym.model import load_model, load_optimizer_states, optimizer_states, save_model, shard
 from dreamgym.sft import make_optimizers, sft_step
+from dreamgym.word_tokenizer import build_tokenizer
 from tests.conftest import on_two_ranks
 
 ALONE = run.Dist()
@@ -124,7 +125,7 @@ def train_some(resume, save, dist):
         sft_step(model, rows[dist.rank::dist.world_size], optimizers, 1000, dist)
 
     def write(path):
-        save_model(model, tiny.build_tokenizer(["a"]), path)
+        save_model(model, build_tokenizer(["a"]), path)
         shared = {"optimizers": optimizer_states(optimizers), "step": start + 2}
         checkpoint.save_state(path, shared, {"number": 10 + dist.rank}, dist)
     checkpoint.save(save.parent, save.name, write, {}, dist)

@@ -26,6 +26,7 @@ from openenv.core.generic_client import GenericEnvClient  # noqa: E402
 from websockets.sync.client import connect  # noqa: E402
 
 from dreamgym import serving  # noqa: E402
+from dreamgym.word_tokenizer import build_tokenizer
 
 DEADLINE_S = 120                       # of a wait that a defect would make endless
 
@@ -270,7 +271,7 @@ def test_trl(trained, files, tmp_path):
     """A server that TRL's trainer cannot train in, or whose sessions are not batched for it."""
     pytest.importorskip("trl", reason="pip install trl==1.16.0")
     from examples import trl_grpo
-    tokenizer = tiny.build_tokenizer(["task: state: in docs not listed did nothing ls cd"])
+    tokenizer = build_tokenizer(["task: state: in docs not listed did nothing ls cd"])
     save_model(tiny.create("scratch:16x1", tokenizer), tokenizer, tmp_path / "policy")
     world = load_experience_model(trained.expmodel, files, slots=8)
     with served(files, world) as server:

@@ -4,12 +4,12 @@ import random
 import numpy as np
 import pytest
 import torch
-from transformers import AutoTokenizer
 
 from dreamgym import tiny
 from dreamgym.chat import encode, encode_untrusted
 from dreamgym.logprobs import TrainSample
-from dreamgym.tiny import Speller, build_tokenizer, check_tokenizer, create
+from dreamgym.tiny import WordCoder, create
+from dreamgym.word_tokenizer import CODES, build_tokenizer, check_tokenizer, load_tokenizer
 
 TEXTS = [
     "click[red]\ncolor: red blue x-large\nbelt $50.0 [1]\nluna search[slim jacket] and $3",
@@ -58,22 +58,43 @@ def test_numbered_names_are_one_token():
     assert tokens(tokenizer, "pen 12") == ["▁pen", "▁12"]
 
 
-def test_spelled_words_look_like_unknown_ones(monkeypatch):
-    """Pieces that the tokenizer would never write, a word spelled in one place alone, a lost token or mask."""
+def test_unknown_words_have_codes():
+    """A word with other codes in another place, a text that does not come back, a code read out of a page."""
+    tokenizer = build_tokenizer(TEXTS, new_words=0.5)
+    pieces = tokens(tokenizer, "url: Gina/gina-Gina cost $131.00 q=Gina ['Gina'] (Gina)")
+    assert pieces[:3] == ["▁url", ":", "▁"] and set(gina := pieces[3:5]) <= set(CODES)
+    assert [pieces[i:i + 2] for i in range(len(pieces))].count(gina) == 4
+    assert pieces[5] == "/" and pieces[6:8] != gina and set(pieces[6:8]) <= set(CODES)
+    assert pieces[-7:] == ["▁", "(", *"Gina", ")"]      # spelled: the mark before it is another
+    rng = random.Random(0)
+    parts = ["red", "Gina", "gina", "555-8464", "$131.50", "<code 3>", "é", " ", "/", "-", "'", "\n", "x", "<end>"]
+    for _ in range(1000):
+        text = "".join(rng.choice(parts) for _ in range(rng.randrange(10)))
+        assert tokenizer.decode(encode_untrusted(tokenizer, text)) == text, repr(text)
+    assert tokenizer.decode(tokenizer.convert_tokens_to_ids([CODES[0], CODES[1]])) == "<code 0><code 1>"
+
+
+def test_words_of_training_rows_get_codes(monkeypatch):
+    """A word coded in one place alone, the same code in each row, codes for words that stand only in the
+    answer, a lost token or mask."""
     monkeypatch.setattr(tiny, "COMMON_WORDS", 0)
-    text = "url: shop/product/blue-lamp\nname=Petra+lamps Petra cost $131.00"
-    tokenizer = build_tokenizer([text, "Pet $13"])
-    ids, speller = encode(tokenizer, text), Speller(tokenizer)
-    sample = TrainSample(ids, [0] * 5 + [1] * (len(ids) - 5))
-    spelled = speller.draw(sample, 1.0, np.random.default_rng(0))
-    unknown = tokens(build_tokenizer(["Pet $13"]), text)
-    assert tokenizer.convert_ids_to_tokens(spelled.ids) == unknown and "r" in unknown
-    start = unknown.index("-")          # of the first trained word
-    assert spelled.mask == [0] * start + [1] * (len(unknown) - start)
-    halves = [speller.draw(sample, 0.5, np.random.default_rng(i)) for i in range(20)]
-    counts = {tokenizer.convert_ids_to_tokens(half.ids).count("▁Petra") for half in halves}
-    assert counts == {0, 2} and {tokenizer.decode(half.ids) for half in halves} == {text}
-    assert speller.draw(sample, 0.0, np.random.default_rng(1)) is sample
+    tokenizer = build_tokenizer(["url: shop/blue-lamp Petra paid $131 for the lamp\nanswer"], new_words=1.0)
+    coder = WordCoder(tokenizer)
+    ids = encode(tokenizer, "Petra/blue $131\nPetra paid $131")
+    sample = TrainSample(ids, [0] * 4 + [1] * (len(ids) - 4))
+    rows = [coder.draw(sample, np.random.default_rng(i)) for i in range(2)]
+    pieces = [tokenizer.convert_ids_to_tokens(row.ids) for row in rows]
+    for coded, row in zip(pieces, rows):
+        assert coded[:3] == coded[11:14] and coded[0] == "▁" and coded[3] == "/" and coded[6:8] == ["▁", "$"]
+        assert coded[6:10] == coded[15:19] and coded[10] == "\n" and coded[14] == "▁paid"
+        assert row.mask == [0] * 11 + [1] * 8
+    assert pieces[0] != pieces[1]
+    tokenizer.new_words = 0.5
+    halves = [tokenizer.convert_ids_to_tokens(coder.draw(sample, np.random.default_rng(i)).ids)
+              for i in range(20)]
+    assert {half.count("▁Petra") for half in halves} == {0, 2}
+    tokenizer.new_words = 0.0
+    assert coder.draw(sample, np.random.default_rng(1)) is sample
 
 
 def test_vocabulary_is_deterministic_and_bounded():
@@ -82,14 +103,15 @@ def test_vocabulary_is_deterministic_and_bounded():
     assert tokens(a, "a b c") == ["▁a", "▁b", "▁", "c"]
 
 
-def test_tokenizer_survives_saving(tmp_path):
-    tokenizer = build_tokenizer(TEXTS)
+@pytest.mark.parametrize("new_words", [0.0, 0.2])
+def test_tokenizer_survives_saving(tmp_path, new_words):
+    tokenizer = build_tokenizer(TEXTS, new_words=new_words)
     tokenizer.save_pretrained(tmp_path)
-    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    loaded = load_tokenizer(tmp_path)
     check_tokenizer(tokenizer, loaded)
     for name in ("eos_token", "pad_token", "chat_template"):
         assert getattr(loaded, name) == getattr(tokenizer, name) is not None
-    for text in TEXTS:
+    for text in [*TEXTS, "gina"]:
         assert encode(loaded, text) == encode(tokenizer, text)
     with pytest.raises(ValueError, match="tokenizers differ"):
         check_tokenizer(tokenizer, build_tokenizer(["other words"]))

@@ -9,6 +9,7 @@ from dreamgym import tiny
 from dreamgym.episode import Episode, Step, Task
 from dreamgym.logprobs import TrainSample
 from dreamgym.prompts import Question, next_prompt, rename_question
+from dreamgym.word_tokenizer import build_tokenizer
 from train_expmodel import Args, Rows, Training, steps_of_epochs
 
 
@@ -141,7 +142,7 @@ def test_steps_that_changed_nothing_are_drawn_more_often():
 
 def test_the_tokenizer_knows_what_is_asked():
     """Words of prompts or pages that a from-scratch model has to spell."""
-    tokenizer = tiny.build_tokenizer(tiny.corpus(episodes(), [Task(id="a", text="find red")]))
+    tokenizer = build_tokenizer(tiny.corpus(episodes(), [Task(id="a", text="find red")]))
     step = episodes()[0].steps[0]
     question = Question("find red", step.state, step.action, [(step.state, step.action)], [step], [step])
     pieces = tokenizer.tokenize(next_prompt(question, "diff"))
