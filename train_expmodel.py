@@ -179,13 +179,8 @@ class Rows:
         self.too_long += sum(s is None for s in samples)
         whole = [(s, *loss) for s, loss in zip(samples, losses) if s is not None]
         if self.coder and not short:
-            whole = [(self.with_new_words(s, rng), share, rng) for s, share, rng in whole]
+            whole = [(self.coder.draw(s, a.context, rng), share, rng) for s, share, rng in whole]
         return [self.with_prompt_loss(*row) for row in whole]
-
-    def with_new_words(self, sample: TrainSample, rng) -> TrainSample:
-        """Codes for some words, where the row then still fits."""
-        coded = self.coder.draw(sample, rng)
-        return coded if len(coded.ids) <= self.args.context else sample
 
     def next_rows(self, rows: list[tuple[tuple[Episode, int], np.random.Generator]], short: bool,
                   rename_share: float) -> list:

@@ -149,5 +149,5 @@ def demonstration_rows(args, policy: Policy, demos: list[Episode], names: Names,
     for demo in demos:
         rows += imitation_segments(policy, rename_episode(demo, names.draw(args.rename_share, rng)))
     if coder:
-        rows = [coder.draw(row, rng) for row in rows]
+        rows = [coder.draw(row, args.policy_context, rng) for row in rows]
     return [rows[i] for i in rng.permutation(len(rows))]

@@ -77,8 +77,9 @@ class WordCoder:
             if token >= rarer and (match := CODED.fullmatch(piece)):
                 self.words[token] = tokenizer.convert_tokens_to_ids(list(match[1])), match[2]
 
-    def draw(self, sample: TrainSample, rng: np.random.Generator) -> TrainSample:
-        """The row with codes for some of the rarer words of its prompt, wherever they stand in it."""
+    def draw(self, sample: TrainSample, max_tok: int, rng: np.random.Generator) -> TrainSample:
+        """The row with codes for some of the rarer words of its prompt, wherever they stand in it.
+        One of more than `max_tok` stays as it was."""
         words = sorted({self.words[token][1] for token, trained in zip(sample.ids, sample.mask)
                         if not trained and token in self.words})
         chosen = {word for word, chance in zip(words, rng.random(len(words)))
@@ -90,8 +91,9 @@ class WordCoder:
         for token in sample.ids:
             marks, word = self.words.get(token, ((), ""))
             parts.append([*marks, *self.tokenizer.code(word, salt)] if word in chosen else [token])
+        ids = [token for part in parts for token in part]
         mask = [trained for part, trained in zip(parts, sample.mask) for _ in part]
-        return TrainSample([token for part in parts for token in part], mask)
+        return TrainSample(ids, mask) if len(ids) <= max_tok else sample
 
 
 def word_coder(tokenizer: PreTrainedTokenizerBase) -> WordCoder | None:

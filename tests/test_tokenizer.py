@@ -82,19 +82,19 @@ def test_words_of_training_rows_get_codes(monkeypatch):
     coder = WordCoder(tokenizer)
     ids = encode(tokenizer, "Petra/blue $131\nPetra paid $131")
     sample = TrainSample(ids, [0] * 4 + [1] * (len(ids) - 4))
-    rows = [coder.draw(sample, np.random.default_rng(i)) for i in range(2)]
+    rows = [coder.draw(sample, 99, np.random.default_rng(i)) for i in range(2)]
     pieces = [tokenizer.convert_ids_to_tokens(row.ids) for row in rows]
     for coded, row in zip(pieces, rows):
         assert coded[:3] == coded[11:14] and coded[0] == "▁" and coded[3] == "/" and coded[6:8] == ["▁", "$"]
         assert coded[6:10] == coded[15:19] and coded[10] == "\n" and coded[14] == "▁paid"
         assert row.mask == [0] * 11 + [1] * 8
-    assert pieces[0] != pieces[1]
+    assert pieces[0] != pieces[1] and coder.draw(sample, 18, np.random.default_rng(0)) is sample
     tokenizer.new_words = 0.5
-    halves = [tokenizer.convert_ids_to_tokens(coder.draw(sample, np.random.default_rng(i)).ids)
+    halves = [tokenizer.convert_ids_to_tokens(coder.draw(sample, 99, np.random.default_rng(i)).ids)
               for i in range(20)]
     assert {half.count("▁Petra") for half in halves} == {0, 2}
     tokenizer.new_words = 0.0
-    assert coder.draw(sample, np.random.default_rng(1)) is sample
+    assert coder.draw(sample, 99, np.random.default_rng(1)) is sample
 
 
 def test_vocabulary_is_deterministic_and_bounded():

@@ -15,6 +15,7 @@ from train_expmodel import Args, Rows, Training, steps_of_epochs
 
 class Model:
     """Says what it was asked for, in place of samples."""
+    tokenizer = None
 
     def questions(self, steps):
         self.pasts = [len(past) for _, past, _, _ in steps]
@@ -74,15 +75,6 @@ def test_prompt_loss_leaves_the_answer_and_the_first_token_alone():
     assert 25 < sum(found.mask[:150]) < 65 and sum(sample.mask) == 50
 
 
-def test_a_spelled_row_that_is_too_long_stays_as_it_was():
-    """A row of another length than may be trained; a flag that does nothing."""
-    rows, sample = Rows(Args(context=4), Model(), episodes(), []), TrainSample([7, 8, 9], [0, 1, 1])
-    rows.speller = SimpleNamespace(draw=lambda sample, share, rng: TrainSample(sample.ids * 2, sample.mask * 2))
-    assert rows.spelled(sample, None) is sample
-    rows.args.context = 6
-    assert rows.spelled(sample, None).ids == [7, 8, 9] * 2
-
-
 def test_each_question_has_its_own_prompt_loss():
     """Pages that drown the judge, or teach no copying."""
     drawn = rows_of(prompt_loss=0.3, reward_prompt_loss=0.1).draw(0)
@@ -91,16 +83,16 @@ def test_each_question_has_its_own_prompt_loss():
 
 def test_first_steps_may_see_short_questions_alone():
     """--short-first-steps that does nothing, never ends, asks for what is not shown, or has other names or
-    spelled words."""
+    coded words."""
     rows = rows_of(short_first_steps=2, reward_prompt_loss=0.1, rename_share=0.5)
-    rows.speller, spelled = True, []
-    rows.spelled = lambda sample, rng: spelled.append(sample) or sample
+    coded = []
+    rows.coder = SimpleNamespace(draw=lambda sample, max_tok, rng: coded.append(sample) or sample)
     rows.names = SimpleNamespace(draw=lambda share, rng: lambda text: text.replace("red", "blue") if share else text)
     first = rows.draw(1)
     assert [row[0] for row in first] == ["next"] * 6 + ["reward"] * 14
     assert {(row[1], row[-1]) for row in first[6:]} == {("buy red", 0.0)}
-    assert all(row[1] == Question("find red", "red 1", "go 1", [], [], []) for row in first[:6]) and not spelled
-    assert {(row[0], row[-1]) for row in rows.draw(2)} == {("next", 0.0), ("reward", 0.1)} and len(spelled) == 20
+    assert all(row[1] == Question("find red", "red 1", "go 1", [], [], []) for row in first[:6]) and not coded
+    assert {(row[0], row[-1]) for row in rows.draw(2)} == {("next", 0.0), ("reward", 0.1)} and len(coded) == 20
     naive = rows_of(short_first_steps=2, counterfactual_share=0.0).draw(1)
     assert {row[0] for row in naive} == {"next"}
 
