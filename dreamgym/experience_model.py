@@ -21,7 +21,7 @@ from dreamgym.envs.base import Environment, Session, StepResult
 from dreamgym.episode import Episode, Step, StopReason, Task
 from dreamgym.logprobs import TrainSample
 from dreamgym.model import adapter, load_frozen
-from dreamgym.prompts import (Question, experience_system, next_answer, next_prompt, parse_next,
+from dreamgym.prompts import (NEXT, Question, experience_system, is_new, next_answer, next_prompt, parse_next,
                               parse_reward, parse_task, reward_answer, reward_prompt, title,
                               variation_prompt, variation_system)
 from dreamgym.replay import ReplayBuffer, Transition
@@ -86,8 +86,8 @@ def split_history(steps: Sequence[Step], count: int) -> tuple[list[Step], list[S
 
 
 class ExperienceModel:
-    """The imagined environment. Answers are greedy, next states drawn at `next_temperature`. The seed decides
-    what is drawn.
+    """The imagined environment. Answers are greedy, pages that are new drawn at `next_temperature`. The seed
+    decides what is drawn.
 
     `env` lends its prompts and `ground`, nothing else. `retrieval`: the replay buffer and phi, the encoder of
     a state and an action.
@@ -123,15 +123,16 @@ class ExperienceModel:
     def _size(self, prompt: list[int]) -> int:
         return len(prompt)           # tokens
 
-    def _write(self, prompts: list[list[int]], start: str, limit: int,
+    def _write(self, prompts: list[list[int]], starts: list[str], limit: int,
                temperature: float) -> list[tuple[str, bool]]:
-        """(the answer, whether it ended) of each prompt; `start` is what answers are made to begin with."""
-        forced = answer_ids(self.tokenizer, self.chat, start)[:-1] if start else []
+        """(the answer, whether it ended) of each prompt; `starts` is what answers are made to begin with."""
+        forced = [answer_ids(self.tokenizer, self.chat, start)[:-1] if start else [] for start in starts]
         with adapter(self.model, "experience"):
-            samples = self.sampler.sample([prompt + forced for prompt in prompts], None, limit, temperature)
+            samples = self.sampler.sample([prompt + ids for prompt, ids in zip(prompts, forced)], None, limit,
+                                          temperature)
         # decoded together: the blank after "reward:" belongs to a token
-        return [(answer_text(self.tokenizer, self.chat, forced + sample.ids), sample.stop == "end")
-                for sample in samples]
+        return [(answer_text(self.tokenizer, self.chat, ids + sample.ids), sample.stop == "end")
+                for ids, sample in zip(forced, samples)]
 
     # ---- the questions ----
 
@@ -223,8 +224,7 @@ class ExperienceModel:
 
     # ---- prediction ----
 
-    def _ask(self, prompts: list, start: str, limit: int, parsers: list, temperature: float = 0.0
-             ) -> list[tuple]:
+    def _ask(self, prompts: list, start: str, limit: int, parsers: list) -> list[tuple]:
         """(what its parser made of the answer, or None; its text) for each prompt. Malformed answers are
         drawn again, at most `max_resamples` times: once, then all other times together, for an endless answer
         alone takes as long as a batch. `start`: as in `_write`."""
@@ -234,12 +234,12 @@ class ExperienceModel:
             unread = [i for i, (answer, _) in enumerate(answers) if answer is None for _ in range(copies)]
             if not unread:
                 break
+            again = [prompts[i] for i in unread]
             if attempt:
                 self.counts["resampled"] += len(unread)
-                temperature = RESAMPLE_TEMPERATURE
-            again = [prompts[i] for i in unread]
-            written = (self._write(again, start, limit, temperature) if temperature
-                       else self._write_greedily(again, start, limit))
+                written = self._write(again, [start] * len(again), limit, RESAMPLE_TEMPERATURE)
+            else:
+                written = self._write_greedily(again, start, limit)
             for i, (text, ended) in zip(unread, written):
                 if answers[i][0] is None:
                     answers[i] = parsers[i](text) if ended else None, text
@@ -249,7 +249,8 @@ class ExperienceModel:
         """Each prompt is answered once: the rollouts of a group ask many questions alike."""
         keys = [str(prompt) for prompt in prompts]
         new = {key: prompt for key, prompt in zip(keys, prompts) if key not in self.answers}
-        self.answers.update(zip(new, self._write(list(new.values()), start, limit, 0.0) if new else []))
+        if new:
+            self.answers.update(zip(new, self._write(list(new.values()), [start] * len(new), limit, 0.0)))
         written = [self.answers[key] for key in keys]
         if len(self.answers) > KEPT_ANSWERS:
             self.answers.clear()
@@ -259,9 +260,11 @@ class ExperienceModel:
         """Both answers for a batch of steps."""
         s, shown = self.settings, [self.next_prompt_ids(q) for q in questions]
         parsers = [lambda text, q=q: parse_next(text, q, s.page_format) for _, q in shown]
-        predictions = []
-        for answer, text in self._ask([ids for ids, _ in shown], "" if s.reasoning else "next:\n",
-                                      s.max_next_tok, parsers, s.next_temperature):
+        predictions, prompts = [], [ids for ids, _ in shown]
+        answers = self._ask(prompts, "" if s.reasoning else NEXT, s.max_next_tok, parsers)
+        if s.next_temperature:
+            answers = self._draw_new_pages(prompts, [q for _, q in shown], answers, parsers)
+        for answer, text in answers:
             predictions.append(Prediction(answer[1], reasoning=answer[0]) if answer
                                else Prediction(malformed=True, output=text))
         readable = [(q, p) for q, p in zip(questions, predictions) if not p.malformed]
@@ -272,6 +275,22 @@ class ExperienceModel:
             else:
                 p.reward_reasoning, p.reward, p.done = answer
         return predictions
+
+    def _draw_new_pages(self, prompts: list, questions: list[Question], answers: list[tuple],
+                        parsers: list) -> list[tuple]:
+        """Draws pages that the questions do not show at `next_temperature`, each after its own reasoning: the
+        likeliest page of what is out of sight is too often an empty one. Known pages and differences to them
+        stay: a drawn copy is a wrong one (docs/lab-notes.md)."""
+        drawn = list(answers)
+        new = [i for i, (answer, text) in enumerate(answers)
+               if answer and is_new(text, answer[1], questions[i])]
+        starts = [answers[i][1].partition(NEXT)[0] + NEXT for i in new]
+        written = self._write([prompts[i] for i in new], starts, self.settings.max_next_tok,
+                              self.settings.next_temperature) if new else []
+        for i, (text, ended) in zip(new, written):
+            answer = parsers[i](text) if ended else None
+            drawn[i] = (answer, text) if answer else drawn[i]
+        return drawn
 
     def judge(self, steps: list[tuple[str, str, str, str]]) -> list[tuple]:
         """The second question for (task, state, grounded action, next state): ((reasoning, reward, done) or
@@ -284,7 +303,7 @@ class ExperienceModel:
             paid = [i for i, (answer, _) in enumerate(answers) if answer and answer[1]]
             if not paid:
                 break
-            drawn = self._write([prompts[i] for i in paid], start, limit, RESAMPLE_TEMPERATURE)
+            drawn = self._write([prompts[i] for i in paid], [start] * len(paid), limit, RESAMPLE_TEMPERATURE)
             for i, (text, ended) in zip(paid, drawn):
                 answer = parse_reward(text) if ended else None
                 if answer and not answer[1]:
@@ -334,7 +353,7 @@ class ExperienceModel:
     def write_variations(self, texts: list[str], count: int, temperature: float) -> list[list[str | None]]:
         """`count` variations of each task text; None where an answer is no single line of text."""
         prompts = [self._prompt(variation_prompt(text), varies=True) for text in texts for _ in range(count)]
-        answers = self._write(prompts, "", self.settings.max_reward_tok, temperature)
+        answers = self._write(prompts, [""] * len(prompts), self.settings.max_reward_tok, temperature)
         parsed = [parse_task(text) if ended else None for text, ended in answers]
         return [parsed[i * count:(i + 1) * count] for i in range(len(texts))]
 

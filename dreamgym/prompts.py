@@ -15,6 +15,7 @@ from dreamgym.page_diff import MARK, decode, encode
 
 MAX_STATE_CHARS = 20_000
 MAX_ACTION_CHARS = 400
+NEXT = "next:\n"
 TAGS = re.compile(r"^(think|next|reward|task|state|action|tried|(similar|earlier|before) \d+|vary)[^\S\n]*:",
                   re.MULTILINE | re.IGNORECASE)
 
@@ -216,7 +217,14 @@ def next_answer(reasoning: str, next_state: str, question: Question, page_format
     """What the experience model is taught to write. `reasoning` "" leaves the line out (ablation)."""
     page = _written(next_state, known_pages(question, page_format), page_format)
     thought = f"think: {reasoning}\n" if reasoning else ""
-    return f"{thought}next:\n{page}"
+    return f"{thought}{NEXT}{page}"
+
+
+def is_new(answer: str, page: str, question: Question) -> bool:
+    """Whether an answer writes out a page that the episode's steps in the question do not show."""
+    shown = {question.state, *(state for state, _ in question.recent)}
+    shown |= {step.next_state for step in question.earlier}
+    return page not in shown and not answer.partition(NEXT)[2].startswith(MARK)
 
 
 _NEXT = re.compile(r"(?:think: (?P<think>.*?)\n)?next:\n(?P<page>.+)", re.DOTALL)

@@ -14,7 +14,8 @@ from dreamgym.experience_model import (
     ExperienceModel, ExperienceSettings, fill_buffer, load_experience_model, save_settings, split_history,
     to_transitions)
 from dreamgym.model import save_model
-from dreamgym.prompts import Prompts, experience_system, parse_reward, variation_system
+from dreamgym.prompts import (Prompts, Question, experience_system, is_new, parse_reward,
+                              variation_system)
 from dreamgym.replay import ReplayBuffer
 from dreamgym.run import write_json
 from dreamgym.sampler import Sample
@@ -305,13 +306,19 @@ def test_equal_questions_are_answered_once(parts):
     assert len(dream.sampler.prompts) == 6 and not dream.sampler.answers
 
 
-def test_next_states_are_drawn_where_asked_for(parts):
-    """One guess, remembered, for all rollouts; verdicts that are drawn, too."""
-    dream = make(parts, answers=[GOOD, "nonsense", "think: no\nnext:\nsearch page 2", NO_REWARD, NO_REWARD],
+def test_new_pages_are_drawn_where_asked_for(parts):
+    """One guess for all rollouts; a drawn reasoning, verdict, copy or edit; an unreadable draw that ends a dream."""
+    start = episode("a").task.start
+    dream = make(parts, answers=[GOOD, "search page 2", "state: x", NO_REWARD, NO_REWARD, f"next:\n{start}", NO_REWARD],
                  next_temperature=0.5)
     results = dream.step(dream.reset([episode("a").task] * 2), ["search[jacket]"] * 2)
-    assert [r.state for r in results] == ["results page 1", "search page 2"]
-    assert dream.sampler.temperatures == [0.5, 1.0, 0.0]
+    assert [r.state for r in results] == ["search page 2", "results page 1"]
+    assert [r.reasoning for r in results] == [GOOD.split("\n")[0].removeprefix("think: ")] * 2
+    assert dream.sampler.temperatures == [0.0, 0.5, 0.0]
+    assert dream.step(dream.reset([episode("a").task]), ["click[no]"])[0].state == start
+    assert dream.sampler.temperatures == [0.0, 0.5, 0.0, 0.0, 0.0]
+    question = Question("", "a\nb", "go", [], [], [])
+    assert not is_new("think: x\nnext:\n= state\n+ c", "a\nb\nc", question) and is_new("next:\nc", "c", question)
 
 
 def test_prompts_longer_than_the_context_do_not_crash(parts):
