@@ -207,14 +207,14 @@ HOLD, FITS = "hold apple 1 : apple 1 yes", "at desk 1 : desk 1 yes ; fits yes so
 
 # (task, state, action, next state ("=": the same), why it follows, why the reward follows)
 @pytest.mark.parametrize("task, state, action, after, trace, reward_trace", [
-    (HEAT, ROOM, "go to drawer 2", SHUT.replace("1", "2"), "at room ; look for drawer 2 : drawer 1 drawer 2 yes ; keep nothing ; drawer 2 is new and closed", "go: no"),
-    (HEAT, ROOM, "go to desk 1", DESK, "at room ; look for desk 1 : desk 1 yes ; keep nothing ; desk 1 is new ; apple yes", "go: no"),
+    (HEAT, ROOM, "go to drawer 2", SHUT.replace("1", "2"), "at room : drawer 2 no ; look for drawer 2 : drawer 1 drawer 2 yes ; keep nothing ; drawer 2 is new and closed", "go: no"),
+    (HEAT, ROOM, "go to desk 1", DESK, "at room : desk 1 no ; look for desk 1 : desk 1 yes ; keep nothing ; desk 1 is new ; apple yes", "go: no"),
     (LOOK, ROOM, "go to desk 1", "at desk 1: | book 1 | holding: nothing",
-     "at room ; look for desk 1 : desk 1 yes ; keep nothing ; desk 1 is new ; apple no desklamp no", "go: no"),
+     "at room : desk 1 no ; look for desk 1 : desk 1 yes ; keep nothing ; desk 1 is new ; apple no desklamp no", "go: no"),
     (HEAT, SHUT, "go to desk 1", DESK,
-     "at drawer 1 ; look for desk 1 : desk 1 yes ; keep nothing ; desk 1 is known", "go: no"),
-    (HEAT, DESK, "go to drawer 9", "=", "at desk 1 ; look for drawer 9 : drawer 1 drawer 2 no", ""),
-    (HEAT, DESK, "go to bed 1", "=", "at desk 1 ; look for bed 1 : none no", ""),
+     "at drawer 1 : desk 1 no ; look for desk 1 : desk 1 yes ; keep nothing ; desk 1 is known", "go: no"),
+    (HEAT, DESK, "go to drawer 9", "=", "at desk 1 : drawer 9 no ; look for drawer 9 : drawer 1 drawer 2 no", ""),
+    (HEAT, DESK, "go to bed 1", "=", "at desk 1 : bed 1 no ; look for bed 1 : none no", ""),
     (HEAT, DESK, "go to desk 1", "=", "at desk 1 already", ""),
     (HEAT, SHUT, "open drawer 1", "at drawer 1 open: | apple 2 | holding: nothing",
      "drawer 1 is closed yes and new ; apple yes", "open: no"),
@@ -244,7 +244,7 @@ HOLD, FITS = "hold apple 1 : apple 1 yes", "at desk 1 : desk 1 yes ; fits yes so
     (LOOK, LAMP, "use desklamp 1", LIT, "look for desklamp 1 : desklamp 1 : desklamp 1 yes so it is on",
      "apple : apple yes desklamp : on yes so yes"),
     (LOOK, SHUT.replace("nothing", "apple 1"), "go to desk 1", LIT,                   # the lamp came first
-     "at drawer 1 ; look for desk 1 : desk 1 yes ; keep apple 1 ; desk 1 is known",
+     "at drawer 1 : desk 1 no ; look for desk 1 : desk 1 yes ; keep apple 1 ; desk 1 is known",
      "apple : apple yes desklamp : on yes so yes"),
     (HEAT, LAMP, "use desklamp 1", LIT, "look for desklamp 1 : desklamp 1 : desklamp 1 yes so it is on",
      "desk : use no so no"),
@@ -256,7 +256,7 @@ HOLD, FITS = "hold apple 1 : apple 1 yes", "at desk 1 : desk 1 yes ; fits yes so
     (HEAT, DESK, "take pen 1 from bed 1", "at desk 1: | apple 1 | holding: mug 1", "", "take: no"),
     (HEAT, DESK, "look", SHUT, "", "look: no"),
     (HEAT, DESK, "go to drawer 1", SHUT,
-     "at desk 1 ; look for drawer 1 : drawer 1 yes ; keep nothing ; drawer 1 is new and closed", "paid for nothing"),
+     "at desk 1 : drawer 1 no ; look for drawer 1 : drawer 1 yes ; keep nothing ; drawer 1 is new and closed", "paid for nothing"),
     (HEAT, AT_DESK + "apple 1", "move apple 1 to desk 1", PUT, f"{HOLD} ; {FITS}", "paid for nothing"),
     (HEAT, DESK, "go to drawer 1", "a page of another form", "", "")])
 def test_what_a_trace_says(task, state, action, after, trace, reward_trace):

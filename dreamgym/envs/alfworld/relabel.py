@@ -117,12 +117,13 @@ def _verdict(t: Transition) -> str:
 
 def _go(t: Transition, pages: list[View], wanted: Wanted | None) -> list[str]:
     place, here = t.command.place, t.before.place or "room"
+    at = f"at {here} : {place} {_yes(place == here)}"      # a model that says "already" at once has not looked
     if place == here and not t.changed:
-        return [f"at {here} already"]
+        return [at]
     room = next((view.room for view in pages if view.room), [])
     alike = [name for name in room if kind_of(name) == kind_of(place)]
     looked = " ".join(_up_to(place, alike)) or "none"
-    seek = f"at {here} ; look for {place} : {looked} {_yes(t.changed)}"
+    seek = f"{at} ; look for {place} : {looked} {_yes(t.changed)}"
     if not t.changed:
         return [seek]
     keep = f"{seek} ; keep {t.after.holding or NOTHING}"
