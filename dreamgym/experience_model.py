@@ -123,16 +123,15 @@ class ExperienceModel:
     def _size(self, prompt: list[int]) -> int:
         return len(prompt)           # tokens
 
-    def _write(self, prompts: list[list[int]], starts: list[str], limit: int,
+    def _write(self, prompts: list[list[int]], start: str, limit: int,
                temperature: float) -> list[tuple[str, bool]]:
-        """(the answer, whether it ended) of each prompt; `starts` is what answers are made to begin with."""
-        forced = [answer_ids(self.tokenizer, self.chat, start)[:-1] if start else [] for start in starts]
+        """(the answer, whether it ended) of each prompt; `start` is what answers are made to begin with."""
+        forced = answer_ids(self.tokenizer, self.chat, start)[:-1] if start else []
         with adapter(self.model, "experience"):
-            samples = self.sampler.sample([prompt + ids for prompt, ids in zip(prompts, forced)], None, limit,
-                                          temperature)
+            samples = self.sampler.sample([prompt + forced for prompt in prompts], None, limit, temperature)
         # decoded together: the blank after "reward:" belongs to a token
-        return [(answer_text(self.tokenizer, self.chat, ids + sample.ids), sample.stop == "end")
-                for ids, sample in zip(forced, samples)]
+        return [(answer_text(self.tokenizer, self.chat, forced + sample.ids), sample.stop == "end")
+                for sample in samples]
 
     # ---- the questions ----
 
@@ -237,7 +236,7 @@ class ExperienceModel:
             again = [prompts[i] for i in unread]
             if attempt:
                 self.counts["resampled"] += len(unread)
-                written = self._write(again, [start] * len(again), limit, RESAMPLE_TEMPERATURE)
+                written = self._write(again, start, limit, RESAMPLE_TEMPERATURE)
             else:
                 written = self._write_greedily(again, start, limit)
             for i, (text, ended) in zip(unread, written):
@@ -249,8 +248,7 @@ class ExperienceModel:
         """Each prompt is answered once: the rollouts of a group ask many questions alike."""
         keys = [str(prompt) for prompt in prompts]
         new = {key: prompt for key, prompt in zip(keys, prompts) if key not in self.answers}
-        if new:
-            self.answers.update(zip(new, self._write(list(new.values()), [start] * len(new), limit, 0.0)))
+        self.answers.update(zip(new, self._write(list(new.values()), start, limit, 0.0) if new else []))
         written = [self.answers[key] for key in keys]
         if len(self.answers) > KEPT_ANSWERS:
             self.answers.clear()
@@ -261,9 +259,17 @@ class ExperienceModel:
         s, shown = self.settings, [self.next_prompt_ids(q) for q in questions]
         parsers = [lambda text, q=q: parse_next(text, q, s.page_format) for _, q in shown]
         predictions, prompts = [], [ids for ids, _ in shown]
-        answers = self._ask(prompts, "" if s.reasoning else NEXT, s.max_next_tok, parsers)
-        if s.next_temperature:
-            answers = self._draw_new_pages(prompts, [q for _, q in shown], answers, parsers)
+        start = "" if s.reasoning else NEXT
+        answers = self._ask(prompts, start, s.max_next_tok, parsers)
+        # What is out of sight is drawn, for the likeliest page of it is too often an empty one. What can be
+        # known stays: a drawn copy is a wrong one (docs/lab-notes.md).
+        new = [i for i, (_, question) in enumerate(shown)
+               if s.next_temperature and is_new(*answers[i], question)]
+        again = [prompts[i] for i in new]
+        drawn = self._write(again, start, s.max_next_tok, s.next_temperature) if new else []
+        for i, (text, ended) in zip(new, drawn):
+            answer = parsers[i](text) if ended else None
+            answers[i] = (answer, text) if is_new(answer, text, shown[i][1]) else answers[i]
         for answer, text in answers:
             predictions.append(Prediction(answer[1], reasoning=answer[0]) if answer
                                else Prediction(malformed=True, output=text))
@@ -276,22 +282,6 @@ class ExperienceModel:
                 p.reward_reasoning, p.reward, p.done = answer
         return predictions
 
-    def _draw_new_pages(self, prompts: list, questions: list[Question], answers: list[tuple],
-                        parsers: list) -> list[tuple]:
-        """Draws pages that the questions do not show at `next_temperature`, each after its own reasoning: the
-        likeliest page of what is out of sight is too often an empty one. Known pages and differences to them
-        stay: a drawn copy is a wrong one (docs/lab-notes.md)."""
-        drawn = list(answers)
-        new = [i for i, (answer, text) in enumerate(answers)
-               if answer and is_new(text, answer[1], questions[i])]
-        starts = [answers[i][1].partition(NEXT)[0] + NEXT for i in new]
-        written = self._write([prompts[i] for i in new], starts, self.settings.max_next_tok,
-                              self.settings.next_temperature) if new else []
-        for i, (text, ended) in zip(new, written):
-            answer = parsers[i](text) if ended else None
-            drawn[i] = (answer, text) if answer else drawn[i]
-        return drawn
-
     def judge(self, steps: list[tuple[str, str, str, str]]) -> list[tuple]:
         """The second question for (task, state, grounded action, next state): ((reasoning, reward, done) or
         None, text) of each. A policy that tries often finds the judge's rare wrong payments: a verdict that
@@ -303,7 +293,7 @@ class ExperienceModel:
             paid = [i for i, (answer, _) in enumerate(answers) if answer and answer[1]]
             if not paid:
                 break
-            drawn = self._write([prompts[i] for i in paid], [start] * len(paid), limit, RESAMPLE_TEMPERATURE)
+            drawn = self._write([prompts[i] for i in paid], start, limit, RESAMPLE_TEMPERATURE)
             for i, (text, ended) in zip(paid, drawn):
                 answer = parse_reward(text) if ended else None
                 if answer and not answer[1]:
@@ -353,7 +343,7 @@ class ExperienceModel:
     def write_variations(self, texts: list[str], count: int, temperature: float) -> list[list[str | None]]:
         """`count` variations of each task text; None where an answer is no single line of text."""
         prompts = [self._prompt(variation_prompt(text), varies=True) for text in texts for _ in range(count)]
-        answers = self._write(prompts, [""] * len(prompts), self.settings.max_reward_tok, temperature)
+        answers = self._write(prompts, "", self.settings.max_reward_tok, temperature)
         parsed = [parse_task(text) if ended else None for text, ended in answers]
         return [parsed[i * count:(i + 1) * count] for i in range(len(texts))]
 

@@ -220,11 +220,11 @@ def next_answer(reasoning: str, next_state: str, question: Question, page_format
     return f"{thought}{NEXT}{page}"
 
 
-def is_new(answer: str, page: str, question: Question) -> bool:
-    """Whether an answer writes out a page that the episode's steps in the question do not show."""
+def is_new(answer: tuple[str, str] | None, text: str, question: Question) -> bool:
+    """Whether an answer, read from `text`, writes out a page that is none of the episode's in the question."""
     shown = {question.state, *(state for state, _ in question.recent)}
     shown |= {step.next_state for step in question.earlier}
-    return page not in shown and not answer.partition(NEXT)[2].startswith(MARK)
+    return answer is not None and answer[1] not in shown and not text.partition(NEXT)[2].startswith(MARK)
 
 
 _NEXT = re.compile(r"(?:think: (?P<think>.*?)\n)?next:\n(?P<page>.+)", re.DOTALL)

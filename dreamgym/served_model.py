@@ -57,9 +57,9 @@ class ServedExperienceModel(ExperienceModel):
     def _size(self, prompt: list[dict]) -> int:
         return sum(len(message["content"]) for message in prompt) // CHARS_PER_TOK
 
-    def _write(self, prompts: list[list[dict]], starts: list[str], limit: int,
+    def _write(self, prompts: list[list[dict]], start: str, limit: int,
                temperature: float) -> list[tuple[str, bool]]:
-        """`starts` cannot be forced through chat completions. A think block before the answer is left out."""
+        """`start` cannot be forced through chat completions. A think block before the answer is left out."""
         ask = partial(self.endpoint.answer, max_tokens=limit, temperature=temperature)
         pool = ThreadPoolExecutor(REQUESTS)
         try:

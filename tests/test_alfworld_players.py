@@ -215,7 +215,7 @@ HOLD, FITS = "hold apple 1 : apple 1 yes", "at desk 1 : desk 1 yes ; fits yes so
      "at drawer 1 : desk 1 no ; look for desk 1 : desk 1 yes ; keep nothing ; desk 1 is known", "go: no"),
     (HEAT, DESK, "go to drawer 9", "=", "at desk 1 : drawer 9 no ; look for drawer 9 : drawer 1 drawer 2 no", ""),
     (HEAT, DESK, "go to bed 1", "=", "at desk 1 : bed 1 no ; look for bed 1 : none no", ""),
-    (HEAT, DESK, "go to desk 1", "=", "at desk 1 already", ""),
+    (HEAT, DESK, "go to desk 1", "=", "at desk 1 : desk 1 yes", ""),
     (HEAT, SHUT, "open drawer 1", "at drawer 1 open: | apple 2 | holding: nothing",
      "drawer 1 is closed yes and new ; apple yes", "open: no"),
     (HEAT, DESK, "open desk 1", "=", "desk 1 is closed no", ""),

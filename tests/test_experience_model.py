@@ -307,18 +307,18 @@ def test_equal_questions_are_answered_once(parts):
 
 
 def test_new_pages_are_drawn_where_asked_for(parts):
-    """One guess for all rollouts; a drawn reasoning, verdict, copy or edit; an unreadable draw that ends a dream."""
+    """One guess for all rollouts; a drawn verdict, copy or edit; an unreadable draw, or one of a known page, that
+    replaces a good answer."""
     start = episode("a").task.start
-    dream = make(parts, answers=[GOOD, "search page 2", "state: x", NO_REWARD, NO_REWARD, f"next:\n{start}", NO_REWARD],
-                 next_temperature=0.5)
-    results = dream.step(dream.reset([episode("a").task] * 2), ["search[jacket]"] * 2)
-    assert [r.state for r in results] == ["search page 2", "results page 1"]
-    assert [r.reasoning for r in results] == [GOOD.split("\n")[0].removeprefix("think: ")] * 2
-    assert dream.sampler.temperatures == [0.0, 0.5, 0.0]
+    dream = make(parts, answers=[GOOD, "think: x\nnext:\nsearch page 2", "nonsense", f"next:\n{start}", NO_REWARD,
+                                 NO_REWARD, f"next:\n{start}", NO_REWARD], next_temperature=0.5)
+    results = dream.step(dream.reset([episode("a").task] * 3), ["search[jacket]"] * 3)
+    assert [r.state for r in results] == ["search page 2", "results page 1", "results page 1"]
+    assert results[0].reasoning == "x" and dream.sampler.temperatures == [0.0, 0.5, 0.0]
     assert dream.step(dream.reset([episode("a").task]), ["click[no]"])[0].state == start
     assert dream.sampler.temperatures == [0.0, 0.5, 0.0, 0.0, 0.0]
     question = Question("", "a\nb", "go", [], [], [])
-    assert not is_new("think: x\nnext:\n= state\n+ c", "a\nb\nc", question) and is_new("next:\nc", "c", question)
+    assert is_new(("", "c"), "next:\nc", question) and not is_new(("", "a\nb\nc"), "next:\n= state\n+ c", question)
 
 
 def test_prompts_longer_than_the_context_do_not_crash(parts):
