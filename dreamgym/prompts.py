@@ -221,7 +221,7 @@ def next_answer(reasoning: str, next_state: str, question: Question, page_format
 
 
 def is_new(answer: tuple[str, str] | None, text: str, question: Question) -> bool:
-    """Whether an answer, read from `text`, writes out a page that is none of the episode's in the question."""
+    """Whether an answer, read from `text`, writes out a page that the question's own episode did not show."""
     shown = {question.state, *(state for state, _ in question.recent)}
     shown |= {step.next_state for step in question.earlier}
     return answer is not None and answer[1] not in shown and not text.partition(NEXT)[2].startswith(MARK)
