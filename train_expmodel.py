@@ -122,8 +122,8 @@ def check(args: Args) -> None:
 class Rows:
     """Training rows, made when they are drawn. Draws depend on seed and step only.
 
-    The --short-first-steps see short questions alone, no other names and no coded words: with these from
-    the start a model from scratch may not learn to compare. Two thirds are counterfactual rewards, without
+    The --short-first-steps see short questions alone and no other names: with these from the start a model
+    from scratch may not learn to compare. Two thirds are counterfactual rewards, without
     prompt loss. The others (all, without counterfactual rewards) are next states without history and
     demonstrations, of steps that changed little: their answer seldom needs either."""
 
@@ -178,7 +178,7 @@ class Rows:
         self.drawn += len(samples)
         self.too_long += sum(s is None for s in samples)
         whole = [(s, *loss) for s, loss in zip(samples, losses) if s is not None]
-        if self.coder and not short:
+        if self.coder:
             whole = [(self.coder.draw(s, a.context, rng), share, rng) for s, share, rng in whole]
         return [self.with_prompt_loss(*row) for row in whole]
 

@@ -82,8 +82,8 @@ def test_each_question_has_its_own_prompt_loss():
 
 
 def test_first_steps_may_see_short_questions_alone():
-    """--short-first-steps that does nothing, never ends, asks for what is not shown, or has other names or
-    coded words."""
+    """--short-first-steps that does nothing, never ends, asks for what is not shown, or has other names; rows
+    without coded words."""
     rows = rows_of(short_first_steps=2, reward_prompt_loss=0.1, rename_share=0.5)
     coded = []
     rows.coder = SimpleNamespace(draw=lambda sample, max_tok, rng: coded.append(sample) or sample)
@@ -91,8 +91,8 @@ def test_first_steps_may_see_short_questions_alone():
     first = rows.draw(1)
     assert [row[0] for row in first] == ["next"] * 6 + ["reward"] * 14
     assert {(row[1], row[-1]) for row in first[6:]} == {("buy red", 0.0)}
-    assert all(row[1] == Question("find red", "red 1", "go 1", [], [], []) for row in first[:6]) and not coded
-    assert {(row[0], row[-1]) for row in rows.draw(2)} == {("next", 0.0), ("reward", 0.1)} and len(coded) == 20
+    assert all(row[1] == Question("find red", "red 1", "go 1", [], [], []) for row in first[:6])
+    assert {(row[0], row[-1]) for row in rows.draw(2)} == {("next", 0.0), ("reward", 0.1)} and len(coded) == 40
     naive = rows_of(short_first_steps=2, counterfactual_share=0.0).draw(1)
     assert {row[0] for row in naive} == {"next"}
 
