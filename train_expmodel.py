@@ -61,7 +61,7 @@ class Args:
     show_first: bool = False           # the first step of an episode, too: it often says what there is (ours)
     # next states whole, or as differences to known pages, which are named by tags, or by their first lines
     page_format: Literal["full", "diff", "titles"] = "full"
-    next_temperature: Weight = 0.0     # of next states; above 0 what cannot be known is drawn (ours)
+    next_temperature: Weight = 0.0     # of answers whose likeliest page is new; 0: the likeliest page (ours)
     context: Count = 4096              # tokens of prompt and answer
     max_next_tok: Count = 1024         # tokens of an answer about the next state
     max_reward_tok: Count = 256        # tokens of an answer about the reward
@@ -226,9 +226,10 @@ def make_model(args: Args, episodes: list[Episode], tasks: list, resume: Path | 
 
 def report_on(training: Training, episodes: list[Episode], dist, inconsistencies: bool = False,
               **changes) -> dict:
-    """The experience report, with other settings by `changes` (ablations at prediction time)."""
+    """The experience report of the likeliest answers, with other settings by `changes` (ablations at
+    prediction time)."""
     model, settings = training.experience, training.experience.settings
-    model.settings = replace(settings, **changes)
+    model.settings = replace(settings, next_temperature=0.0, **changes)
     model.clear_caches()  # neither rounding nor draws depend on what an uninterrupted run would still hold
     draws = run.rng(training.rows.args.seed, "report", training.step, dist.rank)
     model.sampler.set_state(draws.bit_generator.state)
