@@ -226,10 +226,9 @@ def make_model(args: Args, episodes: list[Episode], tasks: list, resume: Path | 
 
 def report_on(training: Training, episodes: list[Episode], dist, inconsistencies: bool = False,
               **changes) -> dict:
-    """The experience report of the likeliest answers, with other settings by `changes` (ablations at
-    prediction time)."""
+    """The experience report, with other settings by `changes` (ablations at prediction time)."""
     model, settings = training.experience, training.experience.settings
-    model.settings = replace(settings, next_temperature=0.0, **changes)
+    model.settings = replace(settings, **changes)
     model.clear_caches()  # neither rounding nor draws depend on what an uninterrupted run would still hold
     draws = run.rng(training.rows.args.seed, "report", training.step, dist.rank)
     model.sampler.set_state(draws.bit_generator.state)

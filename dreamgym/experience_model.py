@@ -254,8 +254,9 @@ class ExperienceModel:
             self.answers.clear()
         return written
 
-    def predict(self, questions: list[Question]) -> list[Prediction]:
-        """Both answers for a batch of steps."""
+    def predict(self, questions: list[Question], temperature: float = 0.0) -> list[Prediction]:
+        """Both answers for a batch of steps: the likeliest, but pages that are new are drawn at
+        `temperature`."""
         s, shown = self.settings, [self.next_prompt_ids(q) for q in questions]
         parsers = [lambda text, q=q: parse_next(text, q, s.page_format) for _, q in shown]
         predictions, prompts = [], [ids for ids, _ in shown]
@@ -263,10 +264,9 @@ class ExperienceModel:
         answers = self._ask(prompts, start, s.max_next_tok, parsers)
         # What is out of sight is drawn, for the likeliest page of it is too often an empty one. What can be
         # known stays: a drawn copy is a wrong one (docs/lab-notes.md).
-        new = [i for i, (_, question) in enumerate(shown)
-               if s.next_temperature and is_new(*answers[i], question)]
+        new = [i for i, (_, question) in enumerate(shown) if temperature and is_new(*answers[i], question)]
         again = [prompts[i] for i in new]
-        drawn = self._write(again, start, s.max_next_tok, s.next_temperature) if new else []
+        drawn = self._write(again, start, s.max_next_tok, temperature) if new else []
         for i, (text, ended) in zip(new, drawn):
             answer = parsers[i](text) if ended else None
             answers[i] = (answer, text) if is_new(answer, text, shown[i][1]) else answers[i]
@@ -314,8 +314,8 @@ class ExperienceModel:
         grounded = [self.env.ground(s.state, a) for s, a in zip(sessions, actions)]
         questions = self.questions([(s.task.text, s.inner, s.state, action)
                                     for s, action in zip(sessions, grounded)])
-        results = []
-        for session, action, p in zip(sessions, grounded, self.predict(questions)):
+        predictions, results = self.predict(questions, self.settings.next_temperature), []
+        for session, action, p in zip(sessions, grounded, predictions):
             self.counts["steps"] += 1
             if p.malformed:
                 self.counts["malformed"] += 1
