@@ -85,7 +85,7 @@ class Args:
     prompt_loss: Share = 0.0  # share of prompt tokens that are predicted, too (teaches copying)
     reward_prompt_loss: Share = 0.0  # the same in reward rows: it drowns the words that decide
     rename_share: Share = 0.0  # share of rows in which entities get other names (names.py)
-    new_words: Share = 0.0  # share of a row's rarer words that get codes, as unknown ones have (scratch)
+    coded_words: Share = 0.0  # share of a row's rarer words that get codes, as unknown ones have (scratch)
     demo_dropout: Share = 0.0          # share of rows without demonstrations
     invalid_weight: float = 1.0        # how much more often steps that changed nothing are drawn
     micro_batch_tok: Count = 8192      # tokens per micro-batch: memory only, never changes the gradient
@@ -108,8 +108,8 @@ FREE = ("data", "out", "fresh", "threads", "micro_batch_tok", "gradient_checkpoi
 def check(args: Args) -> None:
     """Refuses flags that contradict each other. Raises ValueError."""
     check_model(args)
-    if args.new_words and not tiny.is_scratch(args.model):
-        raise ValueError(f"--new-words {args.new_words}: only a from-scratch model has a word tokenizer")
+    if args.coded_words and not tiny.is_scratch(args.model):
+        raise ValueError(f"--coded-words {args.coded_words}: only a from-scratch model has a word tokenizer")
     if args.reward_share + args.counterfactual_share + args.variation_share > 1:
         raise ValueError("--reward-share, --counterfactual-share and --variation-share add up to more than 1")
     if not args.epochs and args.short_first_steps >= args.steps:
@@ -217,7 +217,7 @@ def make_model(args: Args, episodes: list[Episode], tasks: list, resume: Path | 
         return load_model(str(resume), args.dtype, args.quantize, device=str(device))
     if tiny.is_scratch(args.model):
         tokenizer = build_tokenizer(tiny.corpus(episodes, tasks), args.numbered_names,
-                                    new_words=args.new_words)
+                                    coded_words=args.coded_words)
         model = tiny.create(args.model, tokenizer, args.seed).to(device)
         model.compute_dtype = precision(args.dtype, parameter_count(model), device)
         return shard(model), tokenizer

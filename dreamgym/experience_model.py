@@ -262,14 +262,14 @@ class ExperienceModel:
         predictions, prompts = [], [ids for ids, _ in shown]
         start = "" if s.reasoning else NEXT
         answers = self._ask(prompts, start, s.max_next_tok, parsers)
-        # What is out of sight is drawn, for the likeliest page of it is too often an empty one. What can be
-        # known stays: a drawn copy is a wrong one (docs/lab-notes.md).
-        new = [i for i, (_, question) in enumerate(shown) if temperature and is_new(*answers[i], question)]
+        # The likeliest page of an unseen place is too often an empty one. Known pages stay: a page that is
+        # copied by sampling often has an error (docs/lab-notes.md).
+        new = [i for i, (_, question) in enumerate(shown) if temperature and is_new(answers[i][0], question)]
         again = [prompts[i] for i in new]
         drawn = self._write(again, start, s.max_next_tok, temperature) if new else []
         for i, (text, ended) in zip(new, drawn):
             answer = parsers[i](text) if ended else None
-            answers[i] = (answer, text) if is_new(answer, text, shown[i][1]) else answers[i]
+            answers[i] = (answer, text) if is_new(answer, shown[i][1]) else answers[i]
         for answer, text in answers:
             predictions.append(Prediction(answer[1], reasoning=answer[0]) if answer
                                else Prediction(malformed=True, output=text))

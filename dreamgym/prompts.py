@@ -220,11 +220,11 @@ def next_answer(reasoning: str, next_state: str, question: Question, page_format
     return f"{thought}{NEXT}{page}"
 
 
-def is_new(answer: tuple[str, str] | None, text: str, question: Question) -> bool:
-    """Whether an answer, read from `text`, writes out a page that the question's own episode did not show."""
-    shown = {question.state, *(state for state, _ in question.recent)}
-    shown |= {step.next_state for step in question.earlier}
-    return answer is not None and answer[1] not in shown and not text.partition(NEXT)[2].startswith(MARK)
+def is_new(answer: tuple[str, str] | None, question: Question) -> bool:
+    """Whether the page of an answer begins as none of the episode's pages in the prompt does."""
+    shown = [question.state, *(state for state, _ in question.recent)]
+    shown += [page for step in question.earlier for page in (step.state, step.next_state)]
+    return answer is not None and title(answer[1]) not in map(title, shown)
 
 
 _NEXT = re.compile(r"(?:think: (?P<think>.*?)\n)?next:\n(?P<page>.+)", re.DOTALL)

@@ -1,4 +1,4 @@
-"""All that exists only for models made from scratch: their size, their word tokenizer, their optimizer.
+"""All that exists only for models made from scratch, but for their word tokenizer: size, texts, optimizer.
 
     tokenizer = build_tokenizer(corpus(episodes, tasks))
     model = create("scratch:64x3", tokenizer)          # hidden size 64, 3 layers
@@ -17,8 +17,10 @@ from dreamgym.names import Names
 from dreamgym.prompts import (Question, next_answer, next_prompt, reward_answer, reward_prompt,
                               variation_prompt)
 from dreamgym.word_tokenizer import CHARACTERS, CODED, CODES, CONTEXT, SPECIALS, WordTokenizer
+
 COMMON_WORDS = 500                   # the most frequent ones, which training rows never code
 RENAMED_EVERY = 10                   # one episode in so many gives the tokenizer words in other places
+
 
 # ---- model ----
 
@@ -83,7 +85,7 @@ class WordCoder:
         words = sorted({self.words[token][1] for token, trained in zip(sample.ids, sample.mask)
                         if not trained and token in self.words})
         chosen = {word for word, chance in zip(words, rng.random(len(words)))
-                  if chance < self.tokenizer.new_words}
+                  if chance < self.tokenizer.coded_words}
         if not chosen:
             return sample
         salt = rng.bytes(16)

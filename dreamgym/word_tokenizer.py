@@ -1,6 +1,6 @@
 """The word tokenizer of from-scratch models.
 
-    tokenizer = build_tokenizer(texts, new_words=0.2)
+    tokenizer = build_tokenizer(texts, coded_words=0.2)
 """
 import re
 from collections import Counter
@@ -38,16 +38,14 @@ NUMBERED_NAME = r"▁[a-z]+▁\d{1,2}(?![^▁\n\[\],:;])"  # drawer 3
 # A line's number, " [3]". A number that is said ("stop [3]") or typed ("type [4] [3]") has the token of a
 # number on a page, so that it can be copied from there.
 LINE_NUMBER = r"(?<!stop|\])▁\[▁\d+\]"
-
-
 CODED = re.compile(r"([▁/%.-]?\$?)(\w{2,})", re.ASCII)   # the mark before a word, and the word
 CHARACTERS = ["\n", "▁", "'\n", *map(chr, range(33, 127)), *("▁" + mark for mark in GLUED)]
 
 
 def build_tokenizer(texts: Iterable[str], numbered_names: bool = False, max_words: int = 4000,
-                    new_words: float = 0.0) -> PreTrainedTokenizerFast:
-    """Of the most frequent words of `texts`; others are spelled with characters, other characters with bytes.
-    With `new_words` > 0 others have codes (WordTokenizer).
+                    coded_words: float = 0.0) -> PreTrainedTokenizerFast:
+    """Known words are the most frequent of `texts`. Unknown ones are spelled with characters, other
+    characters with bytes; with `coded_words` > 0 unknown words are written as codes (WordTokenizer).
 
     `click[red]` is ▁click [ ▁red ], `belt $50 [1]` is ▁belt ▁$50 ▁[▁1]: punctuation has a glued and a spaced
     token, a word only one. With `numbered_names` a word and the number after it ("drawer 3") are one token,
@@ -70,14 +68,14 @@ def build_tokenizer(texts: Iterable[str], numbered_names: bool = False, max_word
     frequent = sorted(counts.keys() - set(CHARACTERS), key=lambda word: (-counts[word], word))[:max_words]
     # Unigram maximises the summed score: a word beats its spelling, and a byte's name loses even to its own.
     vocabulary = [(piece, -1000.0) for piece in SPECIALS + [f"<0x{byte:02X}>" for byte in range(256)]]
-    vocabulary += [(code, -1000.0) for code in CODES if new_words]
+    vocabulary += [(code, -1000.0) for code in CODES if coded_words]
     vocabulary += [(piece, -10.0) for piece in CHARACTERS] + [(word, -1.0) for word in frequent]
     tokenizer = Tokenizer(models.Unigram(vocabulary, unk_id=SPECIALS.index("<unk>"), byte_fallback=True))
     tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, pieces
     closing = decoders.Replace(Regex(OPENED + "▁"), "")
     tokenizer.decoder = decoders.Sequence(
         [decoders.ByteFallback(), decoders.Fuse(), closing, decoders.Replace("▁", " ")])
-    kind = partial(WordTokenizer, new_words=new_words) if new_words else PreTrainedTokenizerFast
+    kind = partial(WordTokenizer, coded_words=coded_words) if coded_words else PreTrainedTokenizerFast
     return kind(
         tokenizer_object=tokenizer, pad_token="<pad>", unk_token="<unk>", eos_token="<end>",
         additional_special_tokens=["<ask>"], chat_template=CHAT_TEMPLATE, clean_up_tokenization_spaces=False,
@@ -86,13 +84,14 @@ def build_tokenizer(texts: Iterable[str], numbered_names: bool = False, max_word
 
 class WordTokenizer(PreTrainedTokenizerFast):
     """Writes a word that is not in its vocabulary as two of 512 codes, which its hash names. A small model
-    learns to copy and compare two tokens, and never well to copy letters. What a pair stands for is known
-    from the texts that were encoded: a pair that the model makes up remains as it is. `new_words`: share
-    of the known words that training rows code, too."""
+    learns to copy and compare two tokens, and never well to copy letters. Decoding knows the pairs of words
+    that this process has read; a pair that the model makes up remains as it is. Of 262,144 pairs of words one
+    shares its codes; the word read last is then decoded. `coded_words`: share of a row's rarer words that
+    training codes, too."""
 
-    def __init__(self, *args, new_words: float, **kwargs):
-        super().__init__(*args, new_words=new_words, **kwargs)
-        self.new_words = new_words
+    def __init__(self, *args, coded_words: float, **kwargs):
+        super().__init__(*args, coded_words=coded_words, **kwargs)
+        self.coded_words = coded_words
         self.first_code = self.convert_tokens_to_ids(CODES[0])
         self.spelled: dict[tuple[int, int], list[int]] = {}      # pair of codes -> the word's own pieces
         self.coded: dict[tuple[int, ...], list[int]] = {}        # pieces of an unknown word -> its ids
@@ -133,9 +132,9 @@ class WordTokenizer(PreTrainedTokenizerFast):
 
 def load_tokenizer(name_or_path: str) -> PreTrainedTokenizerBase:
     tokenizer = AutoTokenizer.from_pretrained(name_or_path)
-    if "new_words" not in tokenizer.init_kwargs:
+    if "coded_words" not in tokenizer.init_kwargs:
         return tokenizer
-    # transformers does not know our class. Its from_pretrained would add a token "<s>".
+    # transformers does not know our class. WordTokenizer.from_pretrained would add a token "<s>".
     return WordTokenizer(tokenizer_object=tokenizer.backend_tokenizer, **tokenizer.init_kwargs)
 
 
@@ -145,5 +144,3 @@ def check_tokenizer(tokenizer_a: PreTrainedTokenizerBase, tokenizer_b: PreTraine
     if differ:
         raise ValueError(f"the tokenizers differ in {len(differ)} tokens (for example {sorted(differ)[:5]}). "
                          "Use the checkpoint's own tokenizer, or train the model again with this one.")
-
-

@@ -318,7 +318,7 @@ def test_new_pages_are_drawn_where_asked_for(parts):
     assert dream.step(dream.reset([episode("a").task]), ["click[no]"])[0].state == start
     assert dream.sampler.temperatures == [0.0, 0.5, 0.0, 0.0, 0.0]
     question = Question("", "a\nb", "go", [], [], [])
-    assert is_new(("", "c"), "next:\nc", question) and not is_new(("", "a\nb\nc"), "next:\n= state\n+ c", question)
+    assert is_new(("", "c"), question) and not is_new(("", "a\nc"), question) and not is_new(None, question)
 
 
 def test_prompts_longer_than_the_context_do_not_crash(parts):

@@ -142,7 +142,7 @@ def test_flags_out_of_range(capfd, script, flag, good, bad, expected):
     ("serve", {"port": 70_000}, "--port 70000: expected"), ("train_policy", {"world": "real"}, "--real-transitions"),
     ("train_policy", {"init": "model"}, "--init expmodel"), ("train_expmodel", {"lora_rank": 4}, "trained in full"),
     *((script, {"quantize": "nf4", "model": "x"}, "--lora-rank") for script in ("train_policy", "train_expmodel")),
-    ("train_expmodel", {"new_words": 0.1, "model": "x"}, "from-scratch"),
+    ("train_expmodel", {"coded_words": 0.1, "model": "x"}, "from-scratch"),
     ("train_expmodel", {"reward_share": 0.8, "counterfactual_share": 0.3}, "more than 1"),
     ("train_expmodel", {"short_first_steps": 9, "steps": 9}, "expected fewer")])
 def test_flags_that_contradict_each_other(script, given, expected):

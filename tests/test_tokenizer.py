@@ -60,7 +60,7 @@ def test_numbered_names_are_one_token():
 
 def test_unknown_words_have_codes():
     """A word with other codes in another place, a text that does not come back, a code read out of a page."""
-    tokenizer = build_tokenizer(TEXTS, new_words=0.5)
+    tokenizer = build_tokenizer(TEXTS, coded_words=0.5)
     pieces = tokens(tokenizer, "url: Gina/gina-Gina cost $131.00 q=Gina ['Gina'] (Gina)")
     assert pieces[:3] == ["▁url", ":", "▁"] and set(gina := pieces[3:5]) <= set(CODES)
     assert [pieces[i:i + 2] for i in range(len(pieces))].count(gina) == 4
@@ -78,7 +78,7 @@ def test_words_of_training_rows_get_codes(monkeypatch):
     """A word coded in one place alone, the same code in each row, codes for words that stand only in the
     answer, a lost token or mask."""
     monkeypatch.setattr(tiny, "COMMON_WORDS", 0)
-    tokenizer = build_tokenizer(["url: shop/blue-lamp Petra paid $131 for the lamp\nanswer"], new_words=1.0)
+    tokenizer = build_tokenizer(["url: shop/blue-lamp Petra paid $131 for the lamp\nanswer"], coded_words=1.0)
     coder = WordCoder(tokenizer)
     ids = encode(tokenizer, "Petra/blue $131\nPetra paid $131")
     sample = TrainSample(ids, [0] * 4 + [1] * (len(ids) - 4))
@@ -89,11 +89,11 @@ def test_words_of_training_rows_get_codes(monkeypatch):
         assert coded[6:10] == coded[15:19] and coded[10] == "\n" and coded[14] == "▁paid"
         assert row.mask == [0] * 11 + [1] * 8
     assert pieces[0] != pieces[1] and coder.draw(sample, 18, np.random.default_rng(0)) is sample
-    tokenizer.new_words = 0.5
+    tokenizer.coded_words = 0.5
     halves = [tokenizer.convert_ids_to_tokens(coder.draw(sample, 99, np.random.default_rng(i)).ids)
               for i in range(20)]
     assert {half.count("▁Petra") for half in halves} == {0, 2}
-    tokenizer.new_words = 0.0
+    tokenizer.coded_words = 0.0
     assert coder.draw(sample, 99, np.random.default_rng(1)) is sample
 
 
@@ -103,9 +103,9 @@ def test_vocabulary_is_deterministic_and_bounded():
     assert tokens(a, "a b c") == ["▁a", "▁b", "▁", "c"]
 
 
-@pytest.mark.parametrize("new_words", [0.0, 0.2])
-def test_tokenizer_survives_saving(tmp_path, new_words):
-    tokenizer = build_tokenizer(TEXTS, new_words=new_words)
+@pytest.mark.parametrize("coded_words", [0.0, 0.2])
+def test_tokenizer_survives_saving(tmp_path, coded_words):
+    tokenizer = build_tokenizer(TEXTS, coded_words=coded_words)
     tokenizer.save_pretrained(tmp_path)
     loaded = load_tokenizer(tmp_path)
     check_tokenizer(tokenizer, loaded)

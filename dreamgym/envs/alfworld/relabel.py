@@ -117,7 +117,7 @@ def _verdict(t: Transition) -> str:
 
 def _go(t: Transition, pages: list[View], wanted: Wanted | None) -> list[str]:
     place, here = t.command.place, t.before.place or "room"
-    at = f"at {here} : {place} {_yes(place == here)}"      # a model that judges at once has not looked
+    at = f"at {here} : {place} {_yes(place == here)}"      # both named before it is judged
     if place == here and not t.changed:
         return [at]
     room = next((view.room for view in pages if view.room), [])
