@@ -123,9 +123,9 @@ class Rows:
     """Training rows, made when they are drawn. Draws depend on seed and step only.
 
     The --short-first-steps see short questions alone and no other names: with these from the start a model
-    from scratch may not learn to compare. Two thirds are counterfactual rewards, without
-    prompt loss. The others (all, without counterfactual rewards) are next states without history and
-    demonstrations, of steps that changed little: their answer seldom needs either."""
+    from scratch may not learn to compare. Two thirds are counterfactual rewards, without prompt loss. The
+    others (all, without counterfactual rewards) are next states without history and demonstrations, of steps
+    that changed little: their answer seldom needs either."""
 
     def __init__(self, args: Args, model: ExperienceModel, episodes: list[Episode], tasks: list):
         self.args, self.model = args, model

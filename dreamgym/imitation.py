@@ -143,8 +143,8 @@ def imitate(args, policy: Policy, episodes: list[Episode], resume: Path | None,
 def demonstration_rows(args, policy: Policy, demos: list[Episode], names: Names,
                        coder: tiny.WordCoder | None, epoch: int) -> list[TrainSample]:
     """The demonstrations as shuffled rows. Randomizes entity names in --rename-share of them each epoch, so
-    that the policy learns to search instead of memorizing where objects are. `coder`:
-    see `tiny.word_coder`."""
+    that the policy learns to search instead of memorizing where objects are. `coder`: of
+    `tiny.word_coder`."""
     rng, rows = run.rng(args.seed, "imitation rows", epoch), []
     for demo in demos:
         rows += imitation_segments(policy, rename_episode(demo, names.draw(args.rename_share, rng)))

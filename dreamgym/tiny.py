@@ -16,7 +16,7 @@ from dreamgym.logprobs import TrainSample
 from dreamgym.names import Names
 from dreamgym.prompts import (Question, next_answer, next_prompt, reward_answer, reward_prompt,
                               variation_prompt)
-from dreamgym.word_tokenizer import CHARACTERS, CODED, CODES, CONTEXT, SPECIALS, WordTokenizer
+from dreamgym.word_tokenizer import CHARACTERS, CODED, CONTEXT, WordTokenizer
 
 COMMON_WORDS = 500                   # the most frequent ones, which training rows never code
 RENAMED_EVERY = 10                   # one episode in so many gives the tokenizer words in other places
@@ -73,15 +73,16 @@ class WordCoder:
     learns to copy and compare words by their codes."""
 
     def __init__(self, tokenizer: WordTokenizer):
-        rarer = len(SPECIALS) + 256 + len(CODES) + len(CHARACTERS) + COMMON_WORDS  # sorted by frequency
+        # words come last in the vocabulary, the most frequent first
+        first_rare = max(tokenizer.convert_tokens_to_ids(CHARACTERS)) + 1 + COMMON_WORDS
         self.tokenizer, self.words = tokenizer, {}
         for piece, token in tokenizer.get_vocab().items():
-            if token >= rarer and (match := CODED.fullmatch(piece)):
+            if token >= first_rare and (match := CODED.fullmatch(piece)):
                 self.words[token] = tokenizer.convert_tokens_to_ids(list(match[1])), match[2]
 
     def draw(self, sample: TrainSample, max_tok: int, rng: np.random.Generator) -> TrainSample:
-        """The row with codes for some of the rarer words of its prompt, wherever they stand in it.
-        One of more than `max_tok` stays as it was."""
+        """The row with codes for some of the rarer words of its prompt, wherever they stand in it. One that
+        would have more than `max_tok` stays as it was."""
         words = sorted({self.words[token][1] for token, trained in zip(sample.ids, sample.mask)
                         if not trained and token in self.words})
         chosen = {word for word, chance in zip(words, rng.random(len(words)))

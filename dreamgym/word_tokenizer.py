@@ -21,7 +21,6 @@ CHAT_TEMPLATE = (
     "{% else %}{{ message.content + '<end>' }}{% endif %}{% endfor %}"
 )
 
-
 # In the tokenizer a blank is "▁". A word has its leading blank in its token, and one token wherever it
 # stands: one "▁" is put after a line start, "[", an opening quote, "&", and a "=" or "+" inside an address,
 # and is taken away there by the decoder. Both decide by the characters before the place, and a character that
@@ -94,26 +93,21 @@ class WordTokenizer(PreTrainedTokenizerFast):
         self.coded_words = coded_words
         self.first_code = self.convert_tokens_to_ids(CODES[0])
         self.spelled: dict[tuple[int, int], list[int]] = {}      # pair of codes -> the word's own pieces
-        self.coded: dict[tuple[int, ...], list[int]] = {}        # pieces of an unknown word -> its ids
 
     def __call__(self, text: str, **options) -> BatchEncoding:
         encoding = super().__call__(text, **options)
         words = groupby(zip(encoding["input_ids"], encoding.word_ids()), key=lambda pair: pair[1])
-        return BatchEncoding(
-            {"input_ids": [i for _, pairs in words for i in self._code(tuple(i for i, _ in pairs))]})
+        ids = [i for _, pairs in words for i in self._code([piece for piece, _ in pairs])]
+        return BatchEncoding({"input_ids": ids})
 
-    def _code(self, pieces: tuple[int, ...]) -> list[int] | tuple[int, ...]:
-        if len(pieces) == 1:
+    def _code(self, pieces: list[int]) -> list[int]:
+        """The ids of a word, which has one piece where it is known."""
+        match = CODED.fullmatch("".join(self.convert_ids_to_tokens(pieces))) if len(pieces) > 1 else None
+        if not match:
             return pieces
-        if pieces not in self.coded:
-            text = "".join(self.convert_ids_to_tokens(list(pieces)))
-            if match := CODED.fullmatch(text):
-                mark, code = self.convert_tokens_to_ids(list(match[1])), self.code(match[2])
-                self.spelled[tuple(code)] = self.convert_tokens_to_ids(list(match[2]))
-                self.coded[pieces] = [*mark, *code]
-            else:
-                self.coded[pieces] = list(pieces)
-        return self.coded[pieces]
+        code = self.code(match[2])
+        self.spelled[tuple(code)] = self.convert_tokens_to_ids(list(match[2]))
+        return [*self.convert_tokens_to_ids(list(match[1])), *code]
 
     def code(self, word: str, salt: bytes = b"") -> list[int]:
         """The two codes of a word; others for another `salt` (at most 16 bytes)."""
