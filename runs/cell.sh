@@ -4,7 +4,7 @@
 #   bash runs/cell.sh webshop 0 dream-grpo --iterations 60
 #   bash runs/cell.sh webshop 0 lookup --iterations 60 --no-enrich --max-generated-fraction 0 --dream pages=lookup rewards=rule
 # Data, experience model and imitation of a seed are shared by its cells, in $STUDY/ENV-SEED (made by the first).
-# TASKS test tasks, 16 episodes each at T=0.4 and at T=1, one greedily.
+# TASKS test tasks (128), REPEATS episodes of each (16) at T=0.4 and at T=1, one greedily.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 env=$1 seed=$2 name=$3
@@ -15,6 +15,6 @@ shared=(--env "$env" --seed "$seed")
 [ -d "$base/imitation" ] || python train_policy.py "${shared[@]}" --out "$base" --algo imitation --test-tasks 1 --eval-tasks 1
 python train_policy.py "${shared[@]}" --out "$base/$name" --data "$base/data" --expmodel "$base/expmodel" \
     --imitation "$base/imitation" --test-tasks 1 --eval-every 1000 "$@"
-python evaluate.py --env "$env" --policy "$base/$name/policy" --data "$base/data" --tasks "${TASKS:-128}" --repeats 16 \
+python evaluate.py --env "$env" --policy "$base/$name/policy" --data "$base/data" --tasks "${TASKS:-128}" --repeats "${REPEATS:-16}" \
     --out "$base/$name/test"
 python runs/record.py "$base/$name" "$label-$seed-$name"
