@@ -223,56 +223,51 @@ class ExperienceModel:
 
     # ---- prediction ----
 
-    def _ask(self, prompts: list, start: str, limit: int, parsers: list) -> list[tuple]:
-        """(what its parser made of the answer, or None; its text) for each prompt. Malformed answers are
-        drawn again, at most `max_resamples` times: once, then all other times together, for an endless answer
-        alone takes as long as a batch. `start`: as in `_write`."""
-        answers: list[tuple] = [(None, "")] * len(prompts)
-        draws = self.settings.max_resamples
-        for attempt, copies in enumerate((1, min(1, draws), max(0, draws - 1))):
-            unread = [i for i, (answer, _) in enumerate(answers) if answer is None for _ in range(copies)]
-            if not unread:
-                break
-            again = [prompts[i] for i in unread]
-            if attempt:
-                self.counts["resampled"] += len(unread)
-                written = self._write(again, start, limit, RESAMPLE_TEMPERATURE)
-            else:
-                written = self._write_greedily(again, start, limit)
-            for i, (text, ended) in zip(unread, written):
-                if answers[i][0] is None:
-                    answers[i] = parsers[i](text) if ended else None, text
-        return answers
+    def _answers(self, prompts: list, start: str, limit: int, parsers: list,
+                 temperature: float = 0.0) -> list[tuple]:
+        """(what its parser makes of it, or None; its text) of one answer to each prompt. `start`: as in
+        `_write`. Greedy answers are remembered: the rollouts of a group ask many questions alike."""
+        if temperature:
+            written = self._write(prompts, start, limit, temperature) if prompts else []
+        else:
+            keys = [str(prompt) for prompt in prompts]
+            new = {key: prompt for key, prompt in zip(keys, prompts) if key not in self.answers}
+            self.answers.update(zip(new, self._write(list(new.values()), start, limit, 0.0) if new else []))
+            written = [self.answers[key] for key in keys]
+            if len(self.answers) > KEPT_ANSWERS:
+                self.answers.clear()
+        return [(parse(text) if ended else None, text) for parse, (text, ended) in zip(parsers, written)]
 
-    def _write_greedily(self, prompts: list, start: str, limit: int) -> list[tuple[str, bool]]:
-        """Each prompt is answered once: the rollouts of a group ask many questions alike."""
-        keys = [str(prompt) for prompt in prompts]
-        new = {key: prompt for key, prompt in zip(keys, prompts) if key not in self.answers}
-        self.answers.update(zip(new, self._write(list(new.values()), start, limit, 0.0) if new else []))
-        written = [self.answers[key] for key in keys]
-        if len(self.answers) > KEPT_ANSWERS:
-            self.answers.clear()
-        return written
+    def _ask(self, prompts: list, start: str, limit: int, parsers: list) -> list[tuple]:
+        """The greedy `_answers`. Malformed ones are drawn again, at most `max_resamples` times: once, then
+        all other times together, for an endless answer alone takes as long as a batch."""
+        answers = self._answers(prompts, start, limit, parsers)
+        draws = self.settings.max_resamples
+        for copies in (min(1, draws), max(0, draws - 1)):
+            unread = [i for i, (answer, _) in enumerate(answers) if answer is None for _ in range(copies)]
+            self.counts["resampled"] += len(unread)
+            drawn = self._answers([prompts[i] for i in unread], start, limit, [parsers[i] for i in unread],
+                                  RESAMPLE_TEMPERATURE)
+            for i, answer in zip(unread, drawn):
+                answers[i] = answer if answers[i][0] is None else answers[i]
+        return answers
 
     def predict(self, questions: list[Question], temperature: float = 0.0) -> list[Prediction]:
         """Both answers for a batch of steps: the likeliest, but pages that are new are drawn at
         `temperature`."""
         s, shown = self.settings, [self.next_prompt_ids(q) for q in questions]
         parsers = [lambda text, q=q: parse_next(text, q, s.page_format) for _, q in shown]
-        predictions, prompts = [], [ids for ids, _ in shown]
-        start = "" if s.reasoning else NEXT
+        prompts, start = [ids for ids, _ in shown], "" if s.reasoning else NEXT
         answers = self._ask(prompts, start, s.max_next_tok, parsers)
         # The likeliest page of an unseen place is too often an empty one. Known pages stay: a page that is
         # copied by sampling often has an error (docs/lab-notes.md).
         new = [i for i, (_, question) in enumerate(shown) if temperature and is_new(answers[i][0], question)]
-        again = [prompts[i] for i in new]
-        drawn = self._write(again, start, s.max_next_tok, temperature) if new else []
-        for i, (text, ended) in zip(new, drawn):
-            answer = parsers[i](text) if ended else None
-            answers[i] = (answer, text) if is_new(answer, shown[i][1]) else answers[i]
-        for answer, text in answers:
-            predictions.append(Prediction(answer[1], reasoning=answer[0]) if answer
-                               else Prediction(malformed=True, output=text))
+        drawn = self._answers([prompts[i] for i in new], start, s.max_next_tok, [parsers[i] for i in new],
+                              temperature)
+        for i, answer in zip(new, drawn):
+            answers[i] = answer if is_new(answer[0], shown[i][1]) else answers[i]
+        predictions = [Prediction(answer[1], reasoning=answer[0]) if answer
+                       else Prediction(malformed=True, output=text) for answer, text in answers]
         readable = [(q, p) for q, p in zip(questions, predictions) if not p.malformed]
         judged = self.judge([(q.task, q.state, q.action, p.next_state) for q, p in readable])
         for (_, p), (answer, text) in zip(readable, judged):
@@ -287,15 +282,12 @@ class ExperienceModel:
         None, text) of each. A policy that tries often finds the judge's rare wrong payments: a verdict that
         pays is drawn `confirmations` times more, and the first one that does not pay replaces it."""
         prompts, limit = [self.reward_prompt_ids(*step) for step in steps], self.settings.max_reward_tok
-        start = "" if self.settings.reasoning else "reward:"
-        answers = self._ask(prompts, start, limit, [parse_reward] * len(prompts)) if prompts else []
+        start, parsers = "" if self.settings.reasoning else "reward:", [parse_reward] * len(prompts)
+        answers = self._ask(prompts, start, limit, parsers)
         for _ in range(self.settings.confirmations):
             paid = [i for i, (answer, _) in enumerate(answers) if answer and answer[1]]
-            if not paid:
-                break
-            drawn = self._write([prompts[i] for i in paid], start, limit, RESAMPLE_TEMPERATURE)
-            for i, (text, ended) in zip(paid, drawn):
-                answer = parse_reward(text) if ended else None
+            drawn = self._answers([prompts[i] for i in paid], start, limit, parsers, RESAMPLE_TEMPERATURE)
+            for i, (answer, text) in zip(paid, drawn):
                 if answer and not answer[1]:
                     answers[i] = answer, text
         return answers
