@@ -135,14 +135,17 @@ class ExperienceModel:
 
     # ---- the questions ----
 
-    def questions(self, steps: Sequence[tuple[str, Sequence[Step], str, str]]) -> list[Question]:
+    def questions(self, steps: Sequence[tuple[str, Sequence[Step], str, str]],
+                  dreaming: bool = False) -> list[Question]:
         """The first question of each step, given as (task, steps before, state, grounded action), with its
-        history and its retrieved demonstrations. Nothing is retrieved from episodes of the task that is
-        predicted."""
+        history and its retrieved demonstrations. Training and reports retrieve nothing of the task that is
+        predicted, which would give the answer away. A dream retrieves what was recorded of its task, too, but
+        not what was dreamt of it: errors would confirm themselves."""
         tasks, _, states, actions = map(list, zip(*steps))
         vectors_BD, found = self.encoder(states, actions), [[]] * len(steps)
         if self.settings.k and len(self.buffer):
-            found = self.buffer.search(vectors_BD, self.settings.k, tasks, self.settings.min_similarity)
+            found = self.buffer.search(vectors_BD, self.settings.k, tasks, self.settings.min_similarity,
+                                       exclude_recorded=not dreaming)
         questions = []
         for (task, past, state, action), vector, demos in zip(steps, vectors_BD, found):
             recent, others = split_history(past, self.settings.history)
@@ -305,7 +308,7 @@ class ExperienceModel:
     def step(self, sessions: list[Session], actions: list[str]) -> list[StepResult]:
         grounded = [self.env.ground(s.state, a) for s, a in zip(sessions, actions)]
         questions = self.questions([(s.task.text, s.inner, s.state, action)
-                                    for s, action in zip(sessions, grounded)])
+                                    for s, action in zip(sessions, grounded)], dreaming=True)
         predictions, results = self.predict(questions, self.settings.next_temperature), []
         for session, action, p in zip(sessions, grounded, predictions):
             self.counts["steps"] += 1

@@ -29,7 +29,7 @@ M, EF_CONSTRUCTION = 16, 200   # hnswlib: links of a node, breadth of constructi
 
 class Transition(Step, kw_only=True, forbid_unknown_fields=False):     # saved ones may have more fields
     """One step of an environment, real or dreamt, as a demonstration shows it. Its action is grounded."""
-    task: str                      # the task's text; retrieval excludes by it
+    task: str                      # the task's text
     synthetic: bool = False        # written by an experience model
 
 
@@ -86,12 +86,13 @@ class ReplayBuffer:
 
     # ---- reading ----
 
-    def search(self, vectors_BD: np.ndarray, k: int, exclude_tasks: Sequence[str],
-               min_score: float | None = None) -> list[list[tuple[Transition, float]]]:
+    def search(self, vectors_BD: np.ndarray, k: int, tasks: Sequence[str], min_score: float | None = None,
+               exclude_recorded: bool = True) -> list[list[tuple[Transition, float]]]:
         """The k transitions of highest cosine for each query: B lists of (transition, cosine), best first.
 
-        exclude_tasks: for each query the task text whose transitions are never returned; "" excludes nothing.
-        Equal (state, action, next state) come once. Of equal cosines real transitions come first, then older.
+        tasks: the text of each query's task. Its synthetic transitions are never returned, its recorded ones
+        only with `exclude_recorded` off; "" excludes nothing. Equal (state, action, next state) come once. Of
+        equal cosines those of the task come first, then real ones, then older ones.
         """
         vectors_BD = np.float32(vectors_BD)
         found: list[list] = [[] for _ in vectors_BD]
@@ -100,7 +101,8 @@ class ReplayBuffer:
         while open_queries:                  # again where exclusions and copies used up the candidates
             fetch, unsettled = min(fetch, len(self)), []
             for b, row_F in zip(open_queries, self._nearest(vectors_BD[open_queries], fetch, use_index)):
-                found[b], settled = self._pick(row_F, vectors_BD[b], k, exclude_tasks[b], min_score)
+                found[b], settled = self._pick(row_F, vectors_BD[b], k, tasks[b], min_score,
+                                             exclude_recorded)
                 if not settled and fetch < len(self):
                     unsettled.append(b)
             open_queries, fetch, use_index = unsettled, 16 * fetch, False
@@ -120,8 +122,11 @@ class ReplayBuffer:
             near.append(np.argpartition(score_BR, len(self) - fetch, axis=1)[:, len(self) - fetch:])
         return np.concatenate(near)
 
-    def _pick(self, row_F: np.ndarray, vector_D: np.ndarray, k: int, task: str, min_score: float | None):
+    def _pick(self, row_F: np.ndarray, vector_D: np.ndarray, k: int, task: str, min_score: float | None,
+              exclude_recorded: bool):
         """(the best k of the candidates, whether no row outside the candidates can be one of them)."""
+        rank = lambda row: (self.records[row].task != task, self.records[row].synthetic, row)
+        excluded = lambda t: task and t.task == task and (t.synthetic or exclude_recorded)
         score_F = self._vectors_RD[row_F] @ vector_D
         order = np.argsort(-score_F)
         row_F, score_F = row_F[order], score_F[order]
@@ -129,11 +134,11 @@ class ReplayBuffer:
         hits, seen, tiers = [], set(), tier_F.tolist()
         found = zip(tiers, row_F.tolist(), score_F.tolist())
         for tier, tied in groupby(found, key=lambda candidate: candidate[0]):     # most are never looked at
-            for _, row, score in sorted(tied, key=lambda x: (self.records[x[1]].synthetic, x[1])):
+            for _, row, score in sorted(tied, key=lambda x: rank(x[1])):
                 record = self.records[row]
                 text = (record.state, record.action, record.next_state)
                 high = min_score is None or score >= min_score
-                if high and text not in seen and not (task and record.task == task):
+                if high and text not in seen and not excluded(record):
                     seen.add(text)
                     hits.append((record, score))
                     if len(hits) == k:

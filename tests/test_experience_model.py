@@ -138,6 +138,15 @@ def test_nothing_is_retrieved_from_the_task_that_is_predicted(parts):
     assert all(q.demos == [] for q in questions_of(make(parts, [other], min_similarity=1.1), own))
 
 
+def test_a_dream_retrieves_what_was_recorded_of_its_task_and_not_what_it_dreamt(parts):
+    """A dream that knows less of its tasks than a table, or that confirms its own errors."""
+    own, dreamt, other = episode("a"), episode("b", world="dream"), episode("c", "find me a hat")
+    asked = [(own.task.text, [], own.steps[0].state, own.steps[0].grounded)]
+    for episodes, want in ([own, dreamt, other], own), ([dreamt, other], other):
+        question, = make(parts, episodes, k=1).questions(asked, dreaming=True)
+        assert [t.task for t in question.demos] == [want.task.text] and not question.demos[0].synthetic
+
+
 def test_transitions_of_a_broken_dream(parts):
     """Stops a step without a next state from becoming a demonstration."""
     broken = episode("a", world="dream", stop=StopReason.MALFORMED)

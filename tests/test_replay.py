@@ -29,28 +29,30 @@ def steps(found) -> list[list[int]]:
     return [[int(transition.reasoning) for transition, _ in hits] for hits in found]
 
 
-def slow_search(entries, query, k, task, min_score):
+def slow_search(entries, query, k, task, min_score, exclude_recorded):
     """Cosines by a loop, in tiers of equal ones; entries are (transition, vector), oldest first."""
     rows = [(float(np.dot(query, vector)), age, t) for age, (t, vector) in enumerate(entries)]
     rows.sort(key=lambda row: -row[0])
     tier, tiers = 0, []
     for i, (score, age, t) in enumerate(rows):
         tier += i > 0 and rows[i - 1][0] - score > 1e-6
-        tiers.append((tier, t.synthetic, age, score, t))
+        tiers.append((tier, t.task != task, t.synthetic, age, score, t))
     result, seen = [], set()
-    for _, _, _, score, t in sorted(tiers, key=lambda r: r[:3]):
+    for *_, score, t in sorted(tiers, key=lambda r: r[:4]):
         text = (t.state, t.action, t.next_state)
-        if (not task or t.task != task) and text not in seen and (min_score is None or score >= min_score):
+        hidden = t.task == task and (t.synthetic or exclude_recorded)
+        if not hidden and text not in seen and (min_score is None or score >= min_score):
             seen.add(text)
             result.append((t, score))
     return result[:k]
 
 
 @both
+@pytest.mark.parametrize("exclude_recorded", [True, False])
 @pytest.mark.parametrize("min_score,texts,vectors_differ", [
     (None, 10**9, True), (0.3, 10**9, True), (None, 15, True), (0.2, 60, True), (None, 10**9, False)])
-def test_search_equals_a_slow_search(exact_below, min_score, texts, vectors_differ):
-    """Exclusions, copies or ties that eat up the k results."""
+def test_search_equals_a_slow_search(exact_below, min_score, texts, vectors_differ, exclude_recorded):
+    """Exclusions, copies or ties that eat up the k results; a task's own dreamt steps that are returned."""
     rng = np.random.default_rng(1)
     transitions, vectors, queries = make(400, rng, texts=texts), embed(400, 24, rng), embed(24, 24, rng)
     if not vectors_differ:
@@ -58,10 +60,11 @@ def test_search_equals_a_slow_search(exact_below, min_score, texts, vectors_diff
     buffer = ReplayBuffer(24, 1000, exact_below)
     for part in (slice(0, 250), slice(250, 400)):
         buffer.add(transitions[part], vectors[part])
-    exclude = ["" if i % 3 == 0 else f"task {i % 20}" for i in range(24)]
+    tasks = ["" if i % 3 == 0 else f"task {i % 20}" for i in range(24)]
     for k in (1, 4, 30, 500):
-        for query, task, got in zip(queries, exclude, buffer.search(queries, k, exclude, min_score)):
-            want = slow_search(list(zip(transitions, vectors)), query, k, task, min_score)
+        found = buffer.search(queries, k, tasks, min_score, exclude_recorded)
+        for query, task, got in zip(queries, tasks, found):
+            want = slow_search(list(zip(transitions, vectors)), query, k, task, min_score, exclude_recorded)
             assert [score for _, score in got] == pytest.approx([score for _, score in want], abs=1e-5)
             assert steps([got]) == steps([want])
 
