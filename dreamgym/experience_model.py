@@ -226,31 +226,31 @@ class ExperienceModel:
 
     # ---- prediction ----
 
-    def _answers(self, prompts: list, start: str, limit: int, parsers: list,
-                 temperature: float = 0.0) -> list[tuple]:
-        """(what its parser makes of it, or None; its text) of one answer to each prompt. `start`: as in
-        `_write`. Greedy answers are remembered: the rollouts of a group ask many questions alike."""
+    def _answers(self, asked: list[tuple], start: str, limit: int, temperature: float = 0.0) -> list[tuple]:
+        """(what its parser makes of it, or None; its text) of one answer to each (prompt, parser). `start`:
+        as in `_write`. Greedy answers are remembered: the rollouts of a group ask many questions alike."""
+        if not asked:
+            return []
         if temperature:
-            written = self._write(prompts, start, limit, temperature) if prompts else []
+            written = self._write([prompt for prompt, _ in asked], start, limit, temperature)
         else:
-            keys = [str(prompt) for prompt in prompts]
-            new = {key: prompt for key, prompt in zip(keys, prompts) if key not in self.answers}
-            self.answers.update(zip(new, self._write(list(new.values()), start, limit, 0.0) if new else []))
+            keys = [str(prompt) for prompt, _ in asked]
+            new = {key: prompt for key, (prompt, _) in zip(keys, asked) if key not in self.answers}
+            if new:
+                self.answers.update(zip(new, self._write(list(new.values()), start, limit, 0.0)))
             written = [self.answers[key] for key in keys]
             if len(self.answers) > KEPT_ANSWERS:
                 self.answers.clear()
-        return [(parse(text) if ended else None, text) for parse, (text, ended) in zip(parsers, written)]
+        return [(parse(text) if ended else None, text) for (_, parse), (text, ended) in zip(asked, written)]
 
-    def _ask(self, prompts: list, start: str, limit: int, parsers: list) -> list[tuple]:
+    def _ask(self, asked: list[tuple], start: str, limit: int) -> list[tuple]:
         """The greedy `_answers`. Malformed ones are drawn again, at most `max_resamples` times: once, then
         all other times together, for an endless answer alone takes as long as a batch."""
-        answers = self._answers(prompts, start, limit, parsers)
-        draws = self.settings.max_resamples
+        answers, draws = self._answers(asked, start, limit), self.settings.max_resamples
         for copies in (min(1, draws), max(0, draws - 1)):
             unread = [i for i, (answer, _) in enumerate(answers) if answer is None for _ in range(copies)]
             self.counts["resampled"] += len(unread)
-            drawn = self._answers([prompts[i] for i in unread], start, limit, [parsers[i] for i in unread],
-                                  RESAMPLE_TEMPERATURE)
+            drawn = self._answers([asked[i] for i in unread], start, limit, RESAMPLE_TEMPERATURE)
             for i, answer in zip(unread, drawn):
                 answers[i] = answer if answers[i][0] is None else answers[i]
         return answers
@@ -259,14 +259,13 @@ class ExperienceModel:
         """Both answers for a batch of steps: the likeliest, but pages that are new are drawn at
         `temperature`."""
         s, shown = self.settings, [self.next_prompt_ids(q) for q in questions]
-        parsers = [lambda text, q=q: parse_next(text, q, s.page_format) for _, q in shown]
-        prompts, start = [ids for ids, _ in shown], "" if s.reasoning else NEXT
-        answers = self._ask(prompts, start, s.max_next_tok, parsers)
+        asked = [(ids, lambda text, q=q: parse_next(text, q, s.page_format)) for ids, q in shown]
+        start = "" if s.reasoning else NEXT
+        answers = self._ask(asked, start, s.max_next_tok)
         # The likeliest page of an unseen place is too often an empty one. Known pages stay: a page that is
         # copied by sampling often has an error (docs/lab-notes.md).
         new = [i for i, (_, question) in enumerate(shown) if temperature and is_new(answers[i][0], question)]
-        drawn = self._answers([prompts[i] for i in new], start, s.max_next_tok, [parsers[i] for i in new],
-                              temperature)
+        drawn = self._answers([asked[i] for i in new], start, s.max_next_tok, temperature)
         for i, answer in zip(new, drawn):
             answers[i] = answer if is_new(answer[0], shown[i][1]) else answers[i]
         predictions = [Prediction(answer[1], reasoning=answer[0]) if answer
@@ -284,12 +283,12 @@ class ExperienceModel:
         """The second question for (task, state, grounded action, next state): ((reasoning, reward, done) or
         None, text) of each. A policy that tries often finds the judge's rare wrong payments: a verdict that
         pays is drawn `confirmations` times more, and the first one that does not pay replaces it."""
-        prompts, limit = [self.reward_prompt_ids(*step) for step in steps], self.settings.max_reward_tok
-        start, parsers = "" if self.settings.reasoning else "reward:", [parse_reward] * len(prompts)
-        answers = self._ask(prompts, start, limit, parsers)
+        asked = [(self.reward_prompt_ids(*step), parse_reward) for step in steps]
+        start, limit = "" if self.settings.reasoning else "reward:", self.settings.max_reward_tok
+        answers = self._ask(asked, start, limit)
         for _ in range(self.settings.confirmations):
             paid = [i for i, (answer, _) in enumerate(answers) if answer and answer[1]]
-            drawn = self._answers([prompts[i] for i in paid], start, limit, parsers, RESAMPLE_TEMPERATURE)
+            drawn = self._answers([asked[i] for i in paid], start, limit, RESAMPLE_TEMPERATURE)
             for i, (answer, text) in zip(paid, drawn):
                 if answer and not answer[1]:
                     answers[i] = answer, text

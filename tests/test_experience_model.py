@@ -282,10 +282,10 @@ def test_a_malformed_answer_is_drawn_again_by_itself(parts):
 def test_further_draws_are_made_together(parts, draws, calls):
     """Stops one endless answer from being decoded alone eight times; the first that can be read counts."""
     dream = make(parts, answers=["nonsense"] * (1 + draws), max_resamples=draws)
-    assert dream._ask([[1]], "", 20, [parse_reward]) == [(None, "nonsense")]
+    assert dream._ask([([1], parse_reward)], "", 20) == [(None, "nonsense")]
     assert dream.counts["resampled"] == draws and len(dream.sampler.temperatures) == calls
     dream = make(parts, answers=["nonsense"] * 3 + [NO_REWARD, OPEN], max_resamples=4)
-    assert dream._ask([[1]], "", 20, [parse_reward]) == [(parse_reward(NO_REWARD), NO_REWARD)]
+    assert dream._ask([([1], parse_reward)], "", 20) == [(parse_reward(NO_REWARD), NO_REWARD)]
 
 
 PAID, OPEN = "think: yes\nreward: 1 done: yes", "think: no\nreward: 0 done: no"
