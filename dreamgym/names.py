@@ -1,7 +1,7 @@
 """Entity randomization: in training rows things get each other's names, so that a model learns to compare and
 copy names.
 
-    names = Names(task.text for task in tasks)
+    names = Names((task.text for task in tasks), episodes)
     change = names.draw(0.5, rng)              # in half of the draws other names, else the same
     change(task.text), change(state)           # the same in every text
 """
@@ -11,17 +11,21 @@ from collections.abc import Callable, Iterable
 
 import numpy as np
 
+from dreamgym.episode import Episode
+
 RARE = 0.1                             # share of the tasks in which the name of a thing may stand
 _WORD = re.compile(r"%[0-9A-Fa-f]{2}|[^\W\d_]{2,}")    # may be a name; "%2F" is matched whole and is none
 
 
 class Names:
-    """The names of things in the texts of tasks."""
+    """The names of things in the texts of tasks. `episodes`: words that their states do not show are not
+    exchanged (`unshown`). In "put a mug into my cart" the page has a mug, but no "put": the meaning of "put"
+    must be learnt."""
 
-    def __init__(self, tasks: Iterable[str]):
+    def __init__(self, tasks: Iterable[str], episodes: Iterable[Episode] = ()):
         self.groups = substitutes(tasks)
         self._group_of = {word: i for i, words in enumerate(self.groups) for word in words}
-        self.words = sorted(self._group_of)
+        self.words = sorted(set(self._group_of) - unshown(episodes))
 
     def kind(self, word: str) -> int | str | None:
         """What a word names: the number of its group, "number", or None for a word that is no name."""
@@ -41,6 +45,18 @@ class Names:
                 return word
             return name.upper() if word.isupper() else name.capitalize() if word[0].isupper() else name
         return lambda text: _WORD.sub(exchanged, text)
+
+
+def unshown(episodes: Iterable[Episode]) -> set[str]:
+    """Words of tasks, in lower case, that stand in no state of most successful episodes of these tasks."""
+    said, shown = Counter(), Counter()
+    for episode in episodes:
+        if episode.success:
+            words = set(_WORD.findall(episode.task.text.lower()))
+            states = " ".join(step.state.lower() for step in episode.steps)
+            said.update(words)
+            shown.update(words.intersection(_WORD.findall(states)))
+    return {word for word in said if 2 * shown[word] < said[word]}
 
 
 def substitutes(tasks: Iterable[str]) -> list[list[str]]:

@@ -2,6 +2,7 @@
 import numpy as np
 import pytest
 
+from dreamgym.episode import Episode, Step, Task
 from dreamgym.names import Names, substitutes
 
 TASKS = [f"buy a {colour} {thing} in size {number}" for number in range(5)
@@ -37,6 +38,22 @@ def test_a_name_that_keeps_its_place_keeps_its_letters():
     changes = [Names(TASKS + OTHERS).draw(1.0, np.random.default_rng(seed)) for seed in range(30)]
     assert {change("rEd") for change in changes} == {"rEd", "blue", "hat", "mug"}        # kinds mix
     assert {change("YouTube, IDs") for change in changes} == {"YouTube, IDs"}            # no names
+
+
+def test_words_that_no_page_shows_are_not_exchanged():
+    """Stops verbs from being exchanged, whose meaning no policy could learn then; a word of lost or few episodes
+    that goes; a kind that the prober no longer knows."""
+    def episode(text, state, reward=1.0):
+        steps = [Step(state="", action="a", next_state="", reward=0.0), Step(state=state, action="b", next_state="", reward=reward, done=True)]
+        return Episode(id="e", task=Task(id="t", text=text, env="x"), steps=steps)
+
+    tasks = ["put mug here", "take mug here", "put hat here", "take hat here"] + OTHERS
+    page = "Mug, take, hat"
+    played = [episode("put mug here", page), episode("take hat here", page), episode("Put hat here", "put hat"),
+              episode("put mug here", page), *[episode("take mug here", "", reward=0.0)] * 9]
+    names = Names(tasks, played)
+    assert names.words == ["hat", "mug", "take"] and names.kind("put") == names.kind("take")
+    assert "put" in Names(tasks, played[2:4]).words and Names(tasks).words == ["hat", "mug", "put", "take"]
 
 
 def test_kinds_of_words():

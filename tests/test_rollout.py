@@ -208,7 +208,7 @@ def test_a_full_context_opens_a_new_segment(tiny_model):
             shown = [s for i, s in enumerate(episode.steps[:turn])
                      if k and (i == 0 or i >= turn - policy.settings.recap_turns)]
             recap = "".join(f"state:\n{s.state}\naction: {s.action}\n" for s in shown)
-            assert text.endswith(f"{recap}task: {episode.task.text}\nstate:\n{read_in_turn(episode, turn)}\n")
+            assert text.endswith(f"{recap}state:\n{read_in_turn(episode, turn)}\ntask: {episode.task.text}\n")
             turn += len(segment.turn_ends)
         assert turn == len(episode.steps)
 
