@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from dreamgym import checkpoint, run, tiny
 from dreamgym.envs.base import Environment
-from dreamgym.episode import Episode, recorded, rename_episode, successes
+from dreamgym.episode import Episode, rename_episode, successes
 from dreamgym.logprobs import TrainSample
 from dreamgym.model import (checkpoint_layers, load_frozen, load_model, load_optimizer_states,
                             optimizer_states, save_model)
@@ -110,7 +110,7 @@ def imitate(args, policy: Policy, episodes: list[Episode], resume: Path | None,
                 else "found no demonstrations (of logs, a language model, or players with imitate=True): the "
                      "policy starts from the model as it is")
         return
-    names = Names((episode.task.text for episode in episodes), recorded(episodes))
+    names = Names((episode.task.text for episode in episodes), episodes)
     coder = tiny.word_coder(policy.tokenizer)
     optimizers = make_optimizers(policy.model, args.imitation_lr, args.imitation_muon_lr)
     step = resume_step = total_steps = 0
