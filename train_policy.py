@@ -61,6 +61,7 @@ class Args:
     system_prompts: bool = True        # say in a system prompt what the agent is and which actions there are
     policy_context: Count = 4608       # tokens of a policy's context (verl-agent: 4,096 + 512)
     max_action_tok: Count = 512        # tokens of one answer (verl-agent: 512)
+    task_last: bool = False            # a turn shows the task after the state, not before it (ours)
     tried_actions: Natural = 8         # most actions listed as tried before in this state (0: none; ours)
     imitation_episodes: Natural = 60   # successful demonstrations (0: none; ours)
     imitation_epochs: Natural = 3      # passes over them

@@ -51,7 +51,7 @@ def make_policy(args, env: Environment, name: str, dist, lora_rank: int = 0) -> 
     if args.gradient_checkpointing:
         checkpoint_layers(model)
     settings = PolicySettings(args.policy_context, args.max_action_tok, args.policy_format,
-                              args.system_prompts, args.tried_actions)
+                              args.system_prompts, args.tried_actions, args.task_last)
     return Policy(model, tokenizer, env, settings, args.slots,
                   run.derive_seed(args.seed, "policy", dist.rank))
 
@@ -63,7 +63,8 @@ def imitation_checkpoint(args, env: Environment, folders: tuple[Path, Path | Non
     out, expmodel = folders
     folder = Path(args.imitation or out / "imitation")
     names = ["env", "model", "quantize", "lora_rank", "init", "rename_share",
-             "policy_format", "system_prompts", "policy_context", "max_action_tok", "tried_actions"]
+             "policy_format", "system_prompts", "policy_context", "max_action_tok", "tried_actions",
+             "task_last"]
     names += [name for name in vars(args) if name.startswith("imitation_")]
     if not args.imitation:                       # another run's policy may have another seed
         names.append("seed")

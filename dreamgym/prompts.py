@@ -72,15 +72,15 @@ def policy_system(prompts: Prompts, policy_format: str) -> str:
 
 
 def policy_turn(task_text: str, state: str, turns: Sequence[tuple[str, str]] = (),
-                numbered: bool = False, tried: Sequence[str] = ()) -> str:
-    """What a policy reads in each turn. The task is repeated, as in verl-agent, after the state: a small
-    model follows one that stands beside its answer (docs/lab-notes.md). Questions to the experience model
-    begin alike. `turns`: at the head of a new context window, the last (state, action) turns of the window
-    before. `tried`: see `tried_actions`."""
+                numbered: bool = False, tried: Sequence[str] = (), task_last: bool = False) -> str:
+    """What a policy reads in each turn. The task is repeated, as in verl-agent: a small model follows one
+    that stands beside the state, before it or behind it (docs/lab-notes.md). `turns`: at the head of a new
+    context window, the last (state, action) turns of the window before. `tried`: see `tried_actions`."""
     show = number_lines if numbered else str
     seen = "".join(f"state:\n{show(s)}\naction: {a}\n" for s, a in turns)
     before = "".join(f"tried: {action}\n" for action in tried)
-    return f"{seen}state:\n{show(state)}\n{before}task: {task_text}\n"
+    asked, shown = f"task: {task_text}\n", f"state:\n{show(state)}\n{before}"
+    return seen + (shown + asked if task_last else asked + shown)
 
 
 def tried_actions(steps: Sequence[Step], state: str, most: int = 8) -> list[str]:
@@ -211,7 +211,7 @@ def next_prompt(question: Question, page_format: str) -> str:
         recent += f"before {i}:\n{state}\naction: {_marked(action, q, page_format)}\n"
     earlier = _shown(q.earlier, "earlier", q, pages, page_format)
     similar = _shown(q.demos, "similar", q, pages, page_format)
-    return f"{recent}{earlier}{similar}{policy_turn(q.task, q.state)}action: {q.action}\n"
+    return f"{recent}{earlier}{similar}task: {q.task}\nstate:\n{q.state}\naction: {q.action}\n"
 
 
 def next_answer(reasoning: str, next_state: str, question: Question, page_format: str) -> str:
@@ -253,7 +253,7 @@ def reward_prompt(task: str, state: str, action: str, next_state: str, page_form
     """The second question: does this step fulfil the task, and does it end the episode? Neither history nor
     demonstrations stand in for a judgement."""
     after = _written(next_state, {"state": state}, page_format)
-    return f"{policy_turn(task, state)}action: {action}\nnext:\n{after}\nreward?\n"
+    return f"task: {task}\nstate:\n{state}\naction: {action}\nnext:\n{after}\nreward?\n"
 
 
 def reward_answer(reasoning: str, reward: float, done: bool) -> str:

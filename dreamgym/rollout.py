@@ -24,6 +24,7 @@ class PolicySettings:
     policy_format: str = "tags"
     system_prompts: bool = True
     tried_actions: int = 8
+    task_last: bool = False
     recap_turns: int = 2              # turns repeated at the head of a new segment (verl-agent's history)
 
 
@@ -48,7 +49,7 @@ class Policy:
     def turn_ids(self, task: str, state: str, turns: Sequence[tuple[str, str]] = (),
                  tried: Sequence[str] = (), is_first: bool = True) -> list[int]:
         """A turn's prompt; the first one of a segment may begin with `turns` of the segment before."""
-        text = policy_turn(task, state, turns, self.env.numbered_lines, tried)
+        text = policy_turn(task, state, turns, self.env.numbered_lines, tried, self.settings.task_last)
         return prompt_ids(self.tokenizer, self.chat, text, is_first)
 
 

@@ -347,12 +347,12 @@ def test_a_language_model_plays(again, endpoint):
     flags = ("--transitions", 20, "--heldout", 1, "--player", URL, "--player-model", "m", "--probe-share", 0)
     train = read_episodes(again(*flags)[1] / "train.jsonl")
     assert {(e.source, s.action) for e in train for s in e.steps} == {("player", "cd docs")}
-    asks = f"\ntask: {train[0].task.text}\n"
-    first, second = (next(m for m in endpoint.asked if len(m) == n and m[1]["content"].endswith(asks))
+    begins = f"task: {train[0].task.text}\n"
+    first, second = (next(m for m in endpoint.asked if len(m) == n and m[1]["content"].startswith(begins))
                      for n in (2, 4))
     assert [m["role"] for m in second] == ["system", "user", "assistant", "user"] and second[:2] == first
     for step, said in zip(train[0].steps, (first[1], second[3])):
-        assert said["content"] == f"state:\n{step.state}{asks}"
+        assert said["content"] == f"task: {train[0].task.text}\nstate:\n{step.state}\n"
     flags += ("--transitions", 200, "--player-share", 0.5, "--fresh")
     train = recorded(read_episodes(again(*flags)[1] / "train.jsonl"))
     assert {e.source for e in train} == {"player", "solver", "random"}

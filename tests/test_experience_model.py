@@ -221,7 +221,7 @@ def test_the_context_cuts_the_oldest_first(parts):
         count.append(len(shown.recent) + len(shown.earlier) + len(shown.demos))
         assert len(ids) <= context - dream.settings.max_next_tok or count[-1] == 0
         text = text_of(dream, ids)
-        assert text.endswith(f"state:\n{question.state}\ntask: {e.task.text}\naction: {question.action}\n")
+        assert text.endswith(f"task: {e.task.text}\nstate:\n{question.state}\naction: {question.action}\n")
     assert count[0] == len(question.recent + question.earlier + question.demos) >= 6 and count[-1] == 0
     assert count == sorted(count, reverse=True) and len(set(count)) > 4
 

@@ -208,7 +208,7 @@ def test_a_full_context_opens_a_new_segment(tiny_model):
             shown = [s for i, s in enumerate(episode.steps[:turn])
                      if k and (i == 0 or i >= turn - policy.settings.recap_turns)]
             recap = "".join(f"state:\n{s.state}\naction: {s.action}\n" for s in shown)
-            assert text.endswith(f"{recap}state:\n{read_in_turn(episode, turn)}\ntask: {episode.task.text}\n")
+            assert text.endswith(f"{recap}task: {episode.task.text}\nstate:\n{read_in_turn(episode, turn)}\n")
             turn += len(segment.turn_ends)
         assert turn == len(episode.steps)
 
@@ -225,14 +225,15 @@ def test_a_context_without_room_ends_the_episode(tiny_model, context):
 
 # ---- prompts and imitation ----
 
-@pytest.mark.parametrize("system", [True, False])
-def test_the_prompt_says_what_the_settings_say(tiny_model, system):
-    """A policy without its system prompt, one that gets it twice."""
-    policy = policy_of(tiny_model, system_prompts=system)
+@pytest.mark.parametrize("on", [True, False])
+def test_the_prompt_says_what_the_settings_say(tiny_model, on):
+    """A policy without its system prompt, one that gets it twice; a task on the wrong side of the state."""
+    policy = policy_of(tiny_model, system_prompts=on, task_last=on)
     policy.env.numbered_lines = True
     (episode,) = rollout(policy, policy.env, tasks(2), 1.0, "play")
     text = policy.tokenizer.decode(episode.segments[0].ids, skip_special_tokens=True)
-    assert text.count("you shop") == system and f"state:\n{number_lines(episode.steps[1].state)}\n" in text
+    task, state = f"task: {episode.task.text}\n", f"state:\n{number_lines(episode.steps[1].state)}\n"
+    assert text.count("you shop") == on and (state + task if on else task + state) in text
     assert "[1]" not in episode.steps[1].state
 
 

@@ -136,7 +136,7 @@ def test_which_task(server):
         for choice in ({"index": 5}, {"task_id": tasks[5].id}, {"task": tasks[5].text}):
             observation = env.reset(**choice, episode_id="mine").observation
             assert (observation["task"], observation["state"]) == (tasks[5].text, tasks[5].start)
-        assert observation["prompt"] == f"state:\n{tasks[5].start}\ntask: {tasks[5].text}\n"
+        assert observation["prompt"] == f"task: {tasks[5].text}\nstate:\n{tasks[5].start}\n"
         env.step({"action": "ls"})
         state = env.state()
         assert (state["episode_id"], state["task_id"], state["step_count"]) == ("mine", tasks[5].id, 1)
