@@ -129,7 +129,7 @@ class Rows:
 
     def __init__(self, args: Args, model: ExperienceModel, episodes: list[Episode], tasks: list):
         self.args, self.model = args, model
-        self.names = Names((task.text for task in tasks), recorded(episodes))
+        self.names = Names((task.text for task in tasks), episodes)
         self.steps = [(e, i) for e in recorded(episodes) for i in range(len(e.steps))]
         self.counterfactual = [(e, 0) for e in episodes
                                if e.source == Source.COUNTERFACTUAL] if args.counterfactual_share else []

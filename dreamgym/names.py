@@ -8,10 +8,11 @@ copy names.
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
+from functools import cached_property
 
 import numpy as np
 
-from dreamgym.episode import Episode
+from dreamgym.episode import Episode, recorded
 
 RARE = 0.1                             # share of the tasks in which the name of a thing may stand
 _WORD = re.compile(r"%[0-9A-Fa-f]{2}|[^\W\d_]{2,}")    # may be a name; "%2F" is matched whole and is none
@@ -25,7 +26,12 @@ class Names:
     def __init__(self, tasks: Iterable[str], episodes: Iterable[Episode] = ()):
         self.groups = substitutes(tasks)
         self._group_of = {word: i for i, words in enumerate(self.groups) for word in words}
-        self.words = sorted(set(self._group_of) - unshown(episodes))
+        self._episodes = episodes
+
+    @cached_property
+    def words(self) -> list[str]:
+        """What is exchanged. Made when it is first needed: it takes a pass over all states."""
+        return sorted(set(self._group_of) - unshown(self._episodes))
 
     def kind(self, word: str) -> int | str | None:
         """What a word names: the number of its group, "number", or None for a word that is no name."""
@@ -50,7 +56,7 @@ class Names:
 def unshown(episodes: Iterable[Episode]) -> set[str]:
     """Words of tasks, in lower case, that stand in no state of most successful episodes of these tasks."""
     said, shown = Counter(), Counter()
-    for episode in episodes:
+    for episode in recorded(episodes):
         if episode.success:
             words = set(_WORD.findall(episode.task.text.lower()))
             states = " ".join(step.state.lower() for step in episode.steps)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from dreamgym.episode import Episode, Step, Task, recorded, rename_episode
+from dreamgym.episode import Episode, Step, Task, rename_episode
 from dreamgym.logprobs import TrainSample
 from dreamgym.names import Names
 from dreamgym.prompts import (Question, next_answer, next_prompt, reward_answer, reward_prompt,
@@ -52,7 +52,7 @@ def corpus(episodes: list[Episode], tasks: list[Task]) -> set[str]:
     """Every text that the word tokenizer must know, as the model will see it. Some episodes have other names,
     as in training."""
     texts = {variation_prompt(task.text) for task in tasks}
-    names, rng = Names((task.text for task in tasks), recorded(episodes)), np.random.default_rng(0)
+    names, rng = Names((task.text for task in tasks), episodes), np.random.default_rng(0)
     renamed = [rename_episode(episode, names.draw(1.0, rng)) for episode in episodes[::RENAMED_EVERY]]
     for episode in episodes + renamed:
         for step in episode.steps:
