@@ -31,7 +31,6 @@ from dreamgym.imitation import LEFT_DREAM, load_reference, starting_policy
 from dreamgym.model import (load_optimizer_states, optimizer_states, save_model, trainable_parameters,
                             unsharded)
 from dreamgym.offline import environment_of
-from dreamgym.names import SAME_NAMES, Names, Renaming
 from dreamgym.prepare import check_model, prepare, read_splits, start_log
 from dreamgym.rollout import Policy, rollout
 from dreamgym.served_model import check_server, open_experience_model
@@ -70,7 +69,6 @@ class Args:
     imitation_muon_lr: float = 0.0     # ... of Muon on layer matrices (from-scratch models)
     imitation_rows: Count = 16         # rows per optimizer step of imitation
     rename_share: Share = 0.0          # share of demonstrations in which entities get other names
-    rename_rollouts: Share = 0.0       # the same share of RL's training tasks (ours; 0: none)
     algo: Literal["grpo", "ppo", "rft", "imitation"] = "grpo"  # rft: imitates own successes; imitation: no RL
     world: Literal["dream", "real"] = "dream"      # where RL happens first
     iterations: Natural = 150          # RL iterations in the dream (verl-agent: 150)
@@ -223,7 +221,6 @@ class Job:
     args: Args
     env: Environment
     splits: dict[str, list[Task]]
-    names: Names                           # of --rename-rollouts
     known_words: set[str]                  # of training tasks and pages: a generated task has no others
     probes: dict                           # what the experience model's report found
     meta: dict                             # settings and environment, which must be equal at resume; "policy"
@@ -297,9 +294,7 @@ def iterate(job: Job, state: Run, timer: run.Timer) -> tuple[dict, list[Episode]
     groups, size = (args.tasks * args.rollouts, 1) if args.algo == "ppo" else (args.tasks, args.rollouts)
     tasks = state.curriculum.sample(groups, run.rng(args.seed, "tasks", state.step), fraction)
     share = -(-groups // dist.world_size)        # whole groups stay on one rank
-    names_rng = run.rng(args.seed, "names", state.step)
-    drawn = [(task, job.names.draw(args.rename_rollouts, names_rng)) for task in tasks]
-    mine = [one for one in drawn[dist.rank * share:(dist.rank + 1) * share] for _ in range(size)]
+    mine = [task for task in tasks[dist.rank * share:(dist.rank + 1) * share] for _ in range(size)]
     budget = dist.share(args.real_transitions - state.real_transitions) if phase == "real" else None
     before = state.policy.counts["turns"]
     with timer("rollout"):
@@ -343,12 +338,11 @@ def log_iteration(job: Job, state: Run, values: dict, episodes: list[Episode]) -
 
 # ---- parts of an iteration ----
 
-def play(job: Job, state: Run, world, tasks: list[tuple[Task, Renaming]], temperature: float, name: str,
+def play(job: Job, state: Run, world, tasks: list[Task], temperature: float, name: str,
          budget: int | None = None) -> list[Episode]:
-    """This rank's episodes, of each task with the names that the policy reads."""
+    """This rank's episodes."""
     with unsharded(state.policy.model), unsharded(state.experience_model.model):
-        episodes = rollout(state.policy, world, [task for task, _ in tasks], temperature,
-                           f"{name}-r{job.dist.rank}", renamings=[names for _, names in tasks],
+        episodes = rollout(state.policy, world, tasks, temperature, f"{name}-r{job.dist.rank}",
                            max_transitions=budget)
     for model in (state.policy, state.experience_model):
         if model.sampler:
@@ -402,8 +396,7 @@ def evaluate(job: Job, state: Run, tasks: list[Task], temperatures: tuple, name:
         plan.append(("dream", state.experience_model, 1.0))
     found, episodes = {}, []
     for kind, world, temperature in plan:
-        key = f"{kind} {temperature:g}"
-        mine = [(task, SAME_NAMES) for task in tasks[job.dist.rank::job.dist.world_size]]
+        key, mine = f"{kind} {temperature:g}", tasks[job.dist.rank::job.dist.world_size]
         played = gather(play(job, state, world, mine, temperature, f"{name}-{key.replace(' ', '-')}"),
                         job.dist)
         found[key] = policy_report(played, job.env.audit)
@@ -478,10 +471,9 @@ def main() -> None:
     if args.init == "expmodel" and model.model:
         check_tokenizer(policy.tokenizer, model.tokenizer)
     state = make_run(args, policy, reference, model, splits["train"], resume, dist)
-    names = Names((episode.task.text for episode in offline), offline)
     words = known_words([t.text for t in splits["train"]] + [s.state for e in offline for s in e.steps])
     meta["policy"] = asdict(policy.settings)
-    job = Job(args, env, splits, names, words, probes, meta, out, log, dist)
+    job = Job(args, env, splits, words, probes, meta, out, log, dist)
     results = train(job, state)
     with unsharded(model.model):                 # all ranks gather what rank 0 asks for the page
         if dist.is_main:

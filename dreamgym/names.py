@@ -4,12 +4,10 @@ copy names.
     names = Names((task.text for task in tasks), episodes)
     change = names.draw(0.5, rng)              # in half of the draws other names, else the same
     change(task.text), change(state)           # the same in every text
-    change.undo(action)                        # an action of somebody who read these texts
 """
 import re
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
 from functools import cached_property
 
 import numpy as np
@@ -18,30 +16,6 @@ from dreamgym.episode import Episode, recorded
 
 RARE = 0.1                             # share of the tasks in which the name of a thing may stand
 _WORD = re.compile(r"%[0-9A-Fa-f]{2}|[^\W\d_]{2,}")    # may be a name; "%2F" is matched whole and is none
-
-
-@dataclass(frozen=True)
-class Renaming:
-    """text -> text with other names. `new`: the new name of each old one, in lower case."""
-    new: dict[str, str] = field(default_factory=dict)
-
-    def __call__(self, text: str) -> str:
-        return _WORD.sub(self._exchanged, text) if self.new else text
-
-    def _exchanged(self, match: re.Match) -> str:
-        word = match[0]
-        name = self.new.get(word.lower())
-        if name in (None, word.lower()):
-            return word
-        return name.upper() if word.isupper() else name.capitalize() if word[0].isupper() else name
-
-    @cached_property
-    def undo(self) -> "Renaming":
-        """The old names again. Letters inside a name become small ("iPhone")."""
-        return Renaming({new: old for old, new in self.new.items()})
-
-
-SAME_NAMES = Renaming()
 
 
 class Names:
@@ -63,12 +37,20 @@ class Names:
         """What a word names: the number of its group, "number", or None for a word that is no name."""
         return "number" if word.isdigit() else self._group_of.get(word.lower())
 
-    def draw(self, share: float, rng: np.random.Generator) -> Renaming:
-        """With probability `share` all names are exchanged, alike in every text; else none. Names of all
-        kinds mix (docs/lab-notes.md)."""
+    def draw(self, share: float, rng: np.random.Generator) -> Callable[[str], str]:
+        """A function text -> text. With probability `share` it exchanges all names, alike in every text; else
+        it changes nothing. Names of all kinds mix (docs/lab-notes.md)."""
         if rng.random() >= share or not self.words:
-            return SAME_NAMES
-        return Renaming(dict(zip(self.words, rng.permutation(self.words).tolist())))
+            return str
+        new = dict(zip(self.words, rng.permutation(self.words).tolist()))
+
+        def exchanged(match: re.Match) -> str:
+            word = match[0]
+            name = new.get(word.lower())
+            if name in (None, word.lower()):
+                return word
+            return name.upper() if word.isupper() else name.capitalize() if word[0].isupper() else name
+        return lambda text: _WORD.sub(exchanged, text)
 
 
 def unshown(episodes: Iterable[Episode]) -> set[str]:

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from dreamgym.chat import answer_ids, answer_text, chat_format, prompt_ids
 from dreamgym.envs.base import Environment, Session, record_step
 from dreamgym.episode import Episode, Source, StopReason, Task, TokenSegment
-from dreamgym.names import SAME_NAMES, Renaming
 from dreamgym.prompts import parse_action, policy_answer, policy_system, policy_turn, tried_actions
 from dreamgym.sampler import Sampler
 
@@ -48,12 +47,9 @@ class Policy:
         self.sampler = Sampler(self.model, self.slots, self.settings.context, self.chat.end_ids, self.seed)
 
     def turn_ids(self, task: str, state: str, turns: Sequence[tuple[str, str]] = (),
-                 tried: Sequence[str] = (), is_first: bool = True,
-                 rename: Renaming = SAME_NAMES) -> list[int]:
+                 tried: Sequence[str] = (), is_first: bool = True) -> list[int]:
         """A turn's prompt; the first one of a segment may begin with `turns` of the segment before."""
-        turns = [(rename(s), rename(a)) for s, a in turns]
-        text = policy_turn(rename(task), rename(state), turns, self.env.numbered_lines,
-                           [rename(action) for action in tried], self.settings.task_last)
+        text = policy_turn(task, state, turns, self.env.numbered_lines, tried, self.settings.task_last)
         return prompt_ids(self.tokenizer, self.chat, text, is_first)
 
 
@@ -63,7 +59,6 @@ class _Running:
     episode: Episode
     prompt: list[int]                 # ids to append before the next action
     state: str                        # the state that the prompt shows
-    rename: Renaming = SAME_NAMES     # what the policy reads; session and episode keep the names
 
 
 def extend(segment: TokenSegment, prompt: list[int], action: list[int], logps: list[float],
@@ -79,28 +74,27 @@ def extend(segment: TokenSegment, prompt: list[int], action: list[int], logps: l
 def _show_state(policy: Policy, running: _Running) -> None:
     """Sets what the policy reads next; opens a new segment where the old one has no room for it."""
     episode, settings = running.episode, policy.settings
-    task, state, rename = episode.task.text, running.session.state, running.rename
+    task, state = episode.task.text, running.session.state
     tried = tried_actions(episode.steps, state, settings.tried_actions)
-    ids = policy.turn_ids(task, state, tried=tried, is_first=False, rename=rename)
+    ids = policy.turn_ids(task, state, tried=tried, is_first=False)
     if len(episode.segments[-1].ids) + len(ids) + settings.max_action_tok > settings.context:
         turns = [(s.state, s.action) for i, s in enumerate(episode.steps)
                  if i == 0 or i >= len(episode.steps) - settings.recap_turns]
-        ids = policy.turn_ids(task, state, turns, tried, rename=rename)
+        ids = policy.turn_ids(task, state, turns, tried)
         if len(ids) + settings.max_action_tok > settings.context:
-            ids = policy.turn_ids(task, state, tried=tried, rename=rename)
+            ids = policy.turn_ids(task, state, tried=tried)
         episode.segments.append(TokenSegment())
         policy.counts["cut_segments"] += 1
     running.prompt, running.state = ids, state
 
 
 def rollout(policy: Policy, world, tasks: list[Task], temperature: float, name: str, *,
-            renamings: Sequence[Renaming] | None = None, max_transitions: int | None = None,
+            max_transitions: int | None = None,
             on_turn: Callable[[int], None] = lambda finished: None) -> list[Episode]:
     """One episode for each task, in the order of `tasks`; ids are "name-index".
 
     `world`: an Environment, the ExperienceModel, or a worlds.World. As many episodes run at once as policy
     and world have slots. Every session is given back (`world.end`), also when something is raised.
-    `renamings`: of each task, the names that the policy reads and writes in place of the recorded ones.
     `max_transitions`: a budget that is kept exactly; episodes that are unfinished when it is spent are left
     out. `on_turn(newly finished)`: progress.
     """
@@ -117,9 +111,8 @@ def rollout(policy: Policy, world, tasks: list[Task], temperature: float, name: 
             for (index, task), session in zip(fresh, sessions):
                 episode = Episode(id=f"{name}-{index}", task=task, world=kind, source=Source.POLICY,
                                   segments=[TokenSegment()])
-                rename = renamings[index] if renamings else SAME_NAMES
-                prompt = policy.turn_ids(task.text, session.state, rename=rename)
-                running[index] = _Running(session, episode, prompt, session.state, rename)
+                running[index] = _Running(session, episode, policy.turn_ids(task.text, session.state),
+                                          session.state)
             order = list(running)[:None if max_transitions is None else max_transitions - spent]
             spent += len(order)
             ended = _turn(policy, world, running, order, temperature)
@@ -143,8 +136,7 @@ def _turn(policy: Policy, world, running: dict[int, _Running], order: list[int],
     for i, sample in zip(order, samples):
         policy.counts["turns"] += 1
         policy.counts["unfinished_actions"] += sample.stop != "end"
-        action = parse_action(answer_text(policy.tokenizer, policy.chat, sample.ids))
-        actions.append(running[i].rename.undo(action))
+        actions.append(parse_action(answer_text(policy.tokenizer, policy.chat, sample.ids)))
         extend(running[i].episode.segments[-1], running[i].prompt, sample.ids, sample.logps,
                policy.chat.end_ids)
     grounded = [policy.env.ground(running[i].state, action) for i, action in zip(order, actions)]

@@ -12,7 +12,6 @@ from dreamgym.chat import encode_untrusted
 from dreamgym.envs.base import Environment, Session, StepResult
 from dreamgym.episode import Episode, Step, StopReason, Task, number_lines
 from dreamgym.logprobs import TrainSample, token_logprobs
-from dreamgym.names import SAME_NAMES, Renaming
 from dreamgym.prompts import Prompts, tried_actions
 from dreamgym.rollout import Policy, PolicySettings, imitation_segments, rollout
 from dreamgym.sampler import Sample
@@ -236,26 +235,6 @@ def test_the_prompt_says_what_the_settings_say(tiny_model, on):
     task, state = f"task: {episode.task.text}\n", f"state:\n{number_lines(episode.steps[1].state)}\n"
     assert text.count("you shop") == on and (state + task if on else task + state) in text
     assert "[1]" not in episode.steps[1].state
-
-
-@pytest.mark.parametrize("context", [512, 150])
-def test_a_policy_reads_other_names(tiny_model, context):
-    """A world or an episode in other names than the recorded ones; a part of the prompt that keeps them; rows that
-    say something else than what was sampled."""
-    other, steps = Renaming({"click": "search", "search": "click", "slim": "page", "page": "slim"}), [8, 8]
-    written = [WORDS[t % 2] for t in range(8)]
-    policy = policy_of(tiny_model, script={f"play-{i}": list(written) for i in range(2)}, context=context)
-    renamed, same = rollout(policy, policy.env, tasks(*steps), 1.0, "play", renamings=[other, SAME_NAMES])
-    texts = [policy.tokenizer.decode(sum((s.ids for s in e.segments), []), skip_special_tokens=True) for e in (renamed, same)]
-    assert [step.action for step in renamed.steps] == [other(action) for action in written] != written
-    assert [step.action for step in same.steps] == written
-    assert all(step.state.startswith("page ") for step in renamed.steps) and "slim jacket" in renamed.task.text
-    assert "me page jacket" in texts[0] and "slim 1 of 8" in texts[0]
-    assert not any(said in texts[0] for said in ("me slim", "page 1 of", "page 2 of"))
-    assert "search" not in texts[0]
-    ids = policy.turn_ids("slim", "page", [("page", "search[1]")], ["search[next >]"], rename=other)
-    text = policy.tokenizer.decode(ids, skip_special_tokens=True)
-    assert "state:\nslim\naction: click[1]\ntask: page\nstate:\nslim\ntried: click[next >]" in text
 
 
 @pytest.mark.parametrize("context", [512, 140])
