@@ -7,8 +7,8 @@ Eq. 5).
     torchrun --nproc-per-node 8 train_expmodel.py --env webshop --model meta-llama/Llama-3.1-8B-Instruct
 
 Four kinds of rows are mixed: next states, rewards of recorded steps, rewards of counterfactual steps, task
-variations (Eq. 6). Training stops when the probes pass on validation data, or at --max-steps. Writes the
-model, its replay buffer and report.json.
+variations (Eq. 6). From --steps on, training stops as soon as the probes pass on validation data, at the
+latest at --max-steps. Writes the model, its replay buffer and report.json.
 """
 from __future__ import annotations
 

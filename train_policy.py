@@ -2,11 +2,11 @@
 2511.03773).
 
     python train_policy.py --env webshop   # everything, from nothing, minutes on a CPU
-    python train_policy.py --env webshop --algo ppo                       # PPO instead of GRPO
     python train_policy.py --env webshop --real-transitions 5000          # dream, then real: S2R
-    python train_policy.py --env webshop --world real --real-transitions 30000
+    python train_policy.py --env webshop --algo ppo --out out/ppo         # PPO instead of GRPO
+    python train_policy.py --env webshop --world real --real-transitions 30000 --out out/real
     python train_policy.py --env logs --data my_episodes.jsonl            # recorded episodes and no world
-    torchrun --nproc-per-node 8 train_policy.py --env webshop --model Qwen/Qwen2.5-1.5B-Instruct
+    torchrun --nproc-per-node 8 train_policy.py --env webshop --model Qwen/Qwen2.5-1.5B-Instruct --out out/q
 
 `train` is the loop, `iterate` one step of it. What is missing is made first (dreamgym/prepare.py): data by
 collect.py, the experience model by train_expmodel.py, and a policy that imitates a few demonstrations

@@ -1,5 +1,6 @@
 """What an experience model and a policy are worth. Truth comes from recorded steps and from the environment's
-`audit`; training never sees it. Beside the experience model stands its null: the nearest recorded transition.
+`audit`, which training does not read, but for the experiment `--dream rewards=rule`. Beside the experience
+model stands its null: the nearest recorded transition.
 """
 import math
 from collections import Counter, defaultdict

@@ -1,7 +1,7 @@
 """GRPO of TRL in a served dream, or in a served real environment (docs/scaling.md).
 
     python serve.py --expmodel out/webshop/expmodel
-    python examples/trl_grpo.py --model Qwen/Qwen2.5-0.5B-Instruct
+    python -m examples.trl_grpo --model Qwen/Qwen2.5-0.5B-Instruct
 
 TRL's row is an episode: the first prompt, then answers (trained) and pages (`env_mask` 0), as ids that only
 grow. All episodes of a step run at once, each in a session of its own, so that the server batches them. Needs
