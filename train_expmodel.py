@@ -29,8 +29,8 @@ from dreamgym.experience_model import ExperienceModel, ExperienceSettings, new_r
 from dreamgym.flags import Count, Natural, Share, Weight
 from dreamgym.logprobs import TrainSample
 from dreamgym.memory import budget, check_memory, measure
-from dreamgym.model import (checkpoint_layers, export_model, load_model, load_optimizer_states,
-                            optimizer_states, parameter_count, precision, save_model, shard, unsharded)
+from dreamgym.model import (checkpoint_layers, export_model, load_model, precision, save_model, shard,
+                            unsharded)
 from dreamgym.names import Names
 from dreamgym.offline import environment_of
 from dreamgym.page_diff import encode
@@ -219,7 +219,7 @@ def make_model(args: Args, episodes: list[Episode], tasks: list, resume: Path | 
         tokenizer = build_tokenizer(tiny.corpus(episodes, tasks), args.numbered_names,
                                     coded_words=args.coded_words)
         model = tiny.create(args.model, tokenizer, args.seed).to(device)
-        model.compute_dtype = precision(args.dtype, parameter_count(model), device)
+        model.compute_dtype = precision(args.dtype, model.num_parameters(), device)
         return shard(model), tokenizer
     return load_model(args.model, args.dtype, args.quantize, args.lora_rank, str(device), args.seed)
 
@@ -254,17 +254,11 @@ class Training:
 
         def write(path: Path) -> None:
             save_model(model.model, model.tokenizer, path)
-            state = {"optimizers": optimizer_states(self.optimizers), "step": self.step}
-            checkpoint.save_state(path, state, {}, dist)
+            checkpoint.save_state(path, self.optimizers, {"step": self.step}, {}, dist)
             if dist.is_main:
                 model.buffer.save(path / "replay")
                 save_settings(path, model.settings, args.encoder, model.encoder)
         checkpoint.save(out, "model", write, {**self.meta, "finished": finished, "step": self.step}, dist)
-
-    def load(self, folder: Path, dist) -> None:
-        shared, _ = checkpoint.load_state(folder, dist)
-        load_optimizer_states(self.optimizers, shared["optimizers"])
-        self.step = shared["step"]
 
 
 def make_training(args: Args, env, data: Path, meta: dict, resume: Path | None, dist) -> Training:
@@ -278,7 +272,7 @@ def make_training(args: Args, env, data: Path, meta: dict, resume: Path | None, 
     optimizers = make_optimizers(experience.model, args.lr, args.muon_lr, args.weight_decay)
     training = Training(experience, optimizers, Rows(args, experience, episodes, tasks), meta)
     if resume:
-        training.load(resume, dist)
+        training.step = checkpoint.load_state(resume, optimizers, dist)[0]["step"]
     return training
 
 
@@ -392,7 +386,7 @@ def introduce(args: Args, training: Training, log, dist) -> None:
                          f"--max-next-tok {args.max_next_tok} or --max-reward-tok {args.max_reward_tok} "
                          "allow; raise them, or use --page-format diff")
     length = np.mean([len(s.ids) for s in first])
-    log.say(f"experience model {args.model}: {parameter_count(model.model):,} parameters, "
+    log.say(f"experience model {args.model}: {model.model.num_parameters():,} parameters, "
             f"vocabulary {len(model.tokenizer)}; "
             f"{len(rows.steps)} transitions, {len(rows.counterfactual)} counterfactual steps; "
             f"{args.rows} rows of {length:.0f} tokens a step over {dist.world_size} rank(s); "

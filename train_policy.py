@@ -28,8 +28,7 @@ from dreamgym.evaluation import failed_probes, gap_alarm, policy_report, with_in
 from dreamgym.experience_model import ExperienceModel, fill_buffer
 from dreamgym.flags import BelowOne, Count, Natural, Share, Weight
 from dreamgym.imitation import LEFT_DREAM, load_reference, starting_policy
-from dreamgym.model import (load_optimizer_states, optimizer_states, save_model, trainable_parameters,
-                            unsharded)
+from dreamgym.model import save_model, trainable_parameters, unsharded
 from dreamgym.offline import environment_of
 from dreamgym.prepare import check_model, prepare, read_splits, start_log
 from dreamgym.rollout import Policy, rollout
@@ -163,8 +162,7 @@ class Run:
         head = self.value_head.state_dict() if self.value_head is not None else {}
         own = {"policy": self.policy.sampler.get_state(), "counts": self.policy.counts,
                "experience_model": self.experience_model.get_state()}
-        shared = {"optimizers": optimizer_states([self.optimizer]), "head": head}
-        checkpoint.save_state(path, shared, own, dist)
+        checkpoint.save_state(path, [self.optimizer], {"head": head}, own, dist)
         if dist.is_main:
             self.experience_model.buffer.save(path / "replay")
             run.write_json(path / "run.json",
@@ -173,8 +171,7 @@ class Run:
 
     def load(self, path: Path, dist) -> None:
         """Goes on from what `save` wrote, weights and replay buffer apart, with any number of ranks."""
-        shared, own = checkpoint.load_state(path, dist)
-        load_optimizer_states([self.optimizer], shared["optimizers"])
+        shared, own = checkpoint.load_state(path, [self.optimizer], dist)
         if self.value_head is not None:
             self.value_head.load_state_dict(shared["head"])
         if own:

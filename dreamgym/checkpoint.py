@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
+from dreamgym.model import load_optimizer_states, optimizer_states
 from dreamgym.run import SCHEMA, Dist, check_meta, get_random_state, load_meta, set_random_state, write_json
 
 
@@ -91,16 +92,16 @@ def _sync(path: Path) -> None:
     os.close(handle)
 
 
-def save_state(folder: Path, shared: dict, own: dict, dist: Dist) -> None:
-    """Writes training.pt: rank 0's `shared`, and each rank's `own` with its random state."""
-    ranks = dist.gather([{**own, "random": get_random_state()}])
+def save_state(folder: Path, optimizers: list, shared: dict, own: dict, dist: Dist) -> None:
+    """Writes training.pt: the optimizers, rank 0's `shared`, and each rank's `own` with its random state."""
+    states, ranks = optimizer_states(optimizers), dist.gather([{**own, "random": get_random_state()}])
     if dist.is_main:
-        torch.save({"shared": shared, "ranks": ranks}, folder / "training.pt")
+        torch.save({"shared": shared | {"optimizers": states}, "ranks": ranks}, folder / "training.pt")
 
 
-def load_state(folder: Path, dist: Dist) -> tuple[dict, dict]:
-    """(shared, own) of `save_state`, by any number of ranks; the random state is put back. `own` is empty for
-    a rank that the saved run did not have."""
+def load_state(folder: Path, optimizers: list, dist: Dist) -> tuple[dict, dict]:
+    """(shared, own) of `save_state`, by any number of ranks; optimizers and random state are put back. `own`
+    is empty for a rank that the saved run did not have."""
     if not (folder / "training.pt").exists():
         raise ValueError(f"{folder}: found no training.pt; expected a checkpoint of this version; use "
                          "--fresh")
@@ -111,6 +112,7 @@ def load_state(folder: Path, dist: Dist) -> tuple[dict, dict]:
         print(f"{folder}: saved by {len(ranks)} ranks, continued by {dist.world_size}: weights and optimizer "
               "are the same, samples will be others" + "; new ranks begin with fresh samplers"
               * (len(ranks) < dist.world_size))
+    load_optimizer_states(optimizers, state["shared"].pop("optimizers"))
     own = ranks[dist.rank] if dist.rank < len(ranks) else {}
     if own:
         set_random_state(own.pop("random"))

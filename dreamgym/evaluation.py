@@ -9,9 +9,9 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from dreamgym import run
-from dreamgym.envs.base import Audit
+from dreamgym.envs.base import Audit, StepResult
 from dreamgym.episode import Episode, Source, Step, StopReason, Task
-from dreamgym.experience_model import ExperienceModel, Prediction
+from dreamgym.experience_model import ExperienceModel
 
 NEAR_MISS_LIMIT, REFUSAL_LIMIT, MALFORMED_LIMIT = 0.05, 0.10, 0.02     # most that pass (`failed_probes`)
 FITS_LIMIT = 0.90           # share of fulfilled tasks paid, at least
@@ -66,7 +66,7 @@ def confusion(pairs: Iterable[tuple[bool, bool]]) -> dict[str, int]:
 # ---- the experience model ----
 
 def ask_recorded(model: ExperienceModel, episodes: list[Episode], dist,
-                 batch: int = 256) -> list[tuple[Episode, int, Prediction]]:
+                 batch: int = 256) -> list[tuple[Episode, int, StepResult]]:
     """The dream asked about each recorded step with its true history (teacher forcing): (episode, index of
     the step, prediction). Ranks share the work."""
     rows, predictions = [(e, i) for e in episodes for i in range(len(e.steps))], []
@@ -81,9 +81,9 @@ def ask_recorded(model: ExperienceModel, episodes: list[Episode], dist,
     return [(*row, prediction) for row, prediction in zip(rows, dist.gather(predictions))]
 
 
-def granted(prediction: Prediction, state: str) -> bool:
+def granted(prediction: StepResult, state: str) -> bool:
     """Whether the imagined step of a refused action leaves the page `state`."""
-    return not prediction.malformed and prediction.next_state != state
+    return not prediction.malformed and prediction.state != state
 
 
 def experience_report(model: ExperienceModel, episodes: list[Episode], dist, batch: int = 256) -> dict:
@@ -98,8 +98,8 @@ def experience_report(model: ExperienceModel, episodes: list[Episode], dist, bat
             paid_by_label[episode.label].append(paid)
             continue
         kind = model.env.audit.action_type(step.state, step.action) if step.valid else "refused"
-        exact[kind].append(read and prediction.next_state == step.next_state)
-        f1[kind].append(word_f1(prediction.next_state, step.next_state))
+        exact[kind].append(read and prediction.state == step.next_state)
+        f1[kind].append(word_f1(prediction.state, step.next_state))
         if kind == "refused":
             refused.append(granted(prediction, step.state))
         elif i and not episode.steps[i - 1].valid:
@@ -231,13 +231,13 @@ def by_group(results: Iterable[tuple[Task, bool]]) -> dict[str, dict]:
 
 # ---- dream against world ----
 
-def differences(step: Step, p: Prediction) -> tuple[bool, bool]:
+def differences(step: Step, p: StepResult) -> tuple[bool, bool]:
     """Whether the dream's page, and its verdict (reward or end), differ from the recorded step's."""
-    return (p.malformed or p.next_state != step.next_state,
+    return (p.malformed or p.state != step.next_state,
             p.malformed or (p.reward, p.done) != (step.reward, step.done))
 
 
-def first_difference(episode: Episode, predictions: Sequence[Prediction]) -> str:
+def first_difference(episode: Episode, predictions: Sequence[StepResult]) -> str:
     """Where the dream, asked about each step of a real episode, first differs from it: "page", "reward" (of
     the right page; or end), or "". Of the last step the verdict alone counts."""
     if episode.steps[0].state != episode.task.start:

@@ -51,18 +51,6 @@ class ExperienceSettings:
     system_prompts: bool = True
 
 
-@dataclass
-class Prediction:
-    """One imagined step. `output`: the text of a malformed one."""
-    next_state: str = ""
-    reward: float = 0.0
-    done: bool = False
-    reasoning: str = ""
-    reward_reasoning: str = ""
-    malformed: bool = False
-    output: str = ""
-
-
 def to_transitions(episodes: Sequence[Episode]) -> list[Transition]:
     """The steps of episodes as replay records. The last step of a malformed dream has no next state and is
     left out."""
@@ -255,7 +243,7 @@ class ExperienceModel:
                 answers[i] = answer if answers[i][0] is None else answers[i]
         return answers
 
-    def predict(self, questions: list[Question], temperature: float = 0.0) -> list[Prediction]:
+    def predict(self, questions: list[Question], temperature: float = 0.0) -> list[StepResult]:
         """Both answers for a batch of steps: the likeliest, but pages that are new are drawn at
         `temperature`."""
         s, shown = self.settings, [self.next_prompt_ids(q) for q in questions]
@@ -268,13 +256,14 @@ class ExperienceModel:
         drawn = self._answers([asked[i] for i in new], start, s.max_next_tok, temperature)
         for i, answer in zip(new, drawn):
             answers[i] = answer if is_new(answer[0], shown[i][1]) else answers[i]
-        predictions = [Prediction(answer[1], reasoning=answer[0]) if answer
-                       else Prediction(malformed=True, output=text) for answer, text in answers]
+        predictions = [StepResult(answer[1], reasoning=answer[0]) if answer
+                       else StepResult("", stop=StopReason.MALFORMED, output=text)
+                       for answer, text in answers]
         readable = [(q, p) for q, p in zip(questions, predictions) if not p.malformed]
-        judged = self.judge([(q.task, q.state, q.action, p.next_state) for q, p in readable])
+        judged = self.judge([(q.task, q.state, q.action, p.state) for q, p in readable])
         for (_, p), (answer, text) in zip(readable, judged):
             if answer is None:
-                p.malformed, p.output = True, text
+                p.stop, p.output = StopReason.MALFORMED, text
             else:
                 p.reward_reasoning, p.reward, p.done = answer
         return predictions
@@ -313,15 +302,14 @@ class ExperienceModel:
             self.counts["steps"] += 1
             if p.malformed:
                 self.counts["malformed"] += 1
-                results.append(StepResult(session.state, 0.0, True, StopReason.MALFORMED,
-                                          output=p.output[:500]))
+                results.append(StepResult(session.state, done=True, stop=p.stop, output=p.output[:500]))
                 continue
             session.inner.append(Step(state=session.state, action=action, grounded=action,
-                                      next_state=p.next_state))
-            session.state = p.next_state
-            stop = (StopReason.SUCCESS if p.reward else StopReason.FAILURE) if p.done else StopReason.RUNNING
-            results.append(StepResult(p.next_state, p.reward, p.done, stop, p.reward, p.reasoning,
-                                      p.reward_reasoning))
+                                      next_state=p.state))
+            session.state, p.raw_score = p.state, p.reward
+            if p.done:
+                p.stop = StopReason.SUCCESS if p.reward else StopReason.FAILURE
+            results.append(p)
         return results
 
     def end(self, sessions: list[Session]) -> None:

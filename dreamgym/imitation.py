@@ -16,8 +16,7 @@ from dreamgym import checkpoint, run, tiny
 from dreamgym.envs.base import Environment
 from dreamgym.episode import Episode, rename_episode, successes
 from dreamgym.logprobs import TrainSample
-from dreamgym.model import (checkpoint_layers, load_frozen, load_model, load_optimizer_states,
-                            optimizer_states, save_model)
+from dreamgym.model import checkpoint_layers, load_frozen, load_model, save_model
 from dreamgym.names import Names
 from dreamgym.rollout import Policy, PolicySettings, imitation_segments
 from dreamgym.sft import make_optimizers, set_rate, sft_step
@@ -84,14 +83,14 @@ def imitation_checkpoint(args, env: Environment, folders: tuple[Path, Path | Non
     else:
         policy = make_policy(args, env, args.model, dist, args.lora_rank)
 
-    def save(state: dict, finished: bool = False) -> Path:
+    def save(optimizers: list, state: dict, finished: bool = False) -> Path:
         def write(path: Path) -> None:
             save_model(policy.model, policy.tokenizer, path)
-            checkpoint.save_state(path, state, {}, dist)
+            checkpoint.save_state(path, optimizers, state, {}, dist)
         saved = {"imitation": run_config, "policy": asdict(policy.settings), "finished": finished}
         return checkpoint.save(folder, "model", write, saved, dist)
     imitate(args, policy, episodes, found, save, dist, log)
-    return save({}, finished=True)
+    return save([], {}, finished=True)
 
 
 def demonstrations(episodes: list[Episode]) -> list[Episode]:
@@ -103,8 +102,9 @@ def demonstrations(episodes: list[Episode]) -> list[Episode]:
 
 
 def imitate(args, policy: Policy, episodes: list[Episode], resume: Path | None,
-            save: Callable[[dict], Path], dist, log) -> None:
-    """Behaviour cloning. `save(state)` is called after each epoch and at Ctrl-C; `resume`: what it wrote."""
+            save: Callable[[list, dict], Path], dist, log) -> None:
+    """Behaviour cloning. `save(optimizers, state)` is called after each epoch and at Ctrl-C; `resume`: what
+    it wrote."""
     demos = run.sample(demonstrations(episodes), args.imitation_episodes, args.seed, "imitation")
     if not demos:
         log.say("no demonstrations: the policy starts from the model as it is" if not args.imitation_episodes
@@ -116,10 +116,8 @@ def imitate(args, policy: Policy, episodes: list[Episode], resume: Path | None,
     optimizers = make_optimizers(policy.model, args.imitation_lr, args.imitation_muon_lr)
     step = resume_step = total_steps = 0
     if resume:
-        state, _ = checkpoint.load_state(resume, dist)
-        load_optimizer_states(optimizers, state["optimizers"])
-        resume_step = state["step"]
-    save_step = lambda: save({"optimizers": optimizer_states(optimizers), "step": step})
+        resume_step = checkpoint.load_state(resume, optimizers, dist)[0]["step"]
+    save_step = lambda: save(optimizers, {"step": step})
     with run.graceful(log) as stop, run.progress(args.imitation_epochs, "imitation") as bar:
         for epoch in range(args.imitation_epochs):
             rows = demonstration_rows(args, policy, demos, names, coder, epoch)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from rapidfuzz.distance import Prefix
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
@@ -31,10 +32,6 @@ class TrainSample:
     mask: list[int]
 
 
-def _common_prefix(a: list[int], b: list[int]) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
-
-
 def prefix_packs(samples: list[TrainSample], max_tok: float = float("inf")) -> list[tuple[list[int], int]]:
     """Groups of samples to compute as one tree of prefixes: (sample indices, number of tree nodes).
 
@@ -46,7 +43,7 @@ def prefix_packs(samples: list[TrainSample], max_tok: float = float("inf")) -> l
     before: list[int] = []
     for index in sorted(range(len(samples)), key=lambda i: samples[i].ids):
         ids = samples[index].ids
-        shared = _common_prefix(before, ids)
+        shared = Prefix.similarity(before, ids)
         added, nodes = len(ids) - shared, packs[-1][1] if packs else 0
         more_attention = added * (2 * nodes + added) - len(ids) ** 2 / 2
         if shared and more_attention < ATTENTION_TOK * shared and nodes + added <= max_tok:
@@ -115,7 +112,7 @@ def _make_batch(samples: list[TrainSample], packs: list[tuple[list[int], int]], 
     for b, (indices, _) in enumerate(packs):
         path, ids, end = [], [], 0
         for index in indices:
-            shared, ids = _common_prefix(ids, samples[index].ids), samples[index].ids
+            shared, ids = Prefix.similarity(ids, samples[index].ids), samples[index].ids
             path = path[:shared] + list(range(end, end + len(ids) - shared))
             end += len(ids) - shared
             ids_BT[b, path], position_BT[b, path] = torch.tensor(ids), torch.arange(len(ids))

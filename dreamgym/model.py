@@ -143,10 +143,6 @@ def precision(dtype: str, parameters: int, device: str) -> torch.dtype:
     return getattr(torch, dtype)
 
 
-def parameter_count(model: torch.nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())
-
-
 def compute_dtype(model: torch.nn.Module) -> torch.dtype:
     causal_lm = without_adapters(model)
     return getattr(causal_lm, "compute_dtype", causal_lm.dtype)
@@ -170,14 +166,12 @@ def attends_fully(config, tokens: int) -> bool:
 def _load_base(base: str, dtype: str, quantize: str, device: str, trained: bool) -> PreTrainedModel:
     config = AutoConfig.from_pretrained(base)
     meta = meta_model(config)
-    compute = precision(dtype, parameter_count(meta), device)
+    compute = precision(dtype, meta.num_parameters(), device)
     options = {"dtype": torch.float32 if trained else compute, "attn_implementation": "sdpa"}
     if quantize == "none" and _should_shard(meta):
         empty = meta_model(config, options["dtype"]).requires_grad_(trained)
         model = _read_shards(empty, base, compute, device)
-        in_forward(model, _check_supported)      # FSDP sets itself up at the root's first forward, too
-        return model
-    if quantize == "none":
+    elif quantize == "none":
         model, found = AutoModelForCausalLM.from_pretrained(base, output_loading_info=True, **options)
         if found["missing_keys"]:                # they would be random
             raise ValueError(f"its files lack {len(found['missing_keys'])} weights, such as "
@@ -192,7 +186,7 @@ def _load_base(base: str, dtype: str, quantize: str, device: str, trained: bool)
             if hasattr(module, "support_avx512bf16_for_cpu"):
                 module.support_avx512bf16_for_cpu = False  # gradients would then be wrong
     model.compute_dtype = compute
-    _check_supported(model)
+    in_forward(model, _check_supported)          # FSDP sets itself up at the root's first forward, too
     return model.requires_grad_(trained)
 
 
@@ -293,7 +287,7 @@ def _should_shard(model: torch.nn.Module) -> bool:
     """Whether FSDP shards this model: with several ranks, from REPLICATED_BELOW parameters on. Of others, of
     adapters and of 4-bit models ranks exchange only gradients (`average_gradients`)."""
     alone = not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1
-    return not alone and parameter_count(model) >= REPLICATED_BELOW
+    return not alone and model.num_parameters() >= REPLICATED_BELOW
 
 
 def _fully_shard(causal_lm: PreTrainedModel) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from functools import cached_property
 
 import numpy as np
+from scipy.cluster.hierarchy import DisjointSet
 
 from dreamgym.episode import Episode, recorded
 
@@ -77,10 +78,8 @@ def substitutes(tasks: Iterable[str]) -> list[list[str]]:
         for *before, word, after, last in zip(*(around[i:] for i in range(5))):
             if _WORD.fullmatch(word) and counts[word] <= RARE * len(texts):
                 places.setdefault((*before, after, last), []).append(word)
-    group = {word: {word} for words in places.values() for word in words}    # a group's words share one set
+    groups = DisjointSet(word for words in places.values() for word in words)
     for first, *others in places.values():
         for word in others:
-            if group[word] is not group[first]:
-                group[first] |= group[word]
-                group.update(dict.fromkeys(group[word], group[first]))
-    return [sorted(words) for word, words in sorted(group.items()) if len(words) > 1 and word == min(words)]
+            groups.merge(first, word)
+    return sorted(sorted(words) for words in groups.subsets() if len(words) > 1)

@@ -57,8 +57,7 @@ class Policy:
 class _Running:
     session: Session
     episode: Episode
-    prompt: list[int]                 # ids to append before the next action
-    state: str                        # the state that the prompt shows
+    prompt: list[int]                 # ids to append before the next action; they show the session's state
 
 
 def extend(segment: TokenSegment, prompt: list[int], action: list[int], logps: list[float],
@@ -85,7 +84,7 @@ def _show_state(policy: Policy, running: _Running) -> None:
             ids = policy.turn_ids(task, state, tried=tried)
         episode.segments.append(TokenSegment())
         policy.counts["cut_segments"] += 1
-    running.prompt, running.state = ids, state
+    running.prompt = ids
 
 
 def rollout(policy: Policy, world, tasks: list[Task], temperature: float, name: str, *,
@@ -111,18 +110,15 @@ def rollout(policy: Policy, world, tasks: list[Task], temperature: float, name: 
             for (index, task), session in zip(fresh, sessions):
                 episode = Episode(id=f"{name}-{index}", task=task, world=kind, source=Source.POLICY,
                                   segments=[TokenSegment()])
-                running[index] = _Running(session, episode, policy.turn_ids(task.text, session.state),
-                                          session.state)
+                running[index] = _Running(session, episode, policy.turn_ids(task.text, session.state))
             order = list(running)[:None if max_transitions is None else max_transitions - spent]
             spent += len(order)
             ended = _turn(policy, world, running, order, temperature)
-            if ended:
-                world.end([running[i].session for i in ended])
+            world.end([running[i].session for i in ended])
             finished.update({i: running.pop(i).episode for i in ended})
             on_turn(len(ended))
     finally:
-        if running:
-            world.end([r.session for r in running.values()])
+        world.end([r.session for r in running.values()])
     return [finished[i] for i in sorted(finished)]
 
 
@@ -139,13 +135,12 @@ def _turn(policy: Policy, world, running: dict[int, _Running], order: list[int],
         actions.append(parse_action(answer_text(policy.tokenizer, policy.chat, sample.ids)))
         extend(running[i].episode.segments[-1], running[i].prompt, sample.ids, sample.logps,
                policy.chat.end_ids)
-    grounded = [policy.env.ground(running[i].state, action) for i, action in zip(order, actions)]
-    ended = []
+    states, ended = [running[i].session.state for i in order], []
     results = world.step([running[i].session for i in order], actions)
-    for i, action, words, result, sample in zip(order, actions, grounded, results, samples):
+    for i, state, action, result, sample in zip(order, states, actions, results, samples):
         episode = running[i].episode
-        record_step(episode, running[i].state, action, result, policy.env.max_steps)
-        episode.steps[-1].grounded = words
+        record_step(episode, state, action, result, policy.env.max_steps)
+        episode.steps[-1].grounded = policy.env.ground(state, action)
         if not sample.ids and not result.done:   # without room the policy could not act at all
             episode.stop = StopReason.CONTEXT
         if episode.stop:
@@ -161,8 +156,7 @@ def imitation_segments(policy: Policy, episode: Episode, all_actions: bool = Fal
     `all_actions` (DPO)."""
     copy = replace(episode, steps=[], segments=[TokenSegment()])
     first = episode.steps[0].state
-    running = _Running(Session(episode.task, first), copy,
-                       policy.turn_ids(episode.task.text, first), first)
+    running = _Running(Session(episode.task, first), copy, policy.turn_ids(episode.task.text, first))
     for step in episode.steps:
         answer = policy_answer(step.action, step.shown_action, policy.settings.policy_format)
         ids = answer_ids(policy.tokenizer, policy.chat, answer)

@@ -15,10 +15,10 @@ from pathlib import Path
 import msgspec
 from msgspec.structs import replace
 
-from dreamgym.envs.base import Audit, Environment
+from dreamgym.envs.base import Audit, Environment, StepResult
 from dreamgym.episode import Episode, Step, StopReason, from_json
 from dreamgym.evaluation import ask_recorded
-from dreamgym.experience_model import ExperienceModel, Prediction
+from dreamgym.experience_model import ExperienceModel
 from dreamgym.run import Dist
 
 TEMPLATE = Path(__file__).with_name("viewer.html")
@@ -85,7 +85,7 @@ def pair(episodes: Sequence[Episode]) -> list[tuple[Episode | None, Episode | No
     return pairs + [(None, episode) for rest in dreamt.values() for episode in rest]
 
 
-def row_view(real: Episode | None, dreamt: Episode | None, answers: dict[str, list[Prediction]],
+def row_view(real: Episode | None, dreamt: Episode | None, answers: dict[str, list[StepResult]],
              audit: Audit) -> dict:
     """A row as the page takes it. `answers`: the dream's, by the id of the real episode. `tags`: the filters
     that show it."""
@@ -127,13 +127,13 @@ def play(episode: Episode, audit: Audit) -> dict:
             "start": steps[0].state, "steps": views}
 
 
-def asked(episode: Episode, predictions: list[Prediction], audit: Audit) -> dict:
+def asked(episode: Episode, predictions: list[StepResult], audit: Audit) -> dict:
     """The dream's answers to the steps of a real episode, each with the real history."""
-    steps = [replace(s, next_state=p.next_state, reward=p.reward, done=p.done, reasoning=p.reasoning,
+    steps = [replace(s, next_state=p.state, reward=p.reward, done=p.done, reasoning=p.reasoning,
                      reward_reasoning=p.reward_reasoning) for s, p in zip(episode.steps, predictions)]
     read = [(s, p) for s, p in zip(episode.steps, predictions) if not p.malformed]
     return {"start": steps[0].state, "unread": len(steps) - len(read),
-            "exact": sum(s.next_state == p.next_state for s, p in read),
+            "exact": sum(s.next_state == p.state for s, p in read),
             "equal": sum(s.reward == p.reward for s, p in read),
             "steps": [step_view(episode, step, audit, p.output if p.malformed else None)
                       for step, p in zip(steps, predictions)]}

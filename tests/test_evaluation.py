@@ -15,7 +15,6 @@ from dreamgym.episode import Episode, Step, StopReason, Task
 from dreamgym.evaluation import (bootstrap, experience_report, failed_probes, first_difference, gap_alarm,
                                  interval, never_won, outcomes, pass_at_k, policy_report, probe_verdict,
                                  replayed_inconsistencies, theorem_1, word_f1)
-from dreamgym.experience_model import Prediction
 from dreamgym.prompts import Question
 from dreamgym.run import Dist
 
@@ -128,8 +127,8 @@ def test_experience_report():
     played = Episode(id="p", task=Task(id="t", text="red"), steps=steps)
     near = [bought(0.0, f"blue {i}", label="option", source="counterfactual") for i in range(4)]
     near.append(bought(1.0, "ok", label="none", source="counterfactual"))
-    answers = {"search[a]": Prediction(RESULTS), "click[9]": Prediction(ITEM),
-               "click[1]": Prediction("item slim jacket $90"), "broken": Prediction(ITEM, malformed=True)}
+    answers = {"search[a]": StepResult(RESULTS), "click[9]": StepResult(ITEM),
+               "click[1]": StepResult("item slim jacket $90"), "broken": StepResult(ITEM, stop=StopReason.MALFORMED)}
     asked = []
 
     def questions(steps):
@@ -137,7 +136,7 @@ def test_experience_report():
         return [Question(t, s, a, [], [], []) for t, _, s, a in steps]
 
     def predict(questions):
-        return [answers.get(q.action) or Prediction(PLACED, float(q.task in ("blue 0", "ok")), True)
+        return [answers.get(q.action) or StepResult(PLACED, float(q.task in ("blue 0", "ok")), True)
                 for q in questions]
 
     lookup = lambda states, actions: [SimpleNamespace(next_state=RESULTS) if a == "search[a]" else None
@@ -221,7 +220,7 @@ def test_no_gap_is_above_its_bound():
         dream = {key: draw() if rng.random() < 0.2 else value for key, value in real.items()}
         policy = {f"s{s}": (p, 1 - p) for s, p in enumerate(rng.random(4))}
         success = [sum(w * e.reward for w, e in all_episodes(world, policy)) for world in (real, dream)]
-        found = [(w, first_difference(e, [Prediction(*dream[s.state, s.action]) for s in e.steps]))
+        found = [(w, first_difference(e, [StepResult(*dream[s.state, s.action]) for s in e.steps]))
                  for w, e in all_episodes(real, policy)]
         gaps.append(abs(success[1] - success[0]))
         bounds.append(sum(w for w, what in found if what))
@@ -231,13 +230,13 @@ def test_no_gap_is_above_its_bound():
 
 
 @pytest.mark.parametrize("answers, first", [
-    ([Prediction(RESULTS), Prediction(PLACED, 1.0, True)], ""),
-    ([Prediction(RESULTS), Prediction("another last page", 1.0, True)], ""),
-    ([Prediction(ITEM), Prediction(PLACED, 0.0, True)], "page"),
-    ([Prediction(RESULTS), Prediction(PLACED, 0.0, True)], "reward"),
-    ([Prediction(RESULTS), Prediction(PLACED, 0.0, False)], "reward"),
-    ([Prediction(RESULTS, 1.0, True), Prediction("x")], "reward"),
-    ([Prediction(RESULTS), Prediction(malformed=True)], "page")])
+    ([StepResult(RESULTS), StepResult(PLACED, 1.0, True)], ""),
+    ([StepResult(RESULTS), StepResult("another last page", 1.0, True)], ""),
+    ([StepResult(ITEM), StepResult(PLACED, 0.0, True)], "page"),
+    ([StepResult(RESULTS), StepResult(PLACED, 0.0, True)], "reward"),
+    ([StepResult(RESULTS), StepResult(PLACED, 0.0, False)], "reward"),
+    ([StepResult(RESULTS, 1.0, True), StepResult("x")], "reward"),
+    ([StepResult(RESULTS), StepResult("", stop=StopReason.MALFORMED)], "page")])
 def test_what_differs_first(answers, first):
     steps = [Step(state=START, action="search", next_state=RESULTS),
              Step(state=RESULTS, action="buy", next_state=PLACED, reward=1.0, done=True)]

@@ -21,7 +21,7 @@ import dreamgym.model
 from benchmarks import timing
 from dreamgym import checkpoint, run
 from dreamgym.logprobs import TrainSample
-from dreamgym.model import load_model, load_optimizer_states, optimizer_states, save_model, shard
+from dreamgym.model import load_model, save_model, shard
 from dreamgym.sft import make_optimizers, sft_step
 from dreamgym.word_tokenizer import build_tokenizer
 from tests.conftest import on_two_ranks
@@ -116,9 +116,8 @@ def train_some(resume, save, dist):
     model = load_model(str(resume))[0] if resume else shard(timing.tiny_llama(vocab=50, hidden=32, layers=2))
     optimizers, start, number = make_optimizers(model, 1e-2), 0, 10 + dist.rank
     if resume:
-        shared, own = checkpoint.load_state(resume, dist)
+        shared, own = checkpoint.load_state(resume, optimizers, dist)
         start, number = shared["step"], own.get("number")
-        load_optimizer_states(optimizers, shared["optimizers"])
     for step in (start, start + 1):
         rows = [TrainSample(torch.randint(50, (6,), generator=torch.Generator().manual_seed(10 * step + i)).tolist(),
                             [0, 1, 1, 1, 1, 1]) for i in range(4)]
@@ -126,8 +125,7 @@ def train_some(resume, save, dist):
 
     def write(path):
         save_model(model, build_tokenizer(["a"]), path)
-        shared = {"optimizers": optimizer_states(optimizers), "step": start + 2}
-        checkpoint.save_state(path, shared, {"number": 10 + dist.rank}, dist)
+        checkpoint.save_state(path, optimizers, {"step": start + 2}, {"number": 10 + dist.rank}, dist)
     checkpoint.save(save.parent, save.name, write, {}, dist)
     return number
 

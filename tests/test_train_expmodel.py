@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 
 
-from dreamgym import tiny
+from dreamgym import checkpoint, tiny
 from dreamgym.episode import Episode, Step, Task
 from dreamgym.logprobs import TrainSample
 from dreamgym.prompts import Question, next_prompt, rename_question
 from dreamgym.word_tokenizer import build_tokenizer
-from train_expmodel import Args, Rows, Training, steps_of_epochs
+from train_expmodel import Args, Rows, steps_of_epochs
 
 
 class Model:
@@ -144,4 +144,4 @@ def test_the_tokenizer_knows_what_is_asked():
 def test_a_checkpoint_of_an_older_version_is_refused(tmp_path):
     (tmp_path / "training-0.pt").touch()
     with pytest.raises(ValueError, match="found no training.pt"):
-        Training(None, [], None, {}).load(tmp_path, SimpleNamespace(rank=0, world_size=1))
+        checkpoint.load_state(tmp_path, [], SimpleNamespace(rank=0, world_size=1))

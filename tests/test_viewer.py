@@ -5,9 +5,8 @@ from types import SimpleNamespace
 import pytest
 
 from dreamgym import viewer
-from dreamgym.envs.base import Audit
+from dreamgym.envs.base import Audit, StepResult
 from dreamgym.episode import Episode, Step, StopReason, Task, to_json
-from dreamgym.experience_model import Prediction
 
 HOSTILE = "</script><script>window.ran = 1</script><img src=x onerror='window.ran = 2'><!-- \u2028 \x00 &amp;"
 
@@ -41,8 +40,8 @@ def test_what_the_page_holds(tmp_path):
     real.steps[-1].action, real.steps[-1].reward, real.steps[-1].done = "buy", 1.0, True
     dreamt = episode("d", "t", "start", "wrong shelf", "shelf", "shelf", world="dream",
                      stop=StopReason.MALFORMED, output="next next")
-    answers = [Prediction("shelf", reasoning="it is there"), Prediction(malformed=True, output=""),
-               Prediction("blue", 1.0, True)]
+    answers = [StepResult("shelf", reasoning="it is there"), StepResult("", stop=StopReason.MALFORMED),
+               StepResult("blue", 1.0, True)]
     asked = []
     questions = lambda steps: asked.extend(len(past) for _, past, *_ in steps) or steps
     model = SimpleNamespace(questions=questions, predict=lambda questions: answers)
@@ -101,7 +100,7 @@ def hostile_page(path):
     task = Task(id="t", text=HOSTILE, groups=[HOSTILE])
     real = Episode(id=HOSTILE, task=task, steps=[step], source=HOSTILE, stop=StopReason.SUCCESS)
     dreamt = Episode(id=HOSTILE, task=task, steps=[step], world="dream", stop=StopReason.MALFORMED, output=HOSTILE)
-    answer = Prediction(f"{HOSTILE}\n3", 0.0, False, HOSTILE, HOSTILE)
+    answer = StepResult(f"{HOSTILE}\n3", reasoning=HOSTILE, reward_reasoning=HOSTILE)
     model = SimpleNamespace(questions=lambda steps: steps, predict=lambda questions: [answer])
     env = SimpleNamespace(name=HOSTILE, label=HOSTILE, audit=Audit())
     viewer.write_page(path, env, HOSTILE, [real, dreamt], model, path.parent, [HOSTILE])

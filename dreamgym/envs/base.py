@@ -36,7 +36,8 @@ class Session:
 
 @dataclass
 class StepResult:
-    """What followed an action. Reasoning and `output` are the experience model's alone."""
+    """What followed an action. Reasoning and `output`, the text of a malformed answer, are the experience
+    model's alone."""
     state: str
     reward: float = 0.0
     done: bool = False
@@ -45,6 +46,10 @@ class StepResult:
     reasoning: str = ""
     reward_reasoning: str = ""
     output: str = ""
+
+    @property
+    def malformed(self) -> bool:
+        return self.stop == StopReason.MALFORMED
 
 
 def record_step(episode: Episode, state: str, action: str, result: StepResult, max_steps: int) -> None:
