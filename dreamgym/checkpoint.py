@@ -5,13 +5,13 @@
 """
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
+from torch.distributed.tensor import DTensor, distribute_tensor
 
-from dreamgym.model import load_optimizer_states, optimizer_states
 from dreamgym.run import SCHEMA, Dist, check_meta, get_random_state, load_meta, set_random_state, write_json
 
 
@@ -117,3 +117,30 @@ def load_state(folder: Path, optimizers: list, dist: Dist) -> tuple[dict, dict]:
     if own:
         set_random_state(own.pop("random"))
     return state["shared"], own
+
+
+def optimizer_states(optimizers: Iterable[torch.optim.Optimizer]) -> list[dict]:
+    """Their state_dicts with whole tensors. Every rank calls it; rank 0 alone keeps what was sharded."""
+    def whole(value):
+        if not isinstance(value, DTensor):
+            return value
+        full = value.full_tensor()
+        return full.cpu() if torch.distributed.get_rank() == 0 else None
+
+    return [found | {"state": {i: {name: whole(value) for name, value in state.items()}
+                               for i, state in found["state"].items()}}
+            for found in (optimizer.state_dict() for optimizer in optimizers)]
+
+
+def load_optimizer_states(optimizers: Iterable[torch.optim.Optimizer], states: list[dict]) -> None:
+    """Goes on from `optimizer_states` of the same parameters; each rank keeps its shard."""
+    def own(value, parameter):
+        if isinstance(parameter, DTensor) and value.shape == parameter.shape:
+            return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
+        return value.clone()           # not a view of the file, which the next save deletes
+
+    for optimizer, found in zip(optimizers, states):
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        state = {i: {name: own(value, parameters[i]) for name, value in values.items()}
+                 for i, values in found["state"].items()}
+        optimizer.load_state_dict(found | {"state": state})

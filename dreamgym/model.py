@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.fsdp import (FSDPModule, MixedPrecisionPolicy, fully_shard,
                                     register_fsdp_forward_method)
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 from transformers import (AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig,
                           GenerationConfig, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase)
@@ -373,33 +373,6 @@ def optimizer_step(parameters: Iterable[torch.nn.Parameter], optimizers: Iterabl
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     return norm
-
-
-def optimizer_states(optimizers: Iterable[torch.optim.Optimizer]) -> list[dict]:
-    """Their state_dicts with whole tensors. Every rank calls it; rank 0 alone keeps what was sharded."""
-    def whole(value):
-        if not isinstance(value, DTensor):
-            return value
-        full = value.full_tensor()
-        return full.cpu() if torch.distributed.get_rank() == 0 else None
-
-    return [found | {"state": {i: {name: whole(value) for name, value in state.items()}
-                               for i, state in found["state"].items()}}
-            for found in (optimizer.state_dict() for optimizer in optimizers)]
-
-
-def load_optimizer_states(optimizers: Iterable[torch.optim.Optimizer], states: list[dict]) -> None:
-    """Goes on from `optimizer_states` of the same parameters; each rank keeps its shard."""
-    def own(value, parameter):
-        if isinstance(parameter, DTensor) and value.shape == parameter.shape:
-            return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
-        return value.clone()           # not a view of the file, which the next save deletes
-
-    for optimizer, found in zip(optimizers, states):
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        state = {i: {name: own(value, parameters[i]) for name, value in values.items()}
-                 for i, values in found["state"].items()}
-        optimizer.load_state_dict(found | {"state": state})
 
 
 def clip_grad_norm(parameters: Iterable[torch.nn.Parameter], max_norm: float) -> float:

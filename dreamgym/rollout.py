@@ -114,11 +114,13 @@ def rollout(policy: Policy, world, tasks: list[Task], temperature: float, name: 
             order = list(running)[:None if max_transitions is None else max_transitions - spent]
             spent += len(order)
             ended = _turn(policy, world, running, order, temperature)
-            world.end([running[i].session for i in ended])
+            if ended:
+                world.end([running[i].session for i in ended])
             finished.update({i: running.pop(i).episode for i in ended})
             on_turn(len(ended))
     finally:
-        world.end([r.session for r in running.values()])
+        if running:
+            world.end([r.session for r in running.values()])
     return [finished[i] for i in sorted(finished)]
 
 

@@ -100,7 +100,7 @@ class World:
             self._judge(steps)
         elif self.options.rewards == "rule":
             for task, state, action, result in steps:
-                if result.stop == StopReason.MALFORMED:
+                if result.malformed:
                     continue
                 result.reward = float(self.env.audit.success(task, state, action, result.state) or 0)
                 result.done = result.done or result.reward == 1
