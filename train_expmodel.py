@@ -147,7 +147,7 @@ class Rows:
 
     def draw(self, step: int, share: slice = slice(None)) -> list[TrainSample]:
         """The rows of one optimizer step, or a rank's `share` of them."""
-        a, rng, short = self.args, run.rng(self.args.seed, "rows", step), step < self.short_steps
+        a, draws, short = self.args, run.rng(self.args.seed, "rows", step), step < self.short_steps
         shares = np.cumsum([0, a.reward_share, a.counterfactual_share, a.variation_share])
         n_reward, n_counterfactual, n_variation = np.diff((a.rows * shares).round().astype(int)).tolist()
         steps, p = self.steps, self.p
@@ -157,7 +157,7 @@ class Rows:
         n_counterfactual *= bool(self.counterfactual)
         n_variation *= bool(self.variations)
         n_next = a.rows - n_reward - n_counterfactual - n_variation
-        pick = lambda rows, n, p=None: [rows[i] for i in rng.choice(len(rows), n, p=p)] if n else []
+        pick = lambda rows, n, p=None: [rows[i] for i in draws.choice(len(rows), n, p=p)] if n else []
         picked = [("next", row) for row in pick(steps, n_next, p)]
         picked += [("reward", row) for row in pick(self.steps, n_reward, self.p_judged)
                    + pick(self.counterfactual, n_counterfactual)]
@@ -177,9 +177,9 @@ class Rows:
                   for kind, part in mine.items() for _, rng in part]
         self.drawn += len(samples)
         self.too_long += sum(s is None for s in samples)
-        whole = [(s, *loss) for s, loss in zip(samples, losses) if s is not None]
+        whole = [(s, *loss) for s, loss in zip(samples, losses) if s is not None]    # both go through `mine`
         if self.coder:
-            whole = [(self.coder.draw(s, a.context, rng), share, rng) for s, share, rng in whole]
+            whole = [(self.coder.draw(s, a.context, rng), loss, rng) for s, loss, rng in whole]
         return [self.with_prompt_loss(*row) for row in whole]
 
     def next_rows(self, rows: list[tuple[tuple[Episode, int], np.random.Generator]], short: bool,

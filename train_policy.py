@@ -12,6 +12,7 @@
 collect.py, the experience model by train_expmodel.py, and a policy that imitates a few demonstrations
 (dreamgym/imitation.py). RL in the dream uses predicted rewards alone, but for --dream.
 """
+import gc
 import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -163,11 +164,15 @@ class Run:
         own = {"policy": self.policy.sampler.get_state(), "counts": self.policy.counts,
                "experience_model": self.experience_model.get_state()}
         checkpoint.save_state(path, [self.optimizer], {"head": head}, own, dist)
+        buffer = self.experience_model.buffer
         if dist.is_main:
-            self.experience_model.buffer.save(path / "replay")
+            buffer.save(path / "replay")
             run.write_json(path / "run.json",
                            {"curriculum": self.curriculum.get_state(), "step": self.step,
                             "evaluations": self.evaluations, **self.transitions()})
+        dist.barrier()
+        if not dist.is_main:
+            buffer.load_index(path / "replay")   # as `buffer.save` does on rank 0
 
     def load(self, path: Path, dist) -> None:
         """Goes on from what `save` wrote, weights and replay buffer apart, with any number of ranks."""
@@ -276,7 +281,8 @@ def leave_dream(job: Job, state: Run) -> None:
     """S2R begins: from here on the KL term is to the policy that the dream made."""
     write = lambda path: save_model(state.policy.model, state.policy.tokenizer, path)
     folder = checkpoint.save(job.out, LEFT_DREAM, write, job.meta, job.dist)
-    state.reference = None             # its memory is for the new one
+    state.reference = None
+    gc.collect()                       # its memory is for the new one, and sharded models hold cycles
     state.reference = load_reference(job.args, folder, state.policy, job.dist)
 
 
@@ -321,8 +327,10 @@ def iterate(job: Job, state: Run, timer: run.Timer) -> tuple[dict, list[Episode]
 def log_iteration(job: Job, state: Run, values: dict, episodes: list[Episode]) -> None:
     report, model = policy_report(episodes, job.env.audit), state.experience_model
     values = values | {"malformed": report["stops"].get(StopReason.MALFORMED, 0)}
-    groups = {"stop": report["stops"], "reward": report["reward_confusion"], "dream": model.counts,
-              "policy": state.policy.counts}
+    ranks = job.dist.gather([{"dream": model.counts, "policy": state.policy.counts}])
+    groups = {"stop": report["stops"], "reward": report["reward_confusion"]}
+    groups |= {name: {key: sum(counts[name].get(key, 0) for counts in ranks) for key in own}
+               for name, own in ranks[0].items()}
     values |= {f"{group}/{k}": v for group, counts in groups.items() for k, v in counts.items()}
     values |= {k: report[k] for k in ("success", "length", "invalid")}
     values |= state.transitions() | state.curriculum.summary()
@@ -468,6 +476,7 @@ def main() -> None:
     if args.init == "expmodel" and model.model:
         check_tokenizer(policy.tokenizer, model.tokenizer)
     state = make_run(args, policy, reference, model, splits["train"], resume, dist)
+    del reference                                # `state` alone holds it, and lets it go
     words = known_words([t.text for t in splits["train"]] + [s.state for e in offline for s in e.steps])
     meta["policy"] = asdict(policy.settings)
     job = Job(args, env, splits, words, probes, meta, out, log, dist)

@@ -135,6 +135,9 @@ def check_episode(episode: Episode, where: str = "episode") -> Episode:
     state = episode.steps[0].state
     for i, step in enumerate(episode.steps):
         for wrong, problem in (
+                (not (step.state.strip() and step.next_state.strip()),
+                 "field `state` or `next_state` is empty, which no experience model can answer; write "
+                 "\"(end)\" where nothing was observed"),
                 (len(step.action.splitlines()) > 1 or len(step.grounded.splitlines()) > 1,
                  "fields `action` and `grounded` are single lines; found a line break"),
                 (step.reward not in (0, 1),

@@ -65,18 +65,20 @@ def confusion(pairs: Iterable[tuple[bool, bool]]) -> dict[str, int]:
 
 # ---- the experience model ----
 
-def ask_recorded(model: ExperienceModel, episodes: list[Episode], dist,
-                 batch: int = 256) -> list[tuple[Episode, int, StepResult]]:
-    """The dream asked about each recorded step with its true history (teacher forcing): (episode, index of
-    the step, prediction). Ranks share the work."""
+def ask_recorded(model: ExperienceModel, episodes: list[Episode], dist, batch: int = 256,
+                 dreaming: bool = False) -> list[tuple[Episode, int, StepResult]]:
+    """The model asked about each recorded step with its true history (teacher forcing): (episode, index of
+    the step, prediction). `dreaming`: with the retrieval and the draws of a dream, in place of the likeliest
+    answer without what was recorded of this task. Ranks share the work."""
+    temperature = model.settings.next_temperature if dreaming else 0.0
     rows, predictions = [(e, i) for e in episodes for i in range(len(e.steps))], []
     first, end = (len(rows) * rank // dist.world_size for rank in (dist.rank, dist.rank + 1))
     with run.progress(end - first, "experience model on recorded steps") as bar:
         for start in range(first, end, batch):
             part = rows[start:min(start + batch, end)]
             questions = model.questions([(e.task.text, e.steps[:i], e.steps[i].state, e.steps[i].shown_action)
-                                         for e, i in part])
-            predictions += model.predict(questions)
+                                         for e, i in part], dreaming)
+            predictions += model.predict(questions, temperature)
             bar.update(len(part))
     return [(*row, prediction) for row, prediction in zip(rows, dist.gather(predictions))]
 
@@ -259,7 +261,7 @@ def coupling_bound(model: ExperienceModel, real: list[Episode], dreamt: list[Epi
     are shares of steps, `granted` of refused actions."""
     real = [e for e in real if e.stop != StopReason.NOT_JUDGED]
     predictions = defaultdict(list)
-    for episode, _, prediction in ask_recorded(model, real, dist):
+    for episode, _, prediction in ask_recorded(model, real, dist, dreaming=True):
         predictions[episode.id].append(prediction)
     found = [(e.task.id, first_difference(e, predictions[e.id])) for e in real]
     pairs = [(e.task.id, *pair) for e in real for pair in zip(e.steps, predictions[e.id])]

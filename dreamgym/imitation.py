@@ -137,6 +137,10 @@ def imitate(args, policy: Policy, episodes: list[Episode], resume: Path | None,
                 save_step()
             bar.update(1)
     log.say(f"imitated {len(demos)} episodes ({successes(demos):.0%} of them successful)")
+    if cut := policy.counts["cut_demonstrations"]:
+        log.say(f"in {cut / args.imitation_epochs:.0f} of them a turn is longer than --max-action-tok "
+                f"{args.max_action_tok} or --policy-context {args.policy_context}: it and what follows was "
+                "left out")
 
 
 def demonstration_rows(args, policy: Policy, demos: list[Episode], names: Names,

@@ -32,6 +32,7 @@ class Size:
     intermediate: int
     vocab: int
     kv: int            # of the KV cache for one token
+    positions: int     # tokens it can read
 
 
 def measure(model: str | PreTrainedConfig) -> Size:
@@ -45,7 +46,8 @@ def measure(model: str | PreTrainedConfig) -> Size:
     return Size(sum(p.numel() for p in empty.parameters()), sum(m.weight.numel() for m in linear),
                 sum(m.in_features + m.out_features for m in linear), config.num_hidden_layers,
                 config.hidden_size, config.intermediate_size, config.vocab_size,
-                2 * config.num_hidden_layers * config.num_key_value_heads * head_dim)
+                2 * config.num_hidden_layers * config.num_key_value_heads * head_dim,
+                config.max_position_embeddings)
 
 
 def frozen_weights(size: Size, quantize: str, b: int) -> float:
@@ -67,7 +69,11 @@ def budget(args, size: Size, context: int, ranks: int, device: str = "cuda",
            dream: tuple[Size, int, bool] | None = None, episodes: int = 0) -> dict[str, dict[str, float]]:
     """{phase: {part: bytes of a rank}} of training with the flags `args` of a script. `dream`: size and
     context of the experience model, and whether it is adapters on the same base. `episodes`: most that a rank
-    plays at once, if that is less than --slots."""
+    plays at once, if that is less than --slots. Raises ValueError for a context longer than a model reads."""
+    for tokens, model in [(context, size)] + ([(dream[1], dream[0])] if dream else []):
+        if tokens > model.positions:
+            raise ValueError(f"a context of {tokens} tokens: this model reads {model.positions}; expected "
+                             "fewer by --policy-context or --context, or another --model")
     dtype = precision(args.dtype, size.total, device)
     b = torch.empty(0, dtype=dtype).element_size()
     shards = ranks if size.total >= REPLICATED_BELOW and args.quantize == "none" else 1
@@ -79,10 +85,10 @@ def budget(args, size: Size, context: int, ranks: int, device: str = "cuda",
     cast = 0.0 if lora or b == 4 else 2 * (size.linear + size.vocab * size.hidden)    # autocast's copy
     gathered = b * size.total if shards > 1 else cast
     kv = slots * context * size.kv * b
+    if getattr(args, "kl_coef", 0):
+        always["reference"] = 4 * lora if lora else b * size.total / shards
     if dream:
         dream_size, dream_context, shares_base = dream
-        if getattr(args, "kl_coef", 0):
-            always["reference"] = 4 * lora if lora else b * size.total / shards
         always["experience model"] = 4 * lora if shares_base else frozen_weights(
             dream_size, args.quantize, b) / shards
         gathered += b * dream_size.total if shards > 1 and not shares_base else 0

@@ -271,7 +271,7 @@ def read_logs(env: Environment, path: str, form: str) -> list[Episode]:
 def by_split(env: Environment, episodes: list[Episode],
              tasks: dict[str, list[Task]]) -> dict[str, list[Episode]]:
     """Recorded episodes by the split of their task; unknown tasks are for training."""
-    home = {task.text: split for split in reversed(SPLITS) for task in tasks[split]}
+    home = {prompts.clean(task.text): split for split in reversed(SPLITS) for task in tasks[split]}
     ours = (*env.players(), Source.LANGUAGE_MODEL, Source.PROBER, Source.COUNTERFACTUAL)
     parts: dict[str, list[Episode]] = {split: [] for split in SPLITS}
     for episode in episodes:
@@ -300,7 +300,8 @@ def hindsight(episodes: list[Episode], count: int, rng: np.random.Generator) -> 
     names, place = [_words(text) for text in texts], {text: i for i, text in enumerate(texts)}
     vectors_ND = WordEncoder().fit(texts)([""] * len(texts), texts) if won else np.zeros((0, 0))
     verb = lambda step: step.action.split()[0] if step.action.split() else ""
-    ends = {verb(e.steps[-1]) for e in played if e.stop == StopReason.FAILURE}
+    ends = {verb(e.steps[-1]) for e in played
+            if e.steps[-1].done and not e.success and e.stop != StopReason.NOT_JUDGED}
     made = []
     for i in rng.permutation(np.tile(np.arange(len(won)), JUDGED_TIMES))[:count]:
         task, step = won[i].task, won[i].steps[-1]

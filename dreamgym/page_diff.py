@@ -42,7 +42,8 @@ def _cost(text: str) -> int:
 
 def _edits(known: list[str], lines: list[str], keys: bool) -> list[str]:
     """The edits that make `lines` of `known`. A line put in is written after the line before it, taken out
-    and put back: a model can name a line that it reads, and hardly count which one it is."""
+    and put back ("- a", "+ a", "+ new"), or before the first line ("- a", "+ new", "+ a"): a model can name a
+    line that it reads, and hardly count which one it is."""
     edits: list[str] = []
     said = lambda place, line: keys and _places(known, line) == [place]
     for what, a, b, c, d in SequenceMatcher(None, known, lines, autojunk=False).get_opcodes():

@@ -86,15 +86,16 @@ def uses_paid_data(data: Path, log: str = "") -> bool:
 
 
 def launch(script: str, flags: list, dist=None) -> None:
-    """Another script in its own process; its failure or Ctrl-C ends this one too. With `dist` every rank
-    calls it, and the children are ranks like their parents."""
+    """Another script in its own process; its failure or Ctrl-C ends this one too. It does not outlive this
+    one (on Linux): two scripts would write one folder. With `dist` every rank calls it, and the children are
+    ranks like their parents."""
     environment = {k: v for k, v in os.environ.items() if dist or k not in ("RANK", "WORLD_SIZE")}
     if dist and dist.world_size > 1:
         with socket.create_server(("", 0)) as server:      # a port of rank 0's machine that is free now
             port = dist.broadcast(server.getsockname()[1])
         environment |= {"MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "False"}
     command = [sys.executable, str(ROOT / script), *map(str, flags)]
-    child = subprocess.Popen(command, env=environment,
+    child = subprocess.Popen(command, env=environment, preexec_fn=run.die_with_parent,
                              start_new_session=True)      # else a terminal's Ctrl-C would reach it twice
     before = {s: signal.signal(s, lambda number, _: child.send_signal(number))
               for s in (signal.SIGINT, signal.SIGTERM)}

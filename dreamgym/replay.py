@@ -155,15 +155,18 @@ class ReplayBuffer:
         np.save(folder / "uids.npy", self._uid_R)
         if self._index:
             self._index.save_index(str(folder / "index.bin"))
-            # without the state of its level generator: this run must insert rows as a resumed one will
-            self._load_index(folder)
+            self.load_index(folder)
         settings = {name: getattr(self, name) for name in ("dim", "capacity", "exact_below", "seed")}
         meta = {"schema": SCHEMA, "settings": settings, "next_uid": self._next_uid}
         (folder / "meta.json").write_text(json.dumps(meta, indent=1) + "\n")
 
-    def _load_index(self, folder: Path) -> None:
-        self._index = hnswlib.Index("ip", self.dim)
-        self._index.load_index(str(folder / "index.bin"), max_elements=2 * self.capacity)
+    def load_index(self, folder: str | Path) -> None:
+        """Takes the index that `save` wrote, if any. The file has no state of a level generator: a run that
+        goes on takes it, too, and so inserts rows as a resumed one will."""
+        path = Path(folder) / "index.bin"
+        if path.exists():
+            self._index = hnswlib.Index("ip", self.dim)
+            self._index.load_index(str(path), max_elements=2 * self.capacity)
 
     @classmethod
     def load(cls, folder: str | Path) -> ReplayBuffer:
@@ -181,6 +184,5 @@ class ReplayBuffer:
         buffer._next_uid = meta["next_uid"]
         if not len(buffer) == len(buffer._vectors_RD) == len(buffer._uid_R):
             raise ValueError(f"{folder}: records.jsonl, vectors.npy and uids.npy have other numbers of rows")
-        if (folder / "index.bin").exists():
-            buffer._load_index(folder)
+        buffer.load_index(folder)
         return buffer

@@ -102,7 +102,7 @@ def make_batch(episodes: list[Episode], policy, value_head, args, dist) -> Batch
                 batch.first.append((turn_N.diff(prepend=torch.tensor([-1])) > 0).float())
     if value_head is not None:
         whiten(batch, dist)
-    elif args.loss_mean == "episode":
+    if args.loss_mean == "episode":
         weigh_episodes(batch, [e.id for e, _ in segments], dist)
     return batch
 
@@ -198,7 +198,7 @@ def imitate_successes(run_state, episodes: list[Episode], args, dist) -> dict:
     for rows in np.array_split(order, args.updates):
         if dist.all_reduce_sum(float(len(rows))):
             stats |= sft_step(run_state.policy.model, [samples[i] for i in rows], [run_state.optimizer],
-                              args.micro_batch_tok, dist)
+                              args.micro_batch_tok, dist, by_row=args.loss_mean == "episode")
     return stats
 
 

@@ -38,7 +38,8 @@ class Policy:
     settings: PolicySettings
     slots: int = 128
     seed: int = 0
-    counts: dict = field(default_factory=lambda: {"turns": 0, "cut_segments": 0, "unfinished_actions": 0})
+    counts: dict = field(default_factory=lambda: {"turns": 0, "cut_segments": 0, "unfinished_actions": 0,
+                                                  "cut_demonstrations": 0})
 
     def __post_init__(self):
         form = self.settings.policy_format
@@ -155,7 +156,7 @@ def _turn(policy: Policy, world, running: dict[int, _Running], order: list[int],
 def imitation_segments(policy: Policy, episode: Episode, all_actions: bool = False) -> list[TokenSegment]:
     """The segments of somebody else's episode, with its actions as the trained tokens (log-probabilities 0).
     Actions that changed nothing, and those that are not to imitate, are shown and not trained, unless
-    `all_actions` (DPO)."""
+    `all_actions` (DPO). The segments end before a turn that is too long for a rollout, which is counted."""
     copy = replace(episode, steps=[], segments=[TokenSegment()])
     first = episode.steps[0].state
     running = _Running(Session(episode.task, first), copy, policy.turn_ids(episode.task.text, first))
@@ -163,6 +164,10 @@ def imitation_segments(policy: Policy, episode: Episode, all_actions: bool = Fal
         answer = policy_answer(step.action, step.shown_action, policy.settings.policy_format)
         ids = answer_ids(policy.tokenizer, policy.chat, answer)
         segment = copy.segments[-1]
+        length = len(segment.ids) + len(running.prompt) + len(ids)
+        if len(ids) > policy.settings.max_action_tok or length > policy.settings.context:
+            policy.counts["cut_demonstrations"] += 1
+            break
         if (step.valid and step.imitate) or all_actions:
             extend(segment, running.prompt, ids, [0.0] * len(ids), policy.chat.end_ids)
         else:

@@ -31,6 +31,8 @@ from dreamgym.flags import ROOT, is_main, main, parse  # noqa: F401  (scripts sa
 
 SCHEMA = 1                                   # of metrics.jsonl and of checkpoints
 PROGRESS_EVERY_S = 15.0                      # between the lines of a progress bar that goes into a file
+LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+PR_SET_PDEATHSIG = 1                         # of prctl
 
 
 # ---- ranks and seeds ----
@@ -81,9 +83,8 @@ def init_dist(seed: int, threads: int = 1) -> Dist:
     """Sets threads and global seeds (equal on all ranks, so that weights made from scratch agree), and joins
     the ranks that torchrun started, if it did."""
     torch.set_num_threads(min(threads, os.cpu_count() or 1))
-    if sys.platform == "linux":      # keep freed memory: giving it back and taking it again is page faults,
-        libc = ctypes.CDLL(None)     # 8 % of a training step on a CPU
-        libc.mallopt(-3, 2**25), libc.mallopt(-1, 2**30)     # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
+    if LIBC:      # keep freed memory: giving it back and taking it again is page faults, 8 % of a CPU's step
+        LIBC.mallopt(-3, 2**25), LIBC.mallopt(-1, 2**30)     # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD
     random.seed(derive_seed(seed, "python"))
     torch.manual_seed(derive_seed(seed, "torch"))
     torch.set_float32_matmul_precision("high")   # TF32 on a GPU; changes nothing on a CPU
@@ -136,6 +137,12 @@ def main_first(dist: Dist, make: Callable):
     made = make() if dist.is_main else None
     dist.barrier()
     return made if dist.is_main else make()
+
+
+def die_with_parent() -> None:
+    """In a child process: it is killed when its parent ends in whatever way. Does nothing but on Linux."""
+    if LIBC:
+        LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def spare_cores(dist: Dist) -> int:

@@ -49,6 +49,7 @@ class ServedExperienceModel(ExperienceModel):
     def __init__(self, endpoint: Endpoint, env: Environment, settings: ExperienceSettings, retrieval: tuple):
         self._set_up(env, settings, retrieval, slots=REQUESTS)
         self.endpoint = endpoint
+        self.counts["repeated"] = 0              # requests that were lost and sent again
 
     def _prompt(self, text: str, varies: bool = False) -> list[dict]:
         system = [{"role": "system", "content": self.systems[varies]}] if self.systems[varies] else []
@@ -68,8 +69,7 @@ class ServedExperienceModel(ExperienceModel):
             raise ValueError(f"--expmodel {error}; run the same command when the server answers") from None
         finally:
             pool.shutdown(cancel_futures=True)
-        again = sum(repeated for _, _, repeated in answers)      # requests that were lost and sent again
-        self.counts["repeated"] = self.counts.get("repeated", 0) + again
+        self.counts["repeated"] += sum(repeated for _, _, repeated in answers)
         return [(text.rpartition("</think>")[2], ended) for text, ended, _ in answers]
 
 

@@ -11,6 +11,7 @@ from dreamgym import plots, run, viewer
 from dreamgym.episode import Episode
 from dreamgym.evaluation import experience_tables, with_interval
 
+FOLDERS = "data", "expmodel", "expmodel_name", "expmodel_folder"   # flags that evaluate.py needs, too
 LAST_VALIDATION = 60    # most of its episodes on file: 20 of each world and temperature
 
 
@@ -46,9 +47,12 @@ def finish(job, state, results: list[dict]) -> None:
     kinds = tuple(f"valid-{state.step}-{world}-1-" for world in ("real", "dream"))     # alike in temperature
     alike = [e for e in episodes if e.id.startswith(kinds)]
     state.experience_model.clear_caches()
+    where = "".join(f" --{name.replace('_', '-')} {value}" for name in FOLDERS
+                    if (value := getattr(job.args, name)) and not value.endswith(".jsonl"))
+    where += "" if env.is_real else " --world dream"
     about = f"validation tasks at temperature 1, after {state.step} iterations"
     viewer.write_page(page, env, about, alike, state.experience_model, out, [cut])
     job.log.say(f"everything is in {out}: result.json, metrics.jsonl, episodes.jsonl, expmodel/report.json, "
                 f"policy/; picture {picture}; page to read {page}\n"
-                f"next: python evaluate.py --env {job.args.env} --policy {out / 'policy'} --play 10   |   "
-                f"tensorboard --logdir {out}")
+                f"next: python evaluate.py --env {job.args.env} --policy {out / 'policy'}{where} --play 10"
+                f"   |   tensorboard --logdir {out}")

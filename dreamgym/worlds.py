@@ -114,6 +114,7 @@ class World:
     def _judge(self, steps: list[tuple[Task, str, str, StepResult]]) -> None:
         """The experience model's verdicts in place of the rewards. The world beneath may end an episode,
         too."""
+        steps = [step for step in steps if not step[-1].malformed]
         verdicts = self.experience_model.judge([(task.text, state, action, result.state)
                                                 for task, state, action, result in steps])
         for (*_, result), (answer, text) in zip(steps, verdicts):

@@ -152,7 +152,7 @@ def random_model(kind: str, vocab: int, seed: int = 0, **changes):
     torch.manual_seed(seed)
     size = {"vocab_size": vocab, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "head_dim": 8,
             "num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 0.25, "pad_token_id": None,
-            "max_position_embeddings": 4096, "bos_token_id": None, "eos_token_id": None}
+            "max_position_embeddings": 8192, "bos_token_id": None, "eos_token_id": None}
     return AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**size | changes)).eval()
 
 

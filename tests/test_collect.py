@@ -292,7 +292,8 @@ def test_hindsight_judges_successes_under_tasks_that_name_something_else():
 
     won = [episode(text, 1.0, StopReason.SUCCESS) for text in ("find red hat", "find blue hat", "find hat")]
     lost = episode("find green shoe", 0.0, StopReason.FAILURE)
-    for failures, ends in (([lost], True), ([replace(lost, stop=StopReason.STEP_LIMIT)], False)):
+    going_on = replace(lost, stop=StopReason.STEP_LIMIT, steps=[replace(lost.steps[0], done=False)])
+    for failures, ends in (([lost], True), ([replace(lost, stop="")], True), ([going_on], False)):     # a log may say no `stop`
         made = offline.hindsight(won + failures, 200, np.random.default_rng(0))
         assert len(offline.hindsight(won + failures, 3, np.random.default_rng(0))) <= 3
         assert {e.label for e in made} == {"none", "another task"} and 8 <= len(made) <= 12

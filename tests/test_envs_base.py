@@ -21,11 +21,19 @@ class Tiny(Environment):
         self.given = (data_dir, seed, size, loud, rate)
 
 
+class Own(Environment):
+    """One with defaults of its own, and an option without one."""
+
+    def __init__(self, path, data_dir="rooms", file="tasks.txt", limit=None):
+        self.given = (data_dir, file, path, limit)
+
+
 def test_an_environment_by_class_and_by_file():
-    """A user's own environment that cannot be named, or has no name in reports."""
+    """A user's own environment that cannot be named, has no name in reports, or loses its defaults."""
     env = make_env(TINY, "data", 5, ["size=4", "loud=True", "rate=1e-3"], workers=2)
     assert env.name == TINY and env.given == ("data", 5, 4, True, 0.001)
     assert make_env(TINY, options=["loud=false"]).given[3] is False
+    assert make_env("tests.test_envs_base:Own", options=["path=b", "limit=3"]).given == ("rooms", "tasks.txt", "b", "3")
     env = make_env(FILES, seed=3)
     assert env.name == FILES and env.tasks("train")[0] == make_env(FILES, seed=3).tasks("train")[0]
     assert env.tasks("train")[0] != make_env(FILES, seed=4).tasks("train")[0]

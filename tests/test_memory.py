@@ -27,13 +27,16 @@ from tests.conftest import CHATML, EXAMPLE, ROOT, free_port, random_model, run_m
 PUBLISHED = {
     "meta-llama/Llama-3.1-8B-Instruct": ("llama", {
         "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "tie_word_embeddings": False}, 8_030_261_248),
+        "num_attention_heads": 32, "num_key_value_heads": 8, "tie_word_embeddings": False,
+        "max_position_embeddings": 131072}, 8_030_261_248),
     "Qwen/Qwen2.5-1.5B-Instruct": ("qwen2", {
         "vocab_size": 151936, "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28,
-        "num_attention_heads": 12, "num_key_value_heads": 2, "tie_word_embeddings": True}, 1_543_714_304),
+        "num_attention_heads": 12, "num_key_value_heads": 2, "tie_word_embeddings": True,
+        "max_position_embeddings": 32768}, 1_543_714_304),
     "Qwen/Qwen2.5-3B-Instruct": ("qwen2", {
         "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36,
-        "num_attention_heads": 16, "num_key_value_heads": 2, "tie_word_embeddings": True}, 3_085_938_688)}
+        "num_attention_heads": 16, "num_key_value_heads": 2, "tie_word_embeddings": True,
+        "max_position_embeddings": 32768}, 3_085_938_688)}
 
 
 def published(name):
@@ -62,13 +65,26 @@ def test_presets_fit_their_machines(preset, changes, ranks, limit):
 
 
 def test_what_cannot_fit_is_refused_before_anything_is_made(tmp_path, monkeypatch):
-    """Stops an hour of collecting and training before the policy turns out to be too large."""
+    """Stops an hour of collecting and training before the policy turns out to be too large, or its context
+    longer than what it reads."""
     kind, values, _ = PUBLISHED["meta-llama/Llama-3.1-8B-Instruct"]
     CONFIG_MAPPING[kind](**values).save_pretrained(tmp_path / "m")
     monkeypatch.setattr("dreamgym.memory.os.sysconf", lambda name: 2**17)      # 2**17 pages of 2**17 bytes
     with pytest.raises(ValueError, match="each rank, which has .* fewer --slots"):
         run_main("train_policy", "--env", EXAMPLE, "--model", tmp_path / "m", "--out", tmp_path / "out")
+    CONFIG_MAPPING[kind](**values | {"max_position_embeddings": 2048}).save_pretrained(tmp_path / "m")
+    with pytest.raises(ValueError, match="a context of 4608 tokens: this model reads 2048"):
+        run_main("train_policy", "--env", EXAMPLE, "--model", tmp_path / "m", "--out", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_reference_beside_a_served_dream_is_counted():
+    """A run that fits by the budget, and then loads one model more."""
+    size = published("Qwen/Qwen2.5-1.5B-Instruct")
+    need = lambda kl_coef: sum(budget(SimpleNamespace(
+        dtype="auto", quantize="none", lora_rank=0, slots=8, micro_batch_tok=128, kl_coef=kl_coef,
+        gradient_checkpointing=False), size, 64, 1)["update"].values())
+    assert need(0.01) - need(0.0) == 2 * size.total
 
 
 def tiny(folder, texts=("red blue",), kind="llama", hidden=64, **changes):

@@ -145,6 +145,14 @@ def test_episodes_may_weigh_the_same():
     assert sum(weight.values()) == pytest.approx(sum(tokens.values()))
 
 
+def test_ppo_takes_the_flag_of_the_loss_mean_too(monkeypatch):
+    """A flag that a preset sets and PPO ignores."""
+    monkeypatch.setattr(rl, "token_values", lambda *a: [torch.zeros(sum(s.mask)) for s in a[2]])
+    token, whole = (torch.cat(rl.make_batch(some_episodes(), None, object(), settings(loss_mean=kind), ALONE).advantage)
+                    for kind in ("token", "episode"))
+    assert not torch.equal(token, whole) and torch.equal(token.sign(), whole.sign())
+
+
 def test_what_teaches_nothing():
     """The experience model's slips that count as the policy's, a flag that does nothing, right answers that count as
     failures while a judge is away."""

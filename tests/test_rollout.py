@@ -270,3 +270,9 @@ def test_imitation_of_a_foreign_log(tiny_model):
     refused = replace(step, next_state=step.state, done=False)
     for shown_only in (refused, replace(step, imitate=False)):
         assert imitation_segments(policy, Episode(id="log", task=tasks(1)[0], steps=[shown_only])) == []
+    for long in (replace(step, state="page " * 600), replace(step, action="click " * 100)):
+        second = replace(step, state=step.next_state, action="a", next_state=long.state)
+        last = replace(long, state=second.next_state)
+        kept = imitation_segments(policy, Episode(id="log", task=tasks(1)[0], steps=[step, second, last]))
+        assert sum(len(s.turn_ends) for s in kept) == 2 and all(len(s.ids) <= policy.settings.context for s in kept)
+    assert policy.counts["cut_demonstrations"] == 2

@@ -2,8 +2,11 @@
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +15,7 @@ import torch
 from msgspec.structs import replace
 
 import dreamgym.model
-from tests.conftest import EXAMPLE, SMALL_RUN, free_port, on_two_ranks, one_step, run_main
+from tests.conftest import EXAMPLE, ROOT, SMALL_RUN, free_port, on_two_ranks, one_step, run_main
 from dreamgym import prepare, run
 from dreamgym.curriculum import Curriculum
 from dreamgym.episode import Step, StopReason, Task, read_tasks, to_json
@@ -124,6 +127,21 @@ def test_ctrl_c_reaches_the_script_that_is_running(tmp_path, monkeypatch):
         prepare.launch(child, [])
     assert stopped.value.code == 130 and (tmp_path / "saved").read_text() == "x"
     assert signal.getsignal(signal.SIGINT) is before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent has ended")
+def test_a_child_does_not_outlive_a_killed_parent(tmp_path):
+    """A second collect.py in the folder of one that still runs unseen."""
+    (tmp_path / "child.py").write_text("import os, time\nprint(os.getpid(), flush=True)\ntime.sleep(600)\n")
+    parent = subprocess.Popen([sys.executable, "-c", f"""
+from dreamgym import prepare
+prepare.launch({str(tmp_path / "child.py")!r}, [])"""], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    child = int(parent.stdout.readline())
+    parent.kill(), parent.wait()
+    deadline = time.monotonic() + 10
+    while Path(f"/proc/{child}/stat").exists() and Path(f"/proc/{child}/stat").read_text().split()[2] != "Z":
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_scarce_tasks_are_the_same_in_every_run(trained):

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import pytest
 
 from dreamgym.encoder import WordEncoder
-from dreamgym.envs.base import Audit, env_of_data, make_env
+from dreamgym.envs.base import Audit, StepResult, env_of_data, make_env
 from dreamgym.episode import StopReason, read_episodes
 from dreamgym.experience_model import ExperienceModel, ExperienceSettings, new_retrieval
 from dreamgym.run import load_meta
@@ -87,6 +87,16 @@ def test_rewards_come_from_where_the_options_say(world):
     session, = (learnt := world.make(pages="true", rewards="learnt")).reset([won.task])
     result, = learnt.step([session], ["ls"])
     assert (result.reward, result.done, result.stop) == (1.0, True, StopReason.SUCCESS)
+
+
+def test_a_broken_dream_is_not_judged_again(world, monkeypatch):
+    """A malformed answer that is paid."""
+    learnt = world.make(pages="learnt", rewards="learnt")
+    session, = learnt.reset([world.episodes[0].task])
+    broken = StepResult(session.state, done=True, stop=StopReason.MALFORMED)
+    monkeypatch.setattr(learnt.base, "step", lambda *_: [broken])
+    result, = learnt.step([session], ["ls"])
+    assert (result.reward, result.stop) == (0.0, StopReason.MALFORMED)
 
 
 @pytest.mark.parametrize("rates, paid", [

@@ -188,10 +188,13 @@ def make_env(name: str, data_dir: str = "", seed: int = 7, options: Sequence[str
     Raises ValueError naming the flag that does not fit."""
     cls = environment_class(name)
     known = inspect.signature(cls).parameters
-    given = {k: v for k, v in {"data_dir": data_dir, "seed": seed, **more}.items() if k in known}
+    default = {key: parameter.default for key, parameter in known.items()}
+    given = {k: v for k, v in {"data_dir": data_dir, "seed": seed, **more}.items()
+             if k in known and (v != "" or default[k] is inspect.Parameter.empty)}
     if data_dir and "data_dir" not in known:
         raise ValueError(f"--data-dir {data_dir}: {name} takes no data folder")
-    own = {key: type(known[key].default) for key in sorted(known) if key not in ("data_dir", "seed")}
+    own = {key: str if default[key] in (None, inspect.Parameter.empty) else type(default[key])
+           for key in sorted(known) if key not in ("data_dir", "seed")}
     for option in options:
         key, _, text = option.partition("=")
         if key not in own:
