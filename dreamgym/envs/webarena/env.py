@@ -93,7 +93,7 @@ class WebArena(Environment):
         return official_tasks(Path(self.data_dir))
 
     def describe(self) -> dict:
-        data = ({"data": "own sites", "seed": self.seed} if self.own else
+        data = ({"data": "own sites", "seed": self.seed, "databases": len(DATABASES)} if self.own else
                 {"data": "official data", "tasks": Path(self.data_dir).name})
         return {"env": "webarena", "state_form": STATE_FORM, **data}
 

@@ -16,7 +16,7 @@ from dreamgym.envs.webarena.templates import TEMPLATES, Template
 from dreamgym.envs.webarena.text import read_action, read_page
 from dreamgym.episode import Task
 
-COUNTS = {"train": 640, "valid": 100, "test": 160}
+COUNTS = {"train": 2560, "valid": 100, "test": 160}
 NEW_KINDS = 0.25                                 # share of the test tasks whose template is never trained on
 SENTENCES = {"train": 0.5, "valid": 0.25, "test": 0.25}        # shares of what one split alone may ask
 FOUND_PER_MISSING = 2                            # where a template may ask for absent things
@@ -249,7 +249,7 @@ def make_tasks(split: str, seed: int) -> list[Task]:
         return list(islice(unlike, count))
 
     of_new = round(COUNTS[split] * NEW_KINDS) if split == "test" else 0
-    tasks, first_id = [], 1000 * list(COUNTS).index(split)
+    tasks, first_id = [], 10_000 * list(COUNTS).index(split)
     for at, template, values in chosen(of_new, True) + chosen(COUNTS[split] - of_new, False):
         intent = filled(rng.choice(template.intents), values)
         config = task_record(template, values, intent, first_id + len(tasks))

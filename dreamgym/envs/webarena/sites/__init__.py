@@ -27,7 +27,7 @@ from dreamgym.envs.webarena.sites.site import DATABASE, FOLDER, open_session
 
 _SITES = {module.SITE.name: module.SITE for module in (shop, cms, forum, code, maps, homepage)}
 SITES = tuple(_SITES)
-COUNTS = {"train": 16, "valid": 2, "test": 4}  # databases of a seed
+COUNTS = {"train": 64, "valid": 2, "test": 4}  # databases of a seed
 DATABASES = tuple(f"{split} {number}" for split, count in COUNTS.items() for number in range(count))
 
 
