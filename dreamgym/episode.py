@@ -32,6 +32,10 @@ class StopReason(StrEnum):
     CONTEXT = "context"            # task and page alone fill the policy's context
     NOT_JUDGED = "not_judged"      # the environment could not score it (a judge that is not there)
 
+    @classmethod
+    def _missing_(cls, value):
+        raise ValueError(f"stop {value!r}: expected one of {', '.join(map(repr, map(str, cls)))}")
+
 
 class Task(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """One instruction."""
@@ -163,7 +167,10 @@ def to_json(record: Task | Episode) -> dict:
     """A record as plain JSON values, with the schema number and without token segments."""
     if isinstance(record, Episode):
         record = replace(record, segments=[])
-    return {"schema": SCHEMA} | msgspec.to_builtins(record)
+    try:
+        return {"schema": SCHEMA} | msgspec.to_builtins(record)
+    except TypeError as error:                   # a `goal` of numpy numbers
+        raise ValueError(f"{type(record).__name__} {record.id!r}: {error}; expected JSON values") from None
 
 
 def from_json(record: object, kind: type, where: str):

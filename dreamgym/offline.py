@@ -3,6 +3,7 @@ added."""
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import zip_longest
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from msgspec.structs import replace
 
 from dreamgym import prompts, run, teacher
 from dreamgym.encoder import WordEncoder
-from dreamgym.envs.base import Environment, Player, env_of_data, record_step
+from dreamgym.envs.base import Environment, Player, env_of_data, one_each, record_step
 from dreamgym.episode import (Episode, Source, Step, StopReason, Task, check_episode, read_episodes, recorded,
                               to_json)
 from dreamgym.names import Names
@@ -59,7 +60,7 @@ def play_at_once(env: Environment, roles: list[tuple[Episode, Player, np.random.
     """Fills the empty episodes of `roles` with real steps and yields each when it ends. They run in
     lock-step, and `workers` players are asked at the same time. Raises ValueError where the answers of the
     environment make no valid episode, or a state that no experience model could answer with."""
-    sessions = env.reset([episode.task for episode, *_ in roles])
+    sessions = one_each(env.reset([episode.task for episode, *_ in roles]), roles, f"{env.name}: reset")
     try:
         acts = [player.make(session, rng) for session, (_, player, rng) in zip(sessions, roles)]
         running = list(zip(sessions, roles, acts))
@@ -70,7 +71,8 @@ def play_at_once(env: Environment, roles: list[tuple[Episode, Player, np.random.
             else:
                 with ThreadPoolExecutor(workers) as pool:
                     actions = list(pool.map(act, running))
-            results = env.step([session for session, *_ in running], actions)
+            results = one_each(env.step([session for session, *_ in running], actions), running,
+                               f"{env.name}: step")
             for (_, (episode, player, _), _), state, action, result in zip(running, states, actions, results):
                 record_step(episode, state, str(action), result, env.max_steps)
                 episode.steps[-1].imitate = player.imitate and not isinstance(action, Probe)
@@ -85,8 +87,10 @@ def checked(env: Environment, episode: Episode) -> Episode:
     """The episode, explained, if an experience model can learn from it. Raises ValueError."""
     for state in [episode.steps[0].state, *(step.next_state for step in episode.steps)]:
         if state != (plain := prompts.plain_state(state)):
-            raise ValueError(f"{env.name}, {episode.id}: a state is {state[:80]!r}, expected {plain[:80]!r}, "
-                             "which an experience model can answer with; see dreamgym.prompts.plain_state")
+            pairs = zip_longest(state.split("\n"), plain.split("\n"))
+            found, expected = next((a, b) for a, b in pairs if a != b)
+            raise ValueError(f"{env.name}, {episode.id}: a line of a state is {found!r}, expected "
+                             f"{expected!r} as a model can answer it; see dreamgym.prompts.plain_state")
     return explained(env, check_episode(episode, f"{env.name}, {episode.id}"))
 
 

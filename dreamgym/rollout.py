@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from dreamgym.chat import answer_ids, answer_text, chat_format, prompt_ids
-from dreamgym.envs.base import Environment, Session, record_step
+from dreamgym.envs.base import Environment, Session, one_each, record_step
 from dreamgym.episode import Episode, Source, StopReason, Task, TokenSegment
 from dreamgym.prompts import parse_action, policy_answer, policy_system, policy_turn, tried_actions
 from dreamgym.sampler import Sampler
@@ -107,7 +107,7 @@ def rollout(policy: Policy, world, tasks: list[Task], temperature: float, name: 
         spent = 0
         while len(finished) < len(tasks) and spent != max_transitions:
             fresh = [pair for _, pair in zip(range(slots - len(running)), waiting)]
-            sessions = world.reset([task for _, task in fresh]) if fresh else []
+            sessions = one_each(world.reset([task for _, task in fresh]), fresh, "reset") if fresh else []
             for (index, task), session in zip(fresh, sessions):
                 episode = Episode(id=f"{name}-{index}", task=task, world=kind, source=Source.POLICY,
                                   segments=[TokenSegment()])
@@ -139,7 +139,7 @@ def _turn(policy: Policy, world, running: dict[int, _Running], order: list[int],
         extend(running[i].episode.segments[-1], running[i].prompt, sample.ids, sample.logps,
                policy.chat.end_ids)
     states, ended = [running[i].session.state for i in order], []
-    results = world.step([running[i].session for i in order], actions)
+    results = one_each(world.step([running[i].session for i in order], actions), order, "step")
     for i, state, action, result, sample in zip(order, states, actions, results, samples):
         episode = running[i].episode
         record_step(episode, state, action, result, policy.env.max_steps)

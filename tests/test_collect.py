@@ -171,6 +171,18 @@ class Counter(Environment):
 GO = {"go": Player(lambda session, rng: lambda state: "go")}
 
 
+@pytest.mark.parametrize("step, said", [
+    (lambda sessions, actions: [], "counter: step returned 0 for 1"),
+    (lambda sessions, actions: [StepResult("1", 0.0, True, "lost")], "stop 'lost': expected one of '', 'success'"),
+    (lambda sessions, actions: [StepResult("so far\ntask: x")], "a line of a state is 'task: x', expected '> task: x'")])
+def test_a_step_that_cannot_be(step, said):
+    """An endless loop over an environment that answers nothing; a stop that only later scripts refuse; a message that
+    cuts off what is wrong."""
+    env = Counter(step=step, max_steps=1)
+    with pytest.raises(ValueError, match=said):
+        offline.play(env, env.tasks("train")[0], GO["go"], np.random.default_rng(0), "a")
+
+
 def test_a_minimal_environment(tmp_path):
     """An environment of three methods that cannot be collected from: no start, and no reasons."""
     env = Counter()

@@ -52,13 +52,21 @@ class StepResult:
         return self.stop == StopReason.MALFORMED
 
 
+def one_each(made: Sequence, wanted: Sequence, what: str) -> Sequence:
+    """`made`. Raises ValueError where an environment gave fewer or more than `wanted` has."""
+    if len(made) != len(wanted):
+        raise ValueError(f"{what} returned {len(made)} for {len(wanted)}; expected one each, in order")
+    return made
+
+
 def record_step(episode: Episode, state: str, action: str, result: StepResult, max_steps: int) -> None:
     """Appends a step to a running episode; says why it ended where it has."""
     episode.steps.append(Step(state=state, action=action, next_state=result.state,
                               reward=float(result.reward), done=bool(result.done),
                               reasoning=result.reasoning, reward_reasoning=result.reward_reasoning))
     if result.done:
-        episode.stop = result.stop or (StopReason.SUCCESS if result.reward else StopReason.FAILURE)
+        outcome = StopReason.SUCCESS if result.reward else StopReason.FAILURE
+        episode.stop = StopReason(result.stop) or outcome
         episode.raw_score, episode.output = float(result.raw_score), result.output
     elif len(episode.steps) >= max_steps:
         episode.stop = StopReason.STEP_LIMIT
@@ -95,7 +103,7 @@ class Environment:
     """A text environment. The keyword arguments of `__init__` are its `--env-options name=value`, whose
     defaults give their types; `data_dir` and `seed` among them get --data-dir and --env-seed."""
     name: str = ""
-    label: str = ""                        # which data is played, for reports: "own sites", ...
+    label: str = "own environment"         # which data is played, for reports: "own sites", ...
     max_steps: int = 15
     slots: int = 1_000_000                 # episodes that can run at once
     is_real: bool = True                   # False: no world to play in, only recorded episodes (envs/logs.py)

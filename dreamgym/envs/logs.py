@@ -25,7 +25,8 @@ class Logs(Environment):
 
     def __init__(self, file: str = ""):
         if not file:
-            raise ValueError("--env logs: no recorded episodes; give --import-file FILE.jsonl to collect.py")
+            raise ValueError("--env logs: no recorded episodes; give --import-file FILE.jsonl to collect.py "
+                             "or --data FILE.jsonl to train_policy.py")
         played = list(map(plain_episode, recorded(read_episodes(file))))
         starts = {(episode.task.text, episode.steps[0].state): episode.task for episode in reversed(played)}
         texts = sorted({text for text, _ in starts}, key=lambda text: hashlib.sha256(text.encode()).digest())
