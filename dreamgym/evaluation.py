@@ -70,7 +70,6 @@ def ask_recorded(model: ExperienceModel, episodes: list[Episode], dist, batch: i
     """The model asked about each recorded step with its true history (teacher forcing): (episode, index of
     the step, prediction). `dreaming`: with the retrieval and the draws of a dream, in place of the likeliest
     answer without what was recorded of this task. Ranks share the work."""
-    temperature = model.settings.next_temperature if dreaming else 0.0
     rows, predictions = [(e, i) for e in episodes for i in range(len(e.steps))], []
     first, end = (len(rows) * rank // dist.world_size for rank in (dist.rank, dist.rank + 1))
     with run.progress(end - first, "experience model on recorded steps") as bar:
@@ -78,7 +77,7 @@ def ask_recorded(model: ExperienceModel, episodes: list[Episode], dist, batch: i
             part = rows[start:min(start + batch, end)]
             questions = model.questions([(e.task.text, e.steps[:i], e.steps[i].state, e.steps[i].shown_action)
                                          for e, i in part], dreaming)
-            predictions += model.predict(questions, temperature)
+            predictions += model.predict(questions, dreaming)
             bar.update(len(part))
     return [(*row, prediction) for row, prediction in zip(rows, dist.gather(predictions))]
 

@@ -243,10 +243,11 @@ class ExperienceModel:
                 answers[i] = answer if answers[i][0] is None else answers[i]
         return answers
 
-    def predict(self, questions: list[Question], temperature: float = 0.0) -> list[StepResult]:
-        """Both answers for a batch of steps: the likeliest, but pages that are new are drawn at
-        `temperature`."""
+    def predict(self, questions: list[Question], dreaming: bool = False) -> list[StepResult]:
+        """Both answers for a batch of steps: the likeliest, but a dream draws pages that are new at
+        `next_temperature`."""
         s, shown = self.settings, [self.next_prompt_ids(q) for q in questions]
+        temperature = s.next_temperature if dreaming else 0.0
         asked = [(ids, lambda text, q=q: parse_next(text, q, s.page_format)) for ids, q in shown]
         start = "" if s.reasoning else NEXT
         answers = self._ask(asked, start, s.max_next_tok)
@@ -297,7 +298,7 @@ class ExperienceModel:
         grounded = [self.env.ground(s.state, a) for s, a in zip(sessions, actions)]
         questions = self.questions([(s.task.text, s.inner, s.state, action)
                                     for s, action in zip(sessions, grounded)], dreaming=True)
-        predictions, results = self.predict(questions, self.settings.next_temperature), []
+        predictions, results = self.predict(questions, dreaming=True), []
         for session, action, p in zip(sessions, grounded, predictions):
             self.counts["steps"] += 1
             if p.malformed:

@@ -136,14 +136,15 @@ def test_experience_report():
         asked.extend(past for _, past, _, _ in steps)
         return [Question(t, s, a, [], [], []) for t, _, s, a in steps]
 
-    def predict(questions, temperature):
+    def predict(questions, dreaming):
+        assert not dreaming
         return [answers.get(q.action) or StepResult(PLACED, float(q.task in ("blue 0", "ok")), True)
                 for q in questions]
 
     lookup = lambda states, actions: [SimpleNamespace(next_state=RESULTS) if a == "search[a]" else None
                                       for a in actions]
     model = SimpleNamespace(env=SimpleNamespace(audit=Audit()), questions=questions, predict=predict,
-                            lookup=lookup, settings=SimpleNamespace(next_temperature=1.0))
+                            lookup=lookup)
     report = experience_report(model, [played, *near], Dist(), batch=3)
     assert [len(past) for past in asked] == [0, 1, 2, 3, 4, 0, 0, 0, 0, 0] and asked[4][3] == steps[3]
     assert (report["transitions"], report["answers"]) == (5, 10)

@@ -44,8 +44,7 @@ def test_what_the_page_holds(tmp_path):
                StepResult("blue", 1.0, True)]
     asked = []
     questions = lambda steps, dreaming: asked.extend(len(past) for _, past, *_ in steps) or steps
-    model = SimpleNamespace(questions=questions, predict=lambda questions, temperature: answers,
-                            settings=SimpleNamespace(next_temperature=0.0))
+    model = SimpleNamespace(questions=questions, predict=lambda questions, dreaming: answers)
     viewer.write_page(tmp_path / "new/page.html", ENV, "about", [dreamt, real], model, tmp_path, ["cut", ""])
     data = held(tmp_path / "new/page.html")
     (row,), each = data["rows"], lambda name, key: [step[key] for step in data["rows"][0][name]["steps"]]
@@ -102,8 +101,7 @@ def hostile_page(path):
     real = Episode(id=HOSTILE, task=task, steps=[step], source=HOSTILE, stop=StopReason.SUCCESS)
     dreamt = Episode(id=HOSTILE, task=task, steps=[step], world="dream", stop=StopReason.MALFORMED, output=HOSTILE)
     answer = StepResult(f"{HOSTILE}\n3", reasoning=HOSTILE, reward_reasoning=HOSTILE)
-    model = SimpleNamespace(questions=lambda steps, dreaming: steps, predict=lambda questions, temperature: [answer],
-                            settings=SimpleNamespace(next_temperature=0.0))
+    model = SimpleNamespace(questions=lambda steps, dreaming: steps, predict=lambda questions, dreaming: [answer])
     env = SimpleNamespace(name=HOSTILE, label=HOSTILE, audit=Audit())
     viewer.write_page(path, env, HOSTILE, [real, dreamt], model, path.parent, [HOSTILE])
 

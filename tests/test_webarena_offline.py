@@ -224,5 +224,5 @@ def test_counterfactuals_are_of_the_databases_that_were_played(env, episodes, ro
     assert len(of_valid) == 80 and sentences(of_valid, valid) <= asked("valid")
     pages = {step.state: episode.task.goal["database"] for episode in episodes for step in episode.steps}
     on_pages = on_recorded_pages(rows, episodes)
-    judged, there = {pages[row.steps[0].state] for row in on_pages}, set(pages.values())
-    assert judged <= there and len(judged) > 0.9 * len(there) > 10        # one step may be all that was played
+    count, judged = Counter(pages.values()), {pages[row.steps[0].state] for row in on_pages}
+    assert judged == {name for name in count if count[name] > 1 or name in judged}   # a lone page may fit no sentence
