@@ -15,7 +15,8 @@ from scipy.cluster.hierarchy import DisjointSet
 
 from dreamgym.episode import Episode, recorded
 
-RARE = 0.1                             # share of the tasks in which the name of a thing may stand
+MANY = 5                  # things that can replace each other; there are seldom as many verbs that do
+RARE, COMMON = 0.1, 0.25  # largest share of the tasks with a thing's name: in a smaller group, among MANY
 _WORD = re.compile(r"%[0-9A-Fa-f]{2}|[^\W\d_]{2,}")    # may be a name; "%2F" is matched whole and is none
 
 
@@ -69,17 +70,20 @@ def unshown(episodes: Iterable[Episode]) -> set[str]:
 def substitutes(tasks: Iterable[str]) -> list[list[str]]:
     """Groups of words, in lower case, that can replace each other: in some tasks they stand between the same
     two tokens before and the same two behind ("find me _ boots with"), or a third word does so with both. A
-    word of more than a tenth of the different texts is no name."""
+    group with a word of more than a tenth of the different texts holds names only where it has five words. A
+    word of more than a quarter is no name."""
     texts = [re.findall(r"[^\W_]+|\S", text) for text in sorted({task.lower() for task in tasks})]
     counts = Counter(word for text in texts for word in set(text))
     places: dict[tuple, list[str]] = {}
     for text in texts:
         around = ["", "", *text, "", ""]
         for *before, word, after, last in zip(*(around[i:] for i in range(5))):
-            if _WORD.fullmatch(word) and counts[word] <= RARE * len(texts):
+            if _WORD.fullmatch(word) and counts[word] <= COMMON * len(texts):
                 places.setdefault((*before, after, last), []).append(word)
     groups = DisjointSet(word for words in places.values() for word in words)
     for first, *others in places.values():
         for word in others:
             groups.merge(first, word)
-    return sorted(sorted(words) for words in groups.subsets() if len(words) > 1)
+    rare = lambda words: all(counts[word] <= RARE * len(texts) for word in words)
+    return sorted(sorted(words) for words in groups.subsets()
+                  if len(words) >= MANY or len(words) > 1 and rare(words))
