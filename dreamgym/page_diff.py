@@ -1,9 +1,9 @@
 """One compact form of a page: its difference to a page that the reader has before it.
 
     = state                the name of a known page; alone, it is that page unchanged
-    - chosen: none         a line to take out (the first such line at or after the place of the edit before)
-    + chosen: red          a line to put in at that place; before any other edit, at the end of the page
-    ~ chosen: red          says the only line that begins with "chosen: ", changed or not
+    - mug 1                a line to take out (the first such line at or after the place of the edit before)
+    + nothing              a line to put in at that place; before any other edit, at the end of the page
+    ~ chosen: red          a line with a key: it replaces the only line that begins with "chosen: "
 
     encode(page, {"state": known}) -> text;   decode(text, {"state": known}) == page
 
@@ -17,19 +17,21 @@ MARK = "= "
 
 
 def encode(page: str, known: Mapping[str, str], keys: bool = False) -> str:
-    """The page itself, or the form of it that decode gives back and that says the fewest words. `keys`: says
-    each line that has a key of its own ("~ "). Such lines change most, and a model need not tell whether they
-    did."""
-    candidates = [page] if not page.startswith(MARK) else []
-    for name, text in known.items():
+    """The page itself, or the form of it that decode gives back and that says the fewest words. Another known
+    page than the first is named only where that halves the words: which of several pages saves one word is
+    chance, and no model can learn it. `keys`: says each line with a key, changed or not. Such lines change
+    most, and a model need not tell whether they did."""
+    cost = {page: _cost(page)} if not page.startswith(MARK) else {}
+    for i, (name, text) in enumerate(known.items()):
         if text == page and not keys:
             return MARK + name
         written = "\n".join([MARK + name, *_edits(text.split("\n"), page.split("\n"), keys)])
         try:
-            candidates += [written] * (decode(written, known) == page)
+            if decode(written, known) == page:
+                cost[written] = _cost(written) * (2 if i else 1)
         except ValueError:       # edits that name lines have no form for this page
             pass
-    return min(candidates, key=_cost) if candidates else page
+    return min(cost, key=cost.get, default=page)
 
 
 def _cost(text: str) -> int:
@@ -41,19 +43,20 @@ def _cost(text: str) -> int:
 
 
 def _edits(known: list[str], lines: list[str], keys: bool) -> list[str]:
-    """The edits that make `lines` of `known`. A line put in is written after the line before it, taken out
-    and put back ("- a", "+ a", "+ new"), or before the first line ("- a", "+ new", "+ a"): a model can name a
-    line that it reads, and hardly count which one it is."""
+    """The edits that make `lines` of `known`. Where all lines of a place keep their keys they are replaced. A
+    line put in is written after the line before it, taken out and put back ("- a", "+ a", "+ new"), or before
+    the first line ("- a", "+ new", "+ a"): a model can name a line that it reads, and hardly count which one
+    it is."""
     edits: list[str] = []
-    said = lambda place, line: keys and _places(known, line) == [place]
+    keyed = lambda place, line: _places(known, line) == [place]
     for what, a, b, c, d in SequenceMatcher(None, known, lines, autojunk=False).get_opcodes():
         if what == "equal":
-            edits += [f"~ {known[i]}" for i in range(a, b) if said(i, known[i])]
+            edits += [f"~ {known[i]}" for i in range(a, b) if keys and keyed(i, known[i])]
             continue
-        if b - a == d - c == 1 and said(a, lines[c]):
-            edits.append(f"~ {lines[c]}")
+        if b - a == d - c and all(keyed(a + i, lines[c + i]) for i in range(b - a)):
+            edits += [f"~ {line}" for line in lines[c:d]]
             continue
-        if what == "insert" and 0 < a < len(known) and not said(a - 1, known[a - 1]):
+        if what == "insert" and 0 < a < len(known) and not (keys and keyed(a - 1, known[a - 1])):
             a, c = a - 1, c - 1
         elif what == "insert" and a == 0 < len(known):
             b, d = a + 1, d + 1

@@ -121,13 +121,13 @@ When asked for the reward, compare the task with what was done, then answer in t
 think: REASONING
 reward: 0 or 1 done: yes or no
 The reward is 1 only where the action fulfils the whole task."""
+EDITS_FORM = ("then '- LINE' for each line to take out and '+ LINE' for each line to put in there. "
+              "'~ KEY: VALUE' replaces the line that begins with 'KEY: '")
 DIFF_FORM = ("\nA state that is close to one in the prompt may be written short: its name ('= state', "
-             "'= before 1', '= similar 1', '= earlier 1'), then '- LINE' for each line to take out and "
-             "'+ LINE' for each line to put in there.")
+             f"'= before 1', '= similar 1', '= earlier 1'), {EDITS_FORM}.")
 TITLES_FORM = ("\nA state that is close to one in the prompt may be written short: '= state', or '= ' and "
                "the first line of another one (where two begin alike its name: '= before 1', '= similar 1', "
-               "'= earlier 1'), then '- LINE' for each line to take out, '+ LINE' for each line to put in "
-               "there. '~ KEY: VALUE' says the line that begins with 'KEY: ', for each such line.")
+               f"'= earlier 1'), {EDITS_FORM}; each such line is said, changed or not.")
 FORMS = {"full": "", "diff": DIFF_FORM, "titles": TITLES_FORM}
 
 

@@ -77,7 +77,7 @@ def make(parts, episodes=(), answers=(), stop="end", encoder=None, **settings):
     encoder = encoder or words
     buffer = ReplayBuffer(encoder.dim, 1000)
     fill_buffer(buffer, encoder, episodes)
-    settings = ExperienceSettings(**{"context": 600, "max_next_tok": 80, "max_reward_tok": 40} | settings)
+    settings = ExperienceSettings(**{"context": 660, "max_next_tok": 80, "max_reward_tok": 40} | settings)
     dream = ExperienceModel(model, tokenizer, Shop(), settings, (buffer, encoder), slots=4)
     dream.sampler = FakeSampler(tokenizer, answers, stop) if answers is not None else dream.sampler
     return dream

@@ -51,6 +51,18 @@ def test_the_form(page, text):
 
 
 @pytest.mark.parametrize("page, text", [
+    ("red: salt\nblue: empty\nb c d e f g h i j\nhand: red", "= state\n~ hand: red"),
+    ("red: empty\nblue: salt\nb c d e f g h i j\nhand: none", "= state\n~ red: empty\n~ blue: salt"),
+    ("red: salt\nb: empty\nb c d e f g h i j\nhand: none", "= state\n- blue: empty\n+ b: empty"),
+    ("red: empty\nb: empty\nb c d e f g h i j\nhand: none", "= state\n- red: salt\n- blue: empty\n+ red: empty\n+ b: empty"),
+])
+def test_a_line_that_keeps_its_key_is_replaced(page, text):
+    """The old line, which a small model must then copy, too; a changed key that is taken for a changed value."""
+    known = {"state": "red: salt\nblue: empty\nb c d e f g h i j\nhand: none"}
+    assert encode(page, known) == text and decode(text, known) == page
+
+
+@pytest.mark.parametrize("page, text", [
     ("at: home\nb c d e f g h i j\nholding: nothing", "= state\n~ at: home\n~ holding: nothing"),
     ("at: home\nb c d e f g h i j\nholding: cup", "= state\n~ at: home\n~ holding: cup"),
     ("at: home\nnew\nb c d e f g h i j\nholding: cup", "= state\n~ at: home\n+ new\n~ holding: cup"),
@@ -61,6 +73,16 @@ def test_a_line_with_a_key_is_always_said(page, text):
     """A model that must tell whether such a line changed before it may leave it out."""
     known = {"state": "at: home\nb c d e f g h i j\nholding: nothing"}
     assert encode(page, known, keys=True) == text and decode(text, known) == page
+
+
+@pytest.mark.parametrize("page, text", [
+    ("a b c d e f g h\ncold\nlast: cooled", "= state\n- tepid\n- last: labelled it\n+ cold\n+ last: cooled"),
+    ("a b c d e f g h\ncold\nlast: took", "= before 1\n- tepid\n+ cold"),
+])
+def test_another_page_is_named_where_it_halves_the_words(page, text):
+    """An older page that saves the one word "it": which page is nearest is chance, and no model learnt it."""
+    known = {"state": "a b c d e f g h\ntepid\nlast: labelled it", "before 1": "a b c d e f g h\ntepid\nlast: took"}
+    assert encode(page, known) == text
 
 
 def test_a_small_known_page_is_named():

@@ -228,7 +228,7 @@ def test_every_prompt_asks_of_the_task_beside_the_state():
         "state:\nx\naction: a\nstate:\ny\ntried: b\ntask: t\n")
     assert next_prompt(question(), "full").endswith(f"{turn}action: click[1]\n")
     assert reward_prompt("find me a vest", STATE, "a", "n", "full") == f"{turn}action: a\nnext:\nn\nreward?\n"
-    assert "- chosen: none\n" in reward_prompt("find me a vest", STATE, "a", STATE.replace("none", "red"), "diff")
+    assert "= state\n~ chosen: red\n" in reward_prompt("find me a vest", STATE, "a", STATE.replace("none", "red"), "diff")
 
 
 def test_system_prompts_say_what_is_parsed():
