@@ -13,6 +13,7 @@ latest at --max-steps. Writes the model, its replay buffer and report.json.
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -87,6 +88,7 @@ class Args:
     rename_share: Share = 0.0  # share of rows in which entities get other names (names.py)
     coded_words: Share = 0.0  # share of a row's rarer words that get codes, as unknown ones have (scratch)
     demo_dropout: Share = 0.0          # share of rows without demonstrations
+    other_task: Share = 0.0  # share of rows under another task, of next states that do not need theirs (ours)
     invalid_weight: float = 1.0        # how much more often steps that changed nothing are drawn
     micro_batch_tok: Count = 8192      # tokens per micro-batch: memory only, never changes the gradient
     probe_every: Count = 200           # steps between looks at the probes
@@ -130,6 +132,7 @@ class Rows:
     def __init__(self, args: Args, model: ExperienceModel, episodes: list[Episode], tasks: list):
         self.args, self.model = args, model
         self.names = Names((task.text for task in tasks), episodes)
+        self.tasks = [task.text for task in tasks]
         self.steps = [(e, i) for e in recorded(episodes) for i in range(len(e.steps))]
         self.counterfactual = [(e, 0) for e in episodes
                                if e.source == Source.COUNTERFACTUAL] if args.counterfactual_share else []
@@ -192,6 +195,8 @@ class Rows:
         samples = []
         for question, ((episode, i), rng) in zip(questions, rows):
             question = replace(question, demos=[]) if rng.random() < self.args.demo_dropout else question
+            if rng.random() < self.args.other_task and not needs_task(question, episode.steps[i]):
+                question = replace(question, task=self.tasks[rng.integers(len(self.tasks))])
             change = self.names.draw(rename_share, rng)
             samples.append(self.model.next_sample(rename_question(question, change),
                                                   rename_step(episode.steps[i], change)))
@@ -208,6 +213,17 @@ class Rows:
 def changes_little(step: Step) -> bool:
     """Whether the next state is shorter as a difference to the state than as a whole."""
     return encode(step.next_state, {"state": step.state}) != step.next_state
+
+
+def needs_task(question: Question, step: Step) -> bool:
+    """Whether the answer has a word that the task shows and the rest of the question, but for its
+    demonstrations, does not. If it has none, the task only helps to guess what the state says. Recorded
+    agents mostly act on what their task wants, so a model that guesses shows the wanted thing to a policy
+    that acts on another one."""
+    words = lambda *texts: set(re.findall(r"\w+", " ".join(texts).lower()))
+    pages = [question.state, question.action, *(text for pair in question.recent for text in pair)]
+    pages += [text for s in question.earlier for text in (s.state, s.shown_action, s.next_state)]
+    return not words(question.task).isdisjoint(words(step.reasoning, step.next_state) - words(*pages))
 
 
 # ---- the run ----

@@ -10,7 +10,7 @@ from dreamgym.episode import Episode, Step, Task
 from dreamgym.logprobs import TrainSample
 from dreamgym.prompts import Question, next_prompt, rename_question
 from dreamgym.word_tokenizer import build_tokenizer
-from train_expmodel import Args, Rows, steps_of_epochs
+from train_expmodel import Args, Rows, needs_task, steps_of_epochs
 
 
 class Model:
@@ -114,6 +114,26 @@ def test_renaming_is_whole():
         assert "red" not in repr(row) and "blue" in repr(row)
     question = Question("red", "red", "red", [("red", "red")], [Step(state="red", action="red", next_state="red", reward=1.0)], [])
     assert "red" not in repr(rename_question(question, lambda text: text.replace("red", "blue")))
+
+
+def test_rows_under_another_task():
+    """A page that needs its task, shown under another one; a reward judged under another task; a share of none."""
+    rows = rows_of(other_task=1.0)
+    rows.tasks = ["find blue"]
+    drawn = rows.draw(0)
+    assert {row[1].task for row in drawn if row[0] == "next"} == {"find blue"}
+    assert {row[1] for row in drawn if row[0] == "reward"} == {"buy red", "find red"}
+    assert {row[1].task for row in rows_of().draw(0) if row[0] == "next"} == {"find red"}
+
+
+@pytest.mark.parametrize("state, page, reasoning, needs", [
+    ("a shelf", "a Mug", "", True), ("a shelf", "a shelf", "no mug", True), ("a mug", "a mug", "", False),
+    ("a shelf", "a cup", "", False), ("a smug shelf", "a mug", "", True)])
+def test_which_pages_need_their_task(state, page, reasoning, needs):
+    """A wanted thing that is found in a new place: under another task it would be found without being wanted."""
+    step = Step(state=state, action="look", next_state=page, reasoning=reasoning)
+    assert needs_task(Question("find a mug", state, "look", [], [], []), step) == needs
+    assert not needs_task(Question("find a mug", state, "look", [("the mug", "open")], [], []), step)
 
 
 def test_demo_dropout_and_history():
