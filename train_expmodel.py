@@ -195,8 +195,10 @@ class Rows:
         samples = []
         for question, ((episode, i), rng) in zip(questions, rows):
             question = replace(question, demos=[]) if rng.random() < self.args.demo_dropout else question
-            if rng.random() < self.args.other_task and not needs_task(question, episode.steps[i]):
-                question = replace(question, task=self.tasks[rng.integers(len(self.tasks))])
+            if rng.random() < self.args.other_task:
+                other = self.tasks[rng.integers(len(self.tasks))]
+                own = question.task if needs_task(question, episode.steps[i], other) else other
+                question = replace(question, task=own)
             change = self.names.draw(rename_share, rng)
             samples.append(self.model.next_sample(rename_question(question, change),
                                                   rename_step(episode.steps[i], change)))
@@ -215,15 +217,16 @@ def changes_little(step: Step) -> bool:
     return encode(step.next_state, {"state": step.state}) != step.next_state
 
 
-def needs_task(question: Question, step: Step) -> bool:
-    """Whether the answer has a word that the task shows and the rest of the question, but for its
-    demonstrations, does not. If it has none, the task only helps to guess what the state says. Recorded
-    agents mostly act on what their task wants, so a model that guesses shows the wanted thing to a policy
-    that acts on another one."""
+def needs_task(question: Question, step: Step, other: str) -> bool:
+    """Whether the answer has a word of the task that neither the `other` task has, nor the question but for
+    its demonstrations. If not, the task only helps to guess what the state says. Recorded agents mostly act
+    on what their task wants, so a model that guesses shows the wanted thing to a policy that acts on another
+    one."""
     words = lambda *texts: set(re.findall(r"\w+", " ".join(texts).lower()))
     pages = [question.state, question.action, *(text for pair in question.recent for text in pair)]
     pages += [text for s in question.earlier for text in (s.state, s.shown_action, s.next_state)]
-    return not words(question.task).isdisjoint(words(step.reasoning, step.next_state) - words(*pages))
+    own = words(question.task) - words(other, *pages)
+    return not own.isdisjoint(words(step.reasoning, step.next_state))
 
 
 # ---- the run ----

@@ -127,13 +127,14 @@ def test_rows_under_another_task():
 
 
 @pytest.mark.parametrize("state, page, reasoning, needs", [
-    ("a shelf", "a Mug", "", True), ("a shelf", "a shelf", "no mug", True), ("a mug", "a mug", "", False),
-    ("a shelf", "a cup", "", False), ("a smug shelf", "a mug", "", True)])
+    ("shelf", "Mug", "", True), ("shelf", "shelf", "no mug", True), ("mug", "mug", "", False),
+    ("shelf", "cup", "", False), ("smug shelf", "mug", "", True), ("shelf", "find a cup", "a", False)])
 def test_which_pages_need_their_task(state, page, reasoning, needs):
     """A wanted thing that is found in a new place: under another task it would be found without being wanted."""
     step = Step(state=state, action="look", next_state=page, reasoning=reasoning)
-    assert needs_task(Question("find a mug", state, "look", [], [], []), step) == needs
-    assert not needs_task(Question("find a mug", state, "look", [("the mug", "open")], [], []), step)
+    assert needs_task(Question("find a mug", state, "look", [], [], []), step, "find a pan") == needs
+    assert not needs_task(Question("find a mug", state, "look", [], [], []), step, "find a mug or pan")
+    assert not needs_task(Question("find a mug", state, "look", [("the mug", "open")], [], []), step, "find a pan")
 
 
 def test_demo_dropout_and_history():
