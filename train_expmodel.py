@@ -197,8 +197,8 @@ class Rows:
             question = replace(question, demos=[]) if rng.random() < self.args.demo_dropout else question
             if rng.random() < self.args.other_task:
                 other = self.tasks[rng.integers(len(self.tasks))]
-                own = question.task if needs_task(question, episode.steps[i], other) else other
-                question = replace(question, task=own)
+                if not needs_task(question, episode.steps[i], other):
+                    question = replace(question, task=other)
             change = self.names.draw(rename_share, rng)
             samples.append(self.model.next_sample(rename_question(question, change),
                                                   rename_step(episode.steps[i], change)))
