@@ -13,7 +13,6 @@ latest at --max-steps. Writes the model, its replay buffer and report.json.
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -22,6 +21,7 @@ from typing import Literal
 import numpy as np
 
 from dreamgym import checkpoint, run, summary, tiny
+from dreamgym.encoder import WORD
 from dreamgym.envs.base import out_folder
 from dreamgym.episode import (Episode, Source, Step, StopReason, read_episodes, read_tasks, recorded,
                               rename_step)
@@ -222,7 +222,7 @@ def needs_task(question: Question, step: Step, other: str) -> bool:
     its demonstrations. If not, the task only helps to guess what the state says. Recorded agents mostly act
     on what their task wants, so a model that guesses shows the wanted thing to a policy that acts on another
     one."""
-    words = lambda *texts: set(re.findall(r"\w+", " ".join(texts).lower()))
+    words = lambda *texts: set(WORD.findall(" ".join(texts).lower()))
     pages = [question.state, question.action, *(text for pair in question.recent for text in pair)]
     pages += [text for s in question.earlier for text in (s.state, s.shown_action, s.next_state)]
     own = words(question.task) - words(other, *pages)

@@ -49,14 +49,15 @@ def _edits(known: list[str], lines: list[str], keys: bool) -> list[str]:
     it is."""
     edits: list[str] = []
     keyed = lambda place, line: _places(known, line) == [place]
+    said = lambda place: keys and keyed(place, known[place])
     for what, a, b, c, d in SequenceMatcher(None, known, lines, autojunk=False).get_opcodes():
         if what == "equal":
-            edits += [f"~ {known[i]}" for i in range(a, b) if keys and keyed(i, known[i])]
+            edits += [f"~ {known[i]}" for i in range(a, b) if said(i)]
             continue
         if b - a == d - c and all(keyed(a + i, lines[c + i]) for i in range(b - a)):
             edits += [f"~ {line}" for line in lines[c:d]]
             continue
-        if what == "insert" and 0 < a < len(known) and not (keys and keyed(a - 1, known[a - 1])):
+        if what == "insert" and 0 < a < len(known) and not said(a - 1):
             a, c = a - 1, c - 1
         elif what == "insert" and a == 0 < len(known):
             b, d = a + 1, d + 1
