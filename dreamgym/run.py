@@ -97,6 +97,9 @@ def init_dist(seed: int, threads: int = 1) -> Dist:
         for backend in ("GLOO", "NCCL"):
             os.environ.setdefault(f"{backend}_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     if cuda:
+        if local_rank >= torch.cuda.device_count():
+            raise ValueError(f"rank {rank}: found {torch.cuda.device_count()} GPUs on this machine; expected "
+                             "one a rank. Start fewer ranks, or hide the GPUs: CUDA_VISIBLE_DEVICES=''")
         torch.cuda.set_device(local_rank)
     # hours: the other ranks wait while rank 0 makes what is missing (data, experience model)
     torch.distributed.init_process_group("nccl" if cuda else "gloo", timeout=datetime.timedelta(hours=24))
@@ -345,23 +348,28 @@ def summary_table(rows: list[dict]) -> str:
 
 
 class Timer:
-    """`with timer("rollout"): ...`, then `take()`: {"rollout_s": seconds, "rollout_cpu_s": ...}."""
+    """`with timer("rollout"): ...`, then `take()`: {"rollout_s": seconds, "rollout_cpu_s": ...}, and on a GPU
+    "rollout_peak_gb", the most that tensors of this process held."""
 
     def __init__(self):
-        self.seconds = Counter()
+        self.found = Counter()
 
     @contextlib.contextmanager
     def __call__(self, phase: str) -> Iterator[None]:
-        wall, cpu = time.perf_counter(), time.process_time()
+        wall, cpu, cuda = time.perf_counter(), time.process_time(), torch.cuda.is_initialized()
+        if cuda:
+            torch.cuda.reset_peak_memory_stats()
         yield
-        if torch.cuda.is_initialized():
+        if cuda:
             torch.cuda.synchronize()  # kernels still under way belong to this phase
-        self.seconds[f"{phase}_s"] += time.perf_counter() - wall
-        self.seconds[f"{phase}_cpu_s"] += time.process_time() - cpu
+            peak_gb = torch.cuda.max_memory_allocated() / 1e9
+            self.found[f"{phase}_peak_gb"] = max(self.found[f"{phase}_peak_gb"], peak_gb)
+        self.found[f"{phase}_s"] += time.perf_counter() - wall
+        self.found[f"{phase}_cpu_s"] += time.process_time() - cpu
 
     def take(self) -> dict[str, float]:
-        seconds, self.seconds = dict(self.seconds), Counter()
-        return seconds
+        found, self.found = dict(self.found), Counter()
+        return found
 
 
 class _Lines(tqdm):

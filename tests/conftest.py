@@ -22,6 +22,7 @@ from dreamgym.episode import Episode, Step, Task
 from dreamgym.names import Names
 
 torch.set_num_threads(1)
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")   # two ranks need two GPUs, and sums on a GPU are not bit-equal
 ROOT = Path(__file__).parent.parent
 EXAMPLE = str(ROOT / "examples" / "files.py")
 COLLECT = ["--env", EXAMPLE, "--transitions", 300, "--heldout", 50]

@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, CONFIG_MAPPING
 
 import train_expmodel
 import train_policy
+from benchmarks.timing import PUBLISHED
 from dreamgym.episode import read_episodes
 from dreamgym.flags import _read_preset
 from dreamgym.memory import activations, budget, measure, refuse, table
@@ -22,21 +23,6 @@ from dreamgym.model import checkpoint_layers, load_model, save_model, trainable_
 from dreamgym.sampler import Sampler
 from dreamgym.word_tokenizer import build_tokenizer
 from tests.conftest import CHATML, EXAMPLE, ROOT, free_port, random_model, run_main
-
-# the published config.json of each
-PUBLISHED = {
-    "meta-llama/Llama-3.1-8B-Instruct": ("llama", {
-        "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "tie_word_embeddings": False,
-        "max_position_embeddings": 131072}, 8_030_261_248),
-    "Qwen/Qwen2.5-1.5B-Instruct": ("qwen2", {
-        "vocab_size": 151936, "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28,
-        "num_attention_heads": 12, "num_key_value_heads": 2, "tie_word_embeddings": True,
-        "max_position_embeddings": 32768}, 1_543_714_304),
-    "Qwen/Qwen2.5-3B-Instruct": ("qwen2", {
-        "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36,
-        "num_attention_heads": 16, "num_key_value_heads": 2, "tie_word_embeddings": True,
-        "max_position_embeddings": 32768}, 3_085_938_688)}
 
 
 def published(name):

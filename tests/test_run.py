@@ -248,7 +248,7 @@ def test_summary_table_and_timer():
     """Columns that do not line up, a crash where a row lacks a value."""
     timer = run.Timer()
     for _ in range(2):
-        once = timer.seconds["rollout_s"]
+        once = timer.found["rollout_s"]
         with timer("rollout"):
             pass
     assert timer.take()["rollout_s"] > once > 0 and timer.take() == {}

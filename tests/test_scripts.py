@@ -38,8 +38,8 @@ COMMANDS = [line.split()[1:] for block in TUTORIAL.split("```\n")[1::2] for line
 
 
 def settled(folder):
-    """metrics.jsonl without what the clock says."""
-    return [{k: v for k, v in json.loads(line).items() if not k.endswith("_s")}
+    """metrics.jsonl without what the clock says, and the peaks of a GPU."""
+    return [{k: v for k, v in json.loads(line).items() if not k.endswith(("_s", "_gb"))}
             for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
 
 

@@ -1,0 +1,124 @@
+"""Memory and speed of a model of real size on one GPU, beside the budget that the scripts print.
+
+    python -m benchmarks.gpu --config configs/gpu24_qlora.json
+
+The weights are random and have the shapes of the preset's model: nothing is downloaded. As in RL in the
+dream, policy, reference and experience model are in memory. A rollout fills all slots of policy and
+experience model up to their contexts. An update is two micro-batches and a step of AdamW.
+"""
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+import tyro
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+import train_policy
+from benchmarks.timing import PUBLISHED, clock
+from dreamgym import run
+from dreamgym.flags import _read_preset
+from dreamgym.logprobs import TrainSample, token_logprobs
+from dreamgym.memory import OTHER, budget, measure
+from dreamgym.model import (adapter, checkpoint_layers, load_frozen, load_model, optimizer_step, save_model,
+                            trainable_parameters)
+from dreamgym.sampler import Sampler
+from dreamgym.word_tokenizer import build_tokenizer
+
+DREAM_CONTEXT = 4096      # of train_expmodel.py
+NEW_TOK = 64              # decoded in the timed part of a rollout
+PEAK_FLOPS = 990e12       # of an H100 in bfloat16, dense
+
+
+@dataclass
+class Args:
+    config: str = "configs/gpu24_qlora.json"     # preset of train_policy.py
+    model: str = ""                              # another of benchmarks.timing.PUBLISHED
+    slots: int = 0                               # another number of slots
+
+
+def random_checkpoint(name: str, folder: Path) -> None:
+    """A model folder with the shapes of `name`, random bfloat16 weights and a small tokenizer."""
+    kind, values, _ = PUBLISHED[name]
+    with torch.device("cuda"):
+        model = AutoModelForCausalLM.from_config(CONFIG_MAPPING[kind](**values), dtype=torch.bfloat16)
+    save_model(model, build_tokenizer(["red blue"]), folder)
+
+
+def rows(count: int, length: int, seed: int) -> list[list[int]]:
+    """Token ids [count][length] without shared prefixes."""
+    return torch.randint(5, 1000, (count, length), generator=torch.Generator().manual_seed(seed)).tolist()
+
+
+def decode(sampler: Sampler) -> float:
+    """Fills all slots. Returns seconds a decoded token (of all slots together)."""
+    prompts = rows(sampler.slots, sampler.context - NEW_TOK - 1, sampler.slots)
+    seconds = []
+    for new_tok in (1, NEW_TOK):                 # the second finds its prompts in the cache
+        start = clock("cuda")
+        sampler.sample(prompts, list(range(len(prompts))), new_tok, 1.0)
+        seconds.append(clock("cuda") - start)
+    print(f"  {sampler.slots} slots x {sampler.context} tokens: prefill and one token {seconds[0]:.1f} s, "
+          f"{NEW_TOK} tokens {seconds[1]:.2f} s: {1000 * seconds[1] / NEW_TOK:.1f} ms each")
+    return seconds[1] / NEW_TOK
+
+
+def update(model, args, optimizer, parameters: int) -> None:
+    """Two micro-batches and a step, twice; the second is timed."""
+    count = -(-args.micro_batch_tok // args.policy_context)
+    width = args.micro_batch_tok // count
+    mask = [0] * (width // 2) + [1] * (width - width // 2)
+    samples = [TrainSample(ids, mask) for ids in rows(count, width, 0)]
+    for _ in range(2):
+        start = clock("cuda")
+        for _ in range(2):
+            (-token_logprobs(model, samples)[0].mean()).backward()
+        optimizer_step(trainable_parameters(model), [optimizer], run.Dist(device=torch.device("cuda")))
+        seconds = clock("cuda") - start
+    tokens = 2 * len(samples) * width
+    print(f"  update: {tokens} tokens in {seconds:.2f} s, {tokens / seconds:.0f} a second, "
+          f"{100 * 6 * parameters * tokens / seconds / PEAK_FLOPS:.0f} % of {PEAK_FLOPS / 1e12:.0f} TFLOP/s")
+
+
+def main(flags: Args) -> None:
+    args = _read_preset(flags.config, "train_policy", train_policy.Args)
+    args = replace(args, model=flags.model or args.model, slots=flags.slots or args.slots)
+    run.init_dist(0)
+    with TemporaryDirectory() as folder:
+        start = time.perf_counter()
+        random_checkpoint(args.model, Path(folder))
+        print(f"{args.model}, {Path(flags.config).stem}, {torch.cuda.get_device_name()}: random weights made "
+              f"in {time.perf_counter() - start:.0f} s", flush=True)
+        model, tokenizer = load_model(folder, args.dtype, args.quantize, args.lora_rank, "cuda")
+        frozen = f"{folder}/adapters" if args.lora_rank else folder
+        if args.lora_rank:
+            save_model(model, tokenizer, frozen)
+        others = {name: load_frozen(frozen, name, model, args.dtype, args.quantize, "cuda")[0]
+                  for name in ("reference", "experience")}
+    size = measure(model.config)
+    said = budget(args, size, args.policy_context, 1, dream=(size, DREAM_CONTEXT, bool(args.lora_rank)))
+    if args.gradient_checkpointing:
+        checkpoint_layers(model)
+    optimizer = torch.optim.AdamW(trainable_parameters(model), lr=1e-6)
+    update(model, args, optimizer, size.total)   # from here on with the optimizer's state
+    for phase in ("rollout", "update"):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        if phase == "rollout":
+            policy = Sampler(model, args.slots, args.policy_context, [], 0)
+            dream = Sampler(others["experience"], args.slots, DREAM_CONTEXT, [], 0)
+            decode(policy)
+            with adapter(others["experience"], "experience"):
+                decode(dream)
+            policy.clear_caches(), dream.clear_caches()
+        else:
+            update(model, args, optimizer, size.total)
+        need, held = sum(said[phase].values()) - OTHER, torch.cuda.max_memory_allocated()
+        reserved = torch.cuda.max_memory_reserved()
+        print(f"{phase}: tensors {held / 1e9:.1f} GB, {held / need:.2f} of the budget of {need / 1e9:.1f} "
+              f"(without {OTHER / 1e9:.0f} for what is no tensor); reserved {reserved / 1e9:.1f}", flush=True)
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))
