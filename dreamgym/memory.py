@@ -86,10 +86,10 @@ def budget(args, size: Size, context: int, ranks: int, device: str = "cuda",
     gathered = b * size.total if shards > 1 else cast
     kv = slots * context * size.kv * b
     if getattr(args, "kl_coef", 0):
-        always["reference"] = 4 * lora if lora else b * size.total / shards
+        always["reference"] = b * lora if lora else b * size.total / shards
     if dream:
         dream_size, dream_context, shares_base = dream
-        always["experience model"] = 4 * lora if shares_base else frozen_weights(
+        always["experience model"] = b * lora if shares_base else frozen_weights(
             dream_size, args.quantize, b) / shards
         gathered += b * dream_size.total if shards > 1 and not shares_base else 0
         kv += slots * dream_context * dream_size.kv * b

@@ -82,6 +82,9 @@ def load_frozen(folder: str, name: str, beside: torch.nn.Module | None = None, d
         same_base = beside.peft_config["default"].base_model_name_or_path == base
         if same_base and quantized == (quantize != "none"):
             beside.load_adapter(folder, name, torch_device=device)
+            for key, weight in beside.named_parameters():
+                if f".{name}." in key:           # else autocast would cast them again for each token
+                    weight.data = weight.data.to(compute_dtype(beside))
             return beside, load_tokenizer(folder)
     return load_model(folder, dtype, quantize, device=device, frozen=True)
 

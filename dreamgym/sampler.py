@@ -183,7 +183,6 @@ class Sampler:
     def set_state(self, state: dict) -> None:
         self.generator.bit_generator.state = state
 
-    @torch.inference_mode()
     def sample(self, prompts: list[list[int]], keys: list | None, max_new_tok: int, temperature: float,
                ) -> list[Sample]:
         """Generates up to max_new_tok tokens after each prompt; one Sample per prompt, in order.
@@ -195,7 +194,9 @@ class Sampler:
         are not finite.
         """
         jobs = self._begin(prompts, keys or [object() for _ in prompts], max_new_tok, temperature)
-        with autocast(self.inner):
+        # in inference mode, autocast forgets its casts: it would cast all weights again for each token
+        half = compute_dtype(self.inner) == torch.bfloat16
+        with torch.no_grad() if half else torch.inference_mode(), autocast(self.inner):
             self._run(jobs, temperature)
         for job in jobs if keys is None else ():
             self.used_S[self.slot_of.pop(job.key, [])] = -1

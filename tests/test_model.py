@@ -4,6 +4,7 @@ import random
 import pytest
 import torch
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import dreamgym.model
 from dreamgym.logprobs import (TrainSample, even_micro_batches, micro_batches, prefix_packs,
@@ -337,6 +338,29 @@ def test_bfloat16_computes_what_float32_does(folder, form):
     torch.testing.assert_close(torch.tensor(sample.logps).float(), logp_N.detach(), atol=0.1, rtol=0)
 
 
+class Casts(TorchDispatchMode):
+    """Counts the casts of some weights; sees none in inference mode."""
+    def __init__(self, weights):
+        super().__init__()
+        self.pointers, self.count = {weight.data_ptr() for weight in weights}, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function is torch.ops.aten._to_copy.default and args[0].data_ptr() in self.pointers
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("lora_rank", [0, 4])
+def test_decoding_casts_a_weight_once(folder, tmp_path, lora_rank):
+    """Stops a sampler that reads all float32 weights and writes them in bfloat16 for each token."""
+    model, tokenizer = load_model(folder, "bfloat16", lora_rank=lora_rank)
+    save_model(model, tokenizer, tmp_path / "start")
+    load_frozen(str(tmp_path / "start"), "experience", model, "bfloat16")
+    for name in ("default", "experience") if lora_rank else ("default",):
+        with adapter(model, name), Casts(model.parameters()) as casts:
+            Sampler(model, 1, 64, [], 0).sample([[3, 1, 4]], None, 9, 1.0)
+        assert (name == "default") == (casts.count > 0) and casts.count <= len(trainable_parameters(model))
+
+
 @pytest.mark.parametrize("dtype, form", [("float32", {}), ("bfloat16", {}), ("float32", {"lora_rank": 4})])
 def test_gradient_checkpointing(folder, dtype, form):
     """Gradients that differ, activations kept all the same, a sampler without its cache afterwards."""
@@ -380,7 +404,7 @@ def test_one_base_for_policy_reference_and_experience_model(folder, tmp_path, qu
             for pointer in [p.untyped_storage().data_ptr()]}
     assert reference is experience is policy and base <= alone.keys() <= storages(policy).keys()
     adapters = sum(p.numel() * 4 for p in trainable_parameters(policy))
-    assert sum(storages(policy).values()) == sum(alone.values()) + 2 * adapters
+    assert sum(storages(policy).values()) == sum(alone.values()) + 2 * adapters / 2    # in bfloat16
     train(policy, 2)
     with adapter(experience, "experience"):
         torch.testing.assert_close(logprobs(experience), made["experience"])
