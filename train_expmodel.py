@@ -90,7 +90,7 @@ class Args:
     demo_dropout: Share = 0.0          # share of rows without demonstrations
     other_task: Share = 0.0  # share of rows under another task, of next states that do not need theirs (ours)
     invalid_weight: float = 1.0        # how much more often steps that changed nothing are drawn
-    micro_batch_tok: Count = 8192      # tokens per micro-batch: memory only, never changes the gradient
+    micro_batch_tok: Count = 8192      # tokens per micro-batch: memory; the gradient only through rounding
     probe_every: Count = 200           # steps between looks at the probes
     probe_rows: int = 600              # validation episodes per look
     report_variants: bool = True       # report also without history, retrieval, reasoning

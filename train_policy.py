@@ -104,7 +104,7 @@ class Args:
     test_tasks: Count = 300            # test tasks, played before and after
     save_every: Count = 5              # iterations between checkpoints
     save_minutes: float = 20.0         # most minutes between checkpoints
-    micro_batch_tok: Count = 8192      # tokens per micro-batch: memory only, never changes the gradient
+    micro_batch_tok: Count = 8192      # tokens per micro-batch: memory; the gradient only through rounding
     seed: int = 0                      # everything: data, experience model, imitation, RL
     threads: int = 1                   # torch threads
     fresh: bool = False                # start over even where artifacts fit
