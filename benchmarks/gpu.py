@@ -51,8 +51,8 @@ def rows(count: int, length: int, seed: int) -> list[list[int]]:
     return torch.randint(5, 1000, (count, length), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-def decode(sampler: Sampler) -> float:
-    """Fills all slots. Returns seconds a decoded token (of all slots together)."""
+def decode(sampler: Sampler) -> None:
+    """Fills all slots. Prints the time of a decoded token, of all slots together."""
     prompts = rows(sampler.slots, sampler.context - NEW_TOK - 1, sampler.slots)
     seconds = []
     for new_tok in (1, NEW_TOK):                 # the second finds its prompts in the cache
@@ -61,7 +61,6 @@ def decode(sampler: Sampler) -> float:
         seconds.append(clock("cuda") - start)
     print(f"  {sampler.slots} slots x {sampler.context} tokens: prefill and one token {seconds[0]:.1f} s, "
           f"{NEW_TOK} tokens {seconds[1]:.2f} s: {1000 * seconds[1] / NEW_TOK:.1f} ms each")
-    return seconds[1] / NEW_TOK
 
 
 def update(model, args, optimizer, parameters: int) -> None:

@@ -404,7 +404,7 @@ def test_one_base_for_policy_reference_and_experience_model(folder, tmp_path, qu
             for pointer in [p.untyped_storage().data_ptr()]}
     assert reference is experience is policy and base <= alone.keys() <= storages(policy).keys()
     adapters = sum(p.numel() * 4 for p in trainable_parameters(policy))
-    assert sum(storages(policy).values()) == sum(alone.values()) + 2 * adapters / 2    # in bfloat16
+    assert sum(storages(policy).values()) == sum(alone.values()) + adapters    # two, in bfloat16
     train(policy, 2)
     with adapter(experience, "experience"):
         torch.testing.assert_close(logprobs(experience), made["experience"])
