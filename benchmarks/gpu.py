@@ -6,7 +6,6 @@ The weights are random and have the shapes of the preset's model: nothing is dow
 dream, policy, reference and experience model are in memory. A rollout fills all slots of policy and
 experience model up to their contexts. An update is two micro-batches and a step of AdamW.
 """
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,10 +14,11 @@ import torch
 import tyro
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
+import train_expmodel
 import train_policy
-from benchmarks.timing import PUBLISHED, clock
+from benchmarks.timing import PUBLISHED, cpu_s
 from dreamgym import run
-from dreamgym.flags import _read_preset
+from dreamgym.flags import read_preset
 from dreamgym.logprobs import TrainSample, token_logprobs
 from dreamgym.memory import OTHER, budget, measure
 from dreamgym.model import (adapter, checkpoint_layers, load_frozen, load_model, optimizer_step, save_model,
@@ -26,7 +26,6 @@ from dreamgym.model import (adapter, checkpoint_layers, load_frozen, load_model,
 from dreamgym.sampler import Sampler
 from dreamgym.word_tokenizer import build_tokenizer
 
-DREAM_CONTEXT = 4096      # of train_expmodel.py
 NEW_TOK = 64              # decoded in the timed part of a rollout
 PEAK_FLOPS = 990e12       # of an H100 in bfloat16, dense
 
@@ -54,13 +53,11 @@ def rows(count: int, length: int, seed: int) -> list[list[int]]:
 def decode(sampler: Sampler) -> None:
     """Fills all slots. Prints the time of a decoded token, of all slots together."""
     prompts = rows(sampler.slots, sampler.context - NEW_TOK - 1, sampler.slots)
-    seconds = []
-    for new_tok in (1, NEW_TOK):                 # the second finds its prompts in the cache
-        start = clock("cuda")
-        sampler.sample(prompts, list(range(len(prompts))), new_tok, 1.0)
-        seconds.append(clock("cuda") - start)
-    print(f"  {sampler.slots} slots x {sampler.context} tokens: prefill and one token {seconds[0]:.1f} s, "
-          f"{NEW_TOK} tokens {seconds[1]:.2f} s: {1000 * seconds[1] / NEW_TOK:.1f} ms each")
+    keys = list(range(sampler.slots))
+    first_s, rest_s = (cpu_s(sampler.sample, prompts, keys, new_tok, 1.0, device="cuda")[0]
+                       for new_tok in (1, NEW_TOK))   # the second finds its prompts in the cache
+    print(f"  {sampler.slots} slots x {sampler.context} tokens: prefill and one token {first_s:.1f} s, "
+          f"{NEW_TOK} tokens {rest_s:.2f} s: {1000 * rest_s / NEW_TOK:.1f} ms each")
 
 
 def update(model, args, optimizer, parameters: int) -> None:
@@ -69,26 +66,26 @@ def update(model, args, optimizer, parameters: int) -> None:
     width = args.micro_batch_tok // count
     mask = [0] * (width // 2) + [1] * (width - width // 2)
     samples = [TrainSample(ids, mask) for ids in rows(count, width, 0)]
-    for _ in range(2):
-        start = clock("cuda")
+
+    def step() -> None:
         for _ in range(2):
             (-token_logprobs(model, samples)[0].mean()).backward()
         optimizer_step(trainable_parameters(model), [optimizer], run.Dist(device=torch.device("cuda")))
-        seconds = clock("cuda") - start
+    step()
+    seconds, _ = cpu_s(step, device="cuda")
     tokens = 2 * len(samples) * width
     print(f"  update: {tokens} tokens in {seconds:.2f} s, {tokens / seconds:.0f} a second, "
           f"{100 * 6 * parameters * tokens / seconds / PEAK_FLOPS:.0f} % of {PEAK_FLOPS / 1e12:.0f} TFLOP/s")
 
 
 def main(flags: Args) -> None:
-    args = _read_preset(flags.config, "train_policy", train_policy.Args)
+    args = read_preset(flags.config, "train_policy", train_policy.Args)
     args = replace(args, model=flags.model or args.model, slots=flags.slots or args.slots)
+    dream_context = read_preset(flags.config, "train_expmodel", train_expmodel.Args).context
     run.init_dist(0)
     with TemporaryDirectory() as folder:
-        start = time.perf_counter()
+        print(f"{args.model}, {Path(flags.config).stem}, {torch.cuda.get_device_name()}", flush=True)
         random_checkpoint(args.model, Path(folder))
-        print(f"{args.model}, {Path(flags.config).stem}, {torch.cuda.get_device_name()}: random weights made "
-              f"in {time.perf_counter() - start:.0f} s", flush=True)
         model, tokenizer = load_model(folder, args.dtype, args.quantize, args.lora_rank, "cuda")
         frozen = f"{folder}/adapters" if args.lora_rank else folder
         if args.lora_rank:
@@ -96,7 +93,7 @@ def main(flags: Args) -> None:
         others = {name: load_frozen(frozen, name, model, args.dtype, args.quantize, "cuda")[0]
                   for name in ("reference", "experience")}
     size = measure(model.config)
-    said = budget(args, size, args.policy_context, 1, dream=(size, DREAM_CONTEXT, bool(args.lora_rank)))
+    said = budget(args, size, args.policy_context, 1, dream=(size, dream_context, bool(args.lora_rank)))
     if args.gradient_checkpointing:
         checkpoint_layers(model)
     optimizer = torch.optim.AdamW(trainable_parameters(model), lr=1e-6)
@@ -106,7 +103,7 @@ def main(flags: Args) -> None:
         torch.cuda.reset_peak_memory_stats()
         if phase == "rollout":
             policy = Sampler(model, args.slots, args.policy_context, [], 0)
-            dream = Sampler(others["experience"], args.slots, DREAM_CONTEXT, [], 0)
+            dream = Sampler(others["experience"], args.slots, dream_context, [], 0)
             decode(policy)
             with adapter(others["experience"], "experience"):
                 decode(dream)

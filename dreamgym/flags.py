@@ -38,7 +38,7 @@ def parse(args_class: type, argv: list[str] | None = None):
     with contextlib.redirect_stdout(silent or sys.stdout), contextlib.redirect_stderr(silent or sys.stderr):
         try:
             path, argv = _find_preset(args_class, sys.argv[1:] if argv is None else argv)
-            default = _read_preset(path, script, args_class) if path else args_class()
+            default = read_preset(path, script, args_class) if path else args_class()
             if hasattr(default, "config"):
                 default.config = path
             args = tyro.cli(args_class, args=argv, default=default,
@@ -76,7 +76,7 @@ def _find_preset(args_class: type, argv: list[str]) -> tuple[str, list[str]]:
     return str(path), argv
 
 
-def _read_preset(path: str, script: str, args_class: type):
+def read_preset(path: str, script: str, args_class: type):
     """An `args_class` with a preset's values: "flag" is for every script that has it, "script.flag" for one.
     Refuses a flag of no script, and a value of the wrong type."""
     flags = [(file.stem, line.target.id) for file in ROOT.glob("*.py")   # of each `class Args`, not imported

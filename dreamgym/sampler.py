@@ -194,7 +194,7 @@ class Sampler:
         are not finite.
         """
         jobs = self._begin(prompts, keys or [object() for _ in prompts], max_new_tok, temperature)
-        # in inference mode, autocast forgets its casts: it would cast all weights again for each token
+        # inference mode is faster, but in it autocast casts all weights again for each token
         half = compute_dtype(self.inner) == torch.bfloat16
         with torch.no_grad() if half else torch.inference_mode(), autocast(self.inner):
             self._run(jobs, temperature)

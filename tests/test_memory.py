@@ -16,7 +16,7 @@ import train_expmodel
 import train_policy
 from benchmarks.timing import PUBLISHED
 from dreamgym.episode import read_episodes
-from dreamgym.flags import _read_preset
+from dreamgym.flags import read_preset
 from dreamgym.memory import activations, budget, measure, refuse, table
 from dreamgym.logprobs import TrainSample, token_logprobs
 from dreamgym.model import checkpoint_layers, load_model, save_model, trainable_parameters
@@ -38,8 +38,8 @@ def published(name):
 def test_presets_fit_their_machines(preset, changes, ranks, limit):
     """A preset that runs out of memory on the machine it is named after."""
     path = str(ROOT / f"configs/{preset}.json")
-    train = replace(_read_preset(path, "train_expmodel", train_expmodel.Args), **changes)
-    args = replace(_read_preset(path, "train_policy", train_policy.Args), **changes)
+    train = replace(read_preset(path, "train_expmodel", train_expmodel.Args), **changes)
+    args = replace(read_preset(path, "train_policy", train_policy.Args), **changes)
     size = published(args.model)
     dream = size, train.context, bool(args.lora_rank)
     for phases in (budget(args, size, args.policy_context, ranks, dream=dream),

@@ -184,4 +184,4 @@ def test_main_ends_with_one_line(error, code, line, monkeypatch, capfd):
 
 @pytest.mark.parametrize("path", sorted(flags.ROOT.glob("configs/**/*.json")), ids=lambda path: path.stem)
 def test_shipped_presets_name_flags_that_exist(path):
-    flags._read_preset(str(path), "no_script", dataclasses.make_dataclass("Args", []))
+    flags.read_preset(str(path), "no_script", dataclasses.make_dataclass("Args", []))
