@@ -23,7 +23,7 @@ from dreamgym.logprobs import TrainSample
 from dreamgym.model import adapter, load_frozen
 from dreamgym.prompts import (NEXT, Question, experience_system, is_new, next_answer, next_prompt, parse_next,
                               parse_reward, parse_task, reward_answer, reward_prompt, title,
-                              variation_prompt, variation_system)
+                              until_tag, variation_prompt, variation_system)
 from dreamgym.replay import ReplayBuffer, Transition
 from dreamgym.sampler import Sampler
 
@@ -229,7 +229,8 @@ class ExperienceModel:
             written = [self.answers[key] for key in keys]
             if len(self.answers) > KEPT_ANSWERS:
                 self.answers.clear()
-        return [(parse(text) if ended else None, text) for (_, parse), (text, ended) in zip(asked, written)]
+        cut = [until_tag(text, ended) for text, ended in written]
+        return [(parse(text) if ended else None, text) for (_, parse), (text, ended) in zip(asked, cut)]
 
     def _ask(self, asked: list[tuple], start: str, limit: int) -> list[tuple]:
         """The greedy `_answers`. Malformed ones are drawn again, at most `max_resamples` times: once, then

@@ -228,6 +228,14 @@ def is_new(answer: tuple[str, str] | None, question: Question) -> bool:
     return answer is not None and title(answer[1]) not in map(title, shown)
 
 
+def until_tag(text: str, ended: bool) -> tuple[str, bool]:
+    """(answer, whether it ended) up to the first tag in its page, which ends it as a stop sequence does: a
+    model that learnt to predict prompts goes on as they do. No page has such a line (`escape`)."""
+    page = text.find(NEXT)
+    tag = TAGS.search(text, page + len(NEXT)) if page >= 0 else None
+    return (text[:tag.start()], True) if tag else (text, ended)
+
+
 _NEXT = re.compile(r"(?:think: (?P<think>.*?)\n)?next:\n(?P<page>.+)", re.DOTALL)
 
 

@@ -14,7 +14,7 @@ from dreamgym.experience_model import (
     ExperienceModel, ExperienceSettings, fill_buffer, load_experience_model, save_settings, split_history,
     to_transitions)
 from dreamgym.model import save_model
-from dreamgym.prompts import (Prompts, Question, experience_system, is_new, parse_reward,
+from dreamgym.prompts import (Prompts, Question, experience_system, is_new, parse_next, parse_reward,
                               variation_system)
 from dreamgym.replay import ReplayBuffer
 from dreamgym.run import write_json
@@ -249,7 +249,7 @@ def test_system_prompts(parts, system):
 
 # ---- malformed answers ----
 
-BAD = ["", "the next page shows jackets", GOOD + "\nreward: 1 done: yes"]
+BAD = ["", "the next page shows jackets", "think: a\nreward: 1 done: yes\nnext:\nb\x00"]
 BAD_REWARD = ["think: a\nreward: 1 done: no", "yes, it does", NO_REWARD + "\nreward: 1 done: yes"]
 
 
@@ -276,6 +276,16 @@ def test_a_malformed_answer_is_drawn_again_by_itself(parts):
     assert prompts[0] == prompts[2] and prompts[4] == prompts[5]
     assert dream.sampler.temperatures == [0.0, 1.0, 0.0, 1.0]
     assert dream.counts == {"steps": 2, "resampled": 2, "malformed": 0}
+
+
+def test_an_answer_that_goes_on_is_cut(parts):
+    """Stops a good page from being drawn again, and an endless one from being read."""
+    asked = Question("find", "search page", "search[jacket]", [], [], [])
+    for stop, text in (("length", f"{GOOD}\naction: a\nnext:\nb"), ("end", f"{GOOD}\nreward: 1 done: yes")):
+        dream = make(parts, answers=[text], stop=stop)
+        (answer, _), = dream._ask([([1], lambda written: parse_next(written, asked, "full"))], "", 20)
+        assert answer == ("it opens", "results page 1") and dream.counts["resampled"] == 0
+    assert make(parts, answers=[GOOD], stop="length")._answers([([1], parse_reward)], "", 20) == [(None, GOOD)]
 
 
 @pytest.mark.parametrize("draws, calls", [(0, 1), (1, 2), (2, 3), (4, 3)])

@@ -9,7 +9,7 @@ from dreamgym.prompts import (
     FORMS, MAX_ACTION_CHARS, MAX_STATE_CHARS, POLICY_FORMS, TAGS, Prompts, Question, clean, escape,
     experience_system, known_pages, next_answer, next_prompt, parse_action, parse_next,
     parse_reward, parse_task, policy_answer, policy_turn, policy_system, reward_answer, reward_prompt,
-    tried_actions)
+    tried_actions, until_tag)
 
 STATE = "item slim jacket $40\ncolor: red / blue\nchosen: none"
 STATES = ["search page", STATE, "results page 1 of 5\nslim jacket $40\nroyal vest $20 to $35.5", "order placed",
@@ -68,6 +68,15 @@ def test_what_is_trained_on_parses_back(page_format):
 @pytest.mark.parametrize("page_format", list(FORMS))
 def test_malformed_answers_are_none(text, page_format):
     assert parse_next(text, question(), page_format) is None
+
+
+@pytest.mark.parametrize("text, cut", [
+    ("think: a\nnext:\nb\nc\naction: d\nnext:\ne", "think: a\nnext:\nb\nc\n"),
+    ("next:\n= state\n+ task\nearlier 2:\n", "next:\n= state\n+ task\n"), ("next:\na\n> task: b", ""),
+    ("think: first\naction: a\nnext:\nb", ""), ("think: a\nreward: 0 done: no", ""), ("action: a", "")])
+def test_a_page_ends_at_the_next_tag(text, cut):
+    """Pages thrown away because the model went on with a prompt; a trace or a page cut in the middle."""
+    assert until_tag(text, False) == (cut or text, bool(cut)) and until_tag(text, True) == (cut or text, True)
 
 
 @pytest.mark.parametrize("text", ["= nowhere", "= state\n- not there", "= state\nplain",
