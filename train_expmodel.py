@@ -183,7 +183,8 @@ class Rows:
         whole = [(s, *loss) for s, loss in zip(samples, losses) if s is not None]    # both go through `mine`
         if self.coder:
             whole = [(self.coder.draw(s, a.context, rng), loss, rng) for s, loss, rng in whole]
-        return [self.with_prompt_loss(*row) for row in whole]
+        rows = [self.with_prompt_loss(*row) for row in whole]
+        return [self.coder.only_copies(row) for row in rows] if self.coder else rows
 
     def next_rows(self, rows: list[tuple[tuple[Episode, int], np.random.Generator]], short: bool,
                   rename_share: float) -> list:
