@@ -165,45 +165,41 @@ class Rows:
         picked += [("reward", row) for row in pick(self.steps, n_reward, self.p_judged)
                    + pick(self.counterfactual, n_counterfactual)]
         picked += [("variation", row) for row in pick(self.variations, n_variation)]
-        mine = {"next": [], "reward": [], "variation": []}
-        for i, (kind, row) in list(enumerate(picked))[share]:
-            mine[kind].append((row, run.rng(a.seed, "row", step, i)))
-        rename_share = 0.0 if short else a.rename_share
-        samples = self.next_rows(mine["next"], short, rename_share)
-        for (episode, i), rng in mine["reward"]:
-            change = self.names.draw(rename_share, rng)
-            samples.append(self.model.reward_sample(change(episode.task.text),
-                                                    rename_step(episode.steps[i], change)))
-        samples += [self.model.variation_sample(*pair) for pair, _ in mine["variation"]]
-        reward_loss = 0.0 if short else a.reward_prompt_loss
-        losses = [(reward_loss if kind == "reward" else a.prompt_loss, rng)
-                  for kind, part in mine.items() for _, rng in part]
-        self.drawn += len(samples)
-        self.too_long += sum(s is None for s in samples)
-        whole = [(s, *loss) for s, loss in zip(samples, losses) if s is not None]    # both go through `mine`
-        if self.coder:
-            whole = [(self.coder.draw(s, a.context, rng), loss, rng) for s, loss, rng in whole]
-        rows = [self.with_prompt_loss(*row) for row in whole]
-        return [self.coder.only_copies(row) for row in rows] if self.coder else rows
+        mine = [(*part, run.rng(a.seed, "row", step, i)) for i, part in list(enumerate(picked))[share]]
+        questions = iter(self.questions([row for kind, row, _ in mine if kind == "next"], short))
+        rows = []
+        for kind, row, rng in mine:
+            sample = (self.model.variation_sample(*row) if kind == "variation" else
+                      self.step_sample(*row, next(questions) if kind == "next" else None, short, rng))
+            self.drawn += 1
+            self.too_long += sample is None
+            if sample is not None:
+                loss = a.prompt_loss if kind != "reward" else 0.0 if short else a.reward_prompt_loss
+                sample = self.coder.draw(sample, a.context, rng) if self.coder else sample
+                sample = self.with_prompt_loss(sample, loss, rng)
+                rows.append(self.coder.only_copies(sample) if self.coder else sample)
+        return rows
 
-    def next_rows(self, rows: list[tuple[tuple[Episode, int], np.random.Generator]], short: bool,
-                  rename_share: float) -> list:
-        if not rows:
-            return []
-        asked = [(e.task.text, e.steps[:i], e.steps[i].state, e.steps[i].shown_action) for (e, i), _ in rows]
-        questions = ([Question(task, state, action, [], [], []) for task, _, state, action in asked] if short
-                     else self.model.questions(asked))
-        samples = []
-        for question, ((episode, i), rng) in zip(questions, rows):
-            question = replace(question, demos=[]) if rng.random() < self.args.demo_dropout else question
-            if rng.random() < self.args.other_task:
-                other = self.tasks[rng.integers(len(self.tasks))]
-                if not needs_task(question, episode.steps[i], other):
-                    question = replace(question, task=other)
-            change = self.names.draw(rename_share, rng)
-            samples.append(self.model.next_sample(rename_question(question, change),
-                                                  rename_step(episode.steps[i], change)))
-        return samples
+    def questions(self, rows: list[tuple[Episode, int]], short: bool) -> list[Question]:
+        asked = [(e.task.text, e.steps[:i], e.steps[i].state, e.steps[i].shown_action) for e, i in rows]
+        if short or not rows:
+            return [Question(task, state, action, [], [], []) for task, _, state, action in asked]
+        return self.model.questions(asked)
+
+    def step_sample(self, episode: Episode, i: int, question: Question | None, short: bool,
+                    rng: np.random.Generator) -> TrainSample | None:
+        """About the next state, or, without a question, the reward."""
+        step, a = episode.steps[i], self.args
+        if question and rng.random() < a.demo_dropout:
+            question = replace(question, demos=[])
+        if question and rng.random() < a.other_task:
+            other = self.tasks[rng.integers(len(self.tasks))]
+            question = question if needs_task(question, step, other) else replace(question, task=other)
+        change = self.names.draw(0.0 if short else a.rename_share, rng)
+        step = rename_step(step, change)
+        if question:
+            return self.model.next_sample(rename_question(question, change), step)
+        return self.model.reward_sample(change(episode.task.text), step)
 
     @staticmethod
     def with_prompt_loss(sample: TrainSample, share: float, rng) -> TrainSample:

@@ -53,7 +53,7 @@ def measure(n: int, args: Args) -> str:
             seconds, found[buffer] = cpu_s(buffer.search, queries, args.k, [f"t{i // 40}" for i in near])
             spent.append(seconds)
         for want, got in zip(found[exact], found[index]):
-            hits += len({t.step for t, _ in want} & {t.step for t, _ in got})
+            hits += len({id(t) for t, _ in want} & {id(t) for t, _ in got})
             total += len(want)
     exact_ms, index_ms = (1000 * float(np.median(spent)) / args.batch for spent in times.values())
     insert_ms = 1000 * (insert_s - plain_s) / n

@@ -5,7 +5,7 @@
 """
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -93,8 +93,18 @@ def _sync(path: Path) -> None:
 
 
 def save_state(folder: Path, optimizers: list, shared: dict, own: dict, dist: Dist) -> None:
-    """Writes training.pt: the optimizers, rank 0's `shared`, and each rank's `own` with its random state."""
-    states, ranks = optimizer_states(optimizers), dist.gather([{**own, "random": get_random_state()}])
+    """Writes training.pt: the optimizers with whole tensors, rank 0's `shared`, and each rank's `own` with
+    its random state."""
+    def whole(value):
+        if not isinstance(value, DTensor):
+            return value
+        full = value.full_tensor()               # of all ranks' shards; rank 0 alone keeps it
+        return full.cpu() if dist.is_main else None
+
+    states = [found | {"state": {i: {name: whole(value) for name, value in state.items()}
+                                 for i, state in found["state"].items()}}
+              for found in (optimizer.state_dict() for optimizer in optimizers)]
+    ranks = dist.gather([{**own, "random": get_random_state()}])
     if dist.is_main:
         torch.save({"shared": shared | {"optimizers": states}, "ranks": ranks}, folder / "training.pt")
 
@@ -102,6 +112,11 @@ def save_state(folder: Path, optimizers: list, shared: dict, own: dict, dist: Di
 def load_state(folder: Path, optimizers: list, dist: Dist) -> tuple[dict, dict]:
     """(shared, own) of `save_state`, by any number of ranks; optimizers and random state are put back. `own`
     is empty for a rank that the saved run did not have."""
+    def shard(value, parameter):
+        if isinstance(parameter, DTensor) and value.shape == parameter.shape:
+            return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
+        return value.clone()           # not a view of the file, which the next save deletes
+
     if not (folder / "training.pt").exists():
         raise ValueError(f"{folder}: found no training.pt; expected a checkpoint of this version; use "
                          "--fresh")
@@ -112,35 +127,12 @@ def load_state(folder: Path, optimizers: list, dist: Dist) -> tuple[dict, dict]:
         print(f"{folder}: saved by {len(ranks)} ranks, continued by {dist.world_size}: weights and optimizer "
               "are the same, samples will be others" + "; new ranks begin with fresh samplers"
               * (len(ranks) < dist.world_size))
-    load_optimizer_states(optimizers, state["shared"].pop("optimizers"))
+    for optimizer, found in zip(optimizers, state["shared"].pop("optimizers")):
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        optimizer.load_state_dict(found | {"state": {
+            i: {name: shard(value, parameters[i]) for name, value in values.items()}
+            for i, values in found["state"].items()}})
     own = ranks[dist.rank] if dist.rank < len(ranks) else {}
     if own:
         set_random_state(own.pop("random"))
     return state["shared"], own
-
-
-def optimizer_states(optimizers: Iterable[torch.optim.Optimizer]) -> list[dict]:
-    """Their state_dicts with whole tensors. Every rank calls it; rank 0 alone keeps what was sharded."""
-    def whole(value):
-        if not isinstance(value, DTensor):
-            return value
-        full = value.full_tensor()
-        return full.cpu() if torch.distributed.get_rank() == 0 else None
-
-    return [found | {"state": {i: {name: whole(value) for name, value in state.items()}
-                               for i, state in found["state"].items()}}
-            for found in (optimizer.state_dict() for optimizer in optimizers)]
-
-
-def load_optimizer_states(optimizers: Iterable[torch.optim.Optimizer], states: list[dict]) -> None:
-    """Goes on from `optimizer_states` of the same parameters; each rank keeps its shard."""
-    def own(value, parameter):
-        if isinstance(parameter, DTensor) and value.shape == parameter.shape:
-            return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
-        return value.clone()           # not a view of the file, which the next save deletes
-
-    for optimizer, found in zip(optimizers, states):
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        state = {i: {name: own(value, parameters[i]) for name, value in values.items()}
-                 for i, values in found["state"].items()}
-        optimizer.load_state_dict(found | {"state": state})

@@ -3,7 +3,7 @@
 # runs/seeds.sh; all but "hindsight" and "tried" start from its imitation.
 #   bash runs/ablations.sh webshop 0 60                   # environment, seed, iterations
 #   bash runs/ablations.sh webshop 0 60 "reasoning naive"    # some rows
-# Then: python runs/table.py runs/results/webshop-*.json --against dream-grpo
+# Then: python -m runs.table runs/results/webshop-*.json --against dream-grpo
 set -euo pipefail
 cd "$(dirname "$0")/.."
 env=$1 seed=$2 iterations=$3 rows=${4:-reasoning replay history generation curriculum naive hindsight tried}
@@ -31,7 +31,7 @@ for row in $rows; do
     history) own $row --history 0 -- ;;
     naive) own $row --counterfactual-share 0 -- ;;
     hindsight) # counterfactual rewards without rules; other data have another tokenizer, hence a start of their own
-        python runs/hindsight.py "$env" "$base/data" "$base/data-$row"
+        python -m runs.hindsight "$env" "$base/data" "$base/data-$row"
         python train_expmodel.py --env "$env" --seed "$seed" --data "$base/data-$row" --out "$base/expmodel-$row"
         start $row --expmodel "$base/expmodel-$row"
         for name in "$row --iterations $iterations" "$row-start --algo imitation"; do

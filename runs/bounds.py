@@ -1,6 +1,6 @@
 """Reports of evaluate.py --bound -> one table, and the rank correlation of the gap's size with the bounds.
 
-    python runs/bounds.py runs/results/bounds/*.json
+    python -m runs.bounds runs/results/bounds/*.json
 """
 import json
 import sys
@@ -8,8 +8,7 @@ from pathlib import Path
 
 from scipy import stats
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-from dreamgym.run import summary_table  # noqa: E402
+from dreamgym.run import summary_table
 
 
 def main(files: list[str]) -> None:

@@ -16,4 +16,4 @@ for model in $models; do
         cp "$base/bounds/$model-$policy/report.json" "runs/results/bounds/$label-$seed-$model-$policy.json"
     done
 done
-python runs/bounds.py runs/results/bounds/*.json
+python -m runs.bounds runs/results/bounds/*.json

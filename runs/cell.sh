@@ -17,4 +17,4 @@ python train_policy.py "${shared[@]}" --out "$base/$name" --data "$base/data" --
     --imitation "$base/imitation" --test-tasks 1 --eval-every 1000 "$@"
 python evaluate.py --env "$env" --policy "$base/$name/policy" --data "$base/data" --tasks "${TASKS:-128}" --repeats "${REPEATS:-16}" \
     --out "$base/$name/test"
-python runs/record.py "$base/$name" "$label-$seed-$name"
+python -m runs.record "$base/$name" "$label-$seed-$name"

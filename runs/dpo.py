@@ -1,25 +1,23 @@
 """The offline baseline: DPO (arXiv 2305.18290) on recorded episodes of one task, a success and a failure.
 
-    python runs/dpo.py --env webshop --data out/webshop/data --policy out/webshop/imitation --out out/dpo
+    python -m runs.dpo --env webshop --data out/webshop/data --policy out/webshop/imitation --out out/dpo
 
 It starts from a policy's folder and writes one of the same kind: `--imitation OUT` of train_policy.py reads
 it, and so does `--policy OUT/model` of evaluate.py. Actions that changed nothing count, too.
 """
-import sys
 from collections import defaultdict
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-from dreamgym import checkpoint, run  # noqa: E402
-from dreamgym.envs.base import env_of_data  # noqa: E402
-from dreamgym.episode import Episode, read_episodes, recorded  # noqa: E402
-from dreamgym.logprobs import token_logprobs  # noqa: E402
-from dreamgym.losses import aggregate, check_finite, dpo_loss  # noqa: E402
-from dreamgym.model import load_model, optimizer_step, save_model, trainable_parameters  # noqa: E402
-from dreamgym.rollout import Policy, PolicySettings, imitation_segments  # noqa: E402
+from dreamgym import checkpoint, run
+from dreamgym.envs.base import env_of_data
+from dreamgym.episode import Episode, read_episodes, recorded
+from dreamgym.logprobs import token_logprobs
+from dreamgym.losses import aggregate, check_finite, dpo_loss
+from dreamgym.model import load_model, optimizer_step, save_model, trainable_parameters
+from dreamgym.rollout import Policy, PolicySettings, imitation_segments
 
 
 @dataclass

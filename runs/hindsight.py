@@ -1,15 +1,14 @@
 """A data folder whose training counterfactuals are those that need no rules (dreamgym.offline.hindsight), in
 place of the environment's own. Validation and test, hence all probes, stay as they are.
 
-    python runs/hindsight.py webshop out/study/webshop-0/data out/study/webshop-0/data-hindsight
+    python -m runs.hindsight webshop out/study/webshop-0/data out/study/webshop-0/data-hindsight
 """
 import shutil
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-from dreamgym import offline, run  # noqa: E402
-from dreamgym.episode import read_episodes, read_tasks, recorded, to_json  # noqa: E402
+from dreamgym import offline, run
+from dreamgym.episode import read_episodes, read_tasks, recorded, to_json
 
 
 def main(name: str, data: str, out: str) -> None:

@@ -2,14 +2,13 @@
 each real step. The dream also pays for recorded steps and its experience model. Evaluation does not count.
 Each run was made by one process: a log has the CPU time of its first rank.
 
-    python runs/latency.py out/study/webshop-0/{dream-grpo,real-grpo,expmodel,data}
+    python -m runs.latency out/study/webshop-0/{dream-grpo,real-grpo,expmodel,data}
 """
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-from dreamgym import run  # noqa: E402
-from dreamgym.episode import Source  # noqa: E402
+from dreamgym import run
+from dreamgym.episode import Source
 
 LATENCIES_S = (0.0, 0.01, 0.1, 1.0, 5.0)
 

@@ -1,7 +1,7 @@
 """One run of runs/cell.sh -> runs/results/NAME.json: settings, transitions, commit, and for each temperature
 the outcome of each test episode ("0110" of a task). Tables are made of these files alone (runs/table.py).
 
-    python runs/record.py out/study/webshop-0/dream webshop-0-dream
+    python -m runs.record out/study/webshop-0/dream webshop-0-dream
 """
 import json
 import sys

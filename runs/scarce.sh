@@ -3,7 +3,7 @@
 # share of generated ones. One seed.
 #   bash runs/scarce.sh webshop 0 60                          # environment, seed, iterations
 #   bash runs/scarce.sh webshop 0 60 "50" "0 0.25"            # some numbers of tasks, some lambdas
-# Then: python runs/table.py runs/results/webshop-*.json --against tasks-50-lambda-0
+# Then: python -m runs.table runs/results/webshop-*.json --against tasks-50-lambda-0
 set -euo pipefail
 cd "$(dirname "$0")/.."
 env=$1 seed=$2 iterations=$3

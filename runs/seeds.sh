@@ -10,7 +10,7 @@ for seed in $seeds; do
     base=${STUDY:-out/study}/$label-$seed
     cell() { bash runs/cell.sh "$env" "$seed" "$@"; }
     cell imitation --algo imitation
-    python runs/dpo.py --env "$env" --seed "$seed" --data "$base/data" --policy "$base/imitation" --out "$base/dpo-start"
+    python -m runs.dpo --env "$env" --seed "$seed" --data "$base/data" --policy "$base/imitation" --out "$base/dpo-start"
     cell dpo --algo imitation --imitation "$base/dpo-start"
     cell own-successes --algo rft --iterations "$iterations"
     for algo in grpo ppo; do
@@ -20,4 +20,4 @@ for seed in $seeds; do
     cell dream-then-real --iterations "$iterations" --real-transitions 5000
     cell real-5k --world real --real-transitions 5000
 done
-python runs/table.py runs/results/"$label"-*.json
+python -m runs.table runs/results/"$label"-*.json

@@ -1,14 +1,13 @@
 """What is disjoint between the splits of a data folder, counted: instructions, goals, and recorded pages,
 those among them where a task was fulfilled ("paid pages": the targets).
 
-    python runs/splits.py out/webshop/data
+    python -m runs.splits out/webshop/data
 """
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-from dreamgym.episode import read_episodes, read_tasks, recorded  # noqa: E402
-from dreamgym.run import summary_table  # noqa: E402
+from dreamgym.episode import read_episodes, read_tasks, recorded
+from dreamgym.run import summary_table
 
 
 def contents(data: Path, split: str) -> dict[str, set[str]]:

@@ -1,11 +1,10 @@
 """Records of runs/record.py -> a table: test success at each temperature with its 95 % interval (bootstrap
 over seeds, and tasks within a seed), pass@k at T=0.4, the difference to one policy, paired by seed and task.
 
-    python runs/table.py runs/results/webshop-*.json --against imitation
-    python runs/table.py runs/results/webshop-*.json --picture doses.png     # the dose-response
+    python -m runs.table runs/results/webshop-*.json --against imitation
+    python -m runs.table runs/results/webshop-*.json --picture doses.png     # the dose-response
 """
 import json
-import sys
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,10 +13,9 @@ from typing import Annotated
 import tyro
 from matplotlib.figure import Figure
 
-sys.path.insert(0, str(Path(__file__).parent.parent))
-from dreamgym.evaluation import bootstrap, pass_at_k, with_interval  # noqa: E402
-from dreamgym.run import main as run_main, parse, summary_table  # noqa: E402
-from dreamgym.worlds import parse_options  # noqa: E402
+from dreamgym.evaluation import bootstrap, pass_at_k, with_interval
+from dreamgym.run import main as run_main, parse, summary_table
+from dreamgym.worlds import parse_options
 
 PRIMARY = "0.4"                        # verl-agent's temperature, hence the paper's
 SHOWN_K = (2, 4, 8, 16)                # of pass@k

@@ -4,7 +4,7 @@
 #   bash runs/worlds.sh webshop 0 nulls 60         # environment, seed, which part, iterations
 #   bash runs/worlds.sh webshop 0 factorial 60     # learnt pages and learnt rewards are the nulls' "learnt"
 #   bash runs/worlds.sh webshop 0 doses 60
-# Then: python runs/table.py runs/results/webshop-*.json --picture doses.png
+# Then: python -m runs.table runs/results/webshop-*.json --picture doses.png
 set -euo pipefail
 cd "$(dirname "$0")/.."
 env=$1 seed=$2 part=$3 iterations=$4
