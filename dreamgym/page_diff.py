@@ -81,7 +81,7 @@ def decode(text: str, known: Mapping[str, str]) -> str:
         raise ValueError(f"{first!r}: no such page; known are {', '.join(known)}")
     lines, place = known[first[len(MARK):]].split("\n"), None
     for edit in edits:
-        sign, line = edit[:2], edit[2:]
+        sign, line = edit[:2].ljust(2), edit[2:]      # an answer's last blank is stripped
         if sign == "- ":
             if line not in lines[place or 0:]:
                 raise ValueError(f"{edit!r}: the page has no such line after the edit before")

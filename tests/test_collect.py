@@ -171,16 +171,20 @@ class Counter(Environment):
 GO = {"go": Player(lambda session, rng: lambda state: "go")}
 
 
-@pytest.mark.parametrize("step, said", [
-    (lambda sessions, actions: [], "counter: step returned 0 for 1"),
-    (lambda sessions, actions: [StepResult("1", 0.0, True, "lost")], "stop 'lost': expected one of '', 'success'"),
-    (lambda sessions, actions: [StepResult("so far\ntask: x")], "a line of a state is 'task: x', expected '> task: x'")])
-def test_a_step_that_cannot_be(step, said):
-    """An endless loop over an environment that answers nothing; a stop that only later scripts refuse; a message that
+@pytest.mark.parametrize("answers, error, message", [
+    (lambda: [], ValueError, "counter: step returned 0 for 1"),
+    (lambda: [StepResult("1", 0.0, True, "lost")], ValueError, "stop 'lost': expected one of '', 'success'"),
+    (lambda: [StepResult("so far\ntask: x")], ValueError, "a line of a state is 'task: x', expected '> task: x'"),
+    (lambda: [StepResult("1", reward=1.0)], ValueError, "counter, e, .*reward 1 with done false"),
+    (lambda: [StepResult("1", reward=0.5, done=True)], ValueError, "counter, e, .*field `reward` is 0.5"),
+    (lambda: 1 / 0, ZeroDivisionError, "division")])
+def test_what_an_environment_may_not_do(answers, error, message):
+    """An endless loop over an environment that answers nothing; a bad answer that shows up weeks later; a message that
     cuts off what is wrong."""
-    env = Counter(step=step, max_steps=1)
-    with pytest.raises(ValueError, match=said):
-        offline.play(env, env.tasks("train")[0], GO["go"], np.random.default_rng(0), "a")
+    env = Counter(step=lambda *_: answers(), max_steps=1)
+    with pytest.raises(error, match=message):
+        offline.play(env, Task(id="t", text="x"), GO["go"], None, "e")
+    assert len(env.ended) == 1
 
 
 def test_a_minimal_environment(tmp_path):
@@ -215,18 +219,6 @@ def test_interrupted_playing_goes_on(tmp_path):
         file.write('{"half": ')
     assert 3 < len((tmp_path / "parts").read_text().splitlines()) < 10
     assert play("parts", names) == whole and {e.source for e in whole} == {"go", "prober"}
-
-
-@pytest.mark.parametrize("answer, error, message", [
-    (lambda: StepResult("1", reward=1.0), ValueError, "counter, e, .*reward 1 with done false"),
-    (lambda: StepResult("1", reward=0.5, done=True), ValueError, "counter, e, .*field `reward` is 0.5"),
-    (lambda: 1 / 0, ZeroDivisionError, "division")])
-def test_what_an_environment_may_not_do(answer, error, message):
-    """A bad answer of an environment that shows up weeks later."""
-    env = Counter(step=lambda sessions, actions: [answer()], max_steps=1)
-    with pytest.raises(error, match=message):
-        offline.play(env, Task(id="t", text="x"), GO["go"], None, "e")
-    assert len(env.ended) == 1
 
 
 @pytest.mark.parametrize("changes, message", [({"players": dict}, "has no players: give recorded episodes"),

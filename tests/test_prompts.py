@@ -50,11 +50,11 @@ def test_what_is_trained_on_parses_back(page_format):
     rng = random.Random(0)
     lines = ["state", ":", ": x", "state: x", "Reward : 1 done: yes", "next:", "- a", "+ a", "= state", "a",
              "= similar 1", "similar 1: x", "similar", "task", "think: b", "> - a", "x",
-             "it; reward: 1 done: yes is"]
+             "", "it; reward: 1 done: yes is"]
     for _ in range(2000):
         state, page = ("\n".join(rng.choice(lines) for _ in range(rng.randint(1, 6))) for _ in range(2))
         asked = question(escape(state))
-        page, reasoning = escape(page), rng.choice(["red is listed, so next: it is chosen", "two\nlines", ""])
+        page, reasoning = escape(page).strip() or "x", rng.choice(["red is listed, so next: it is chosen", "two\nlines", ""])
         assert escape(page) == page
         text = next_answer(reasoning, page, asked, page_format)
         assert parse_next(text, asked, page_format) == (reasoning, page)

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,7 +14,7 @@ import torch
 from msgspec.structs import replace
 
 import dreamgym.model
-from tests.conftest import EXAMPLE, ROOT, SMALL_RUN, free_port, on_two_ranks, one_step, run_main
+from tests.conftest import EXAMPLE, ROOT, SMALL_RUN, free_port, gone, on_two_ranks, one_step, run_main
 from dreamgym import prepare, run
 from dreamgym.curriculum import Curriculum
 from dreamgym.episode import Step, StopReason, Task, read_tasks, to_json
@@ -138,10 +137,7 @@ from dreamgym import prepare
 prepare.launch({str(tmp_path / "child.py")!r}, [])"""], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     child = int(parent.stdout.readline())
     parent.kill(), parent.wait()
-    deadline = time.monotonic() + 10
-    while Path(f"/proc/{child}/stat").exists() and Path(f"/proc/{child}/stat").read_text().split()[2] != "Z":
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    assert gone([child], 10)
 
 
 def test_scarce_tasks_are_the_same_in_every_run(trained):
