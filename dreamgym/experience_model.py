@@ -6,8 +6,6 @@ It has the environment's own methods `reset`, `step` and `end`. One step asks th
     2. task, state, action, next state                      -> reasoning, reward, done
 Hand-written code refuses text that is not well-formed, and a reward without an end; nothing else.
 """
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path

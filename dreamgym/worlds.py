@@ -7,8 +7,6 @@ and the dose-response of docs/results.md.
 
 These worlds read the truth on purpose. They are experiments and no way to train a policy.
 """
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

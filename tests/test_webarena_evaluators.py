@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from dreamgym.envs.webarena import evaluators as ev
-from dreamgym.envs.webarena.locators import NotSupported, query
+from dreamgym.envs.webarena.direct import query
+from dreamgym.envs.webarena.tabs import NotSupported
 
 BASES = {site: f"http://{site}.test" for site in ev.SITES}
 P = "http://shopping.test/p"

@@ -116,7 +116,7 @@ class Environment:
         raise NotImplementedError
 
     def reset(self, tasks: list[Task]) -> list[Session]:
-        """One running episode for each task."""
+        """One running episode for each task. Raises ValueError for a generated one (`real_goal`)."""
         raise NotImplementedError
 
     def step(self, sessions: list[Session], actions: list[str]) -> list[StepResult]:
@@ -142,15 +142,18 @@ class Environment:
         return {}
 
     def explain(self, task: Task, history: list[Step], step: Step) -> tuple[str, str]:
-        """(why the next state follows, why the reward follows) by rule; "" where none can tell."""
+        """(why the next state follows, why the reward follows) by rule; "" where none can tell, or expects
+        another outcome. Facts first, the verdict last: a small model concludes only from what it has written.
+        """
         return "", ""
 
     def counterfactuals(self, episodes: list[Episode], count: int, rng: np.random.Generator,
                         ) -> list[Episode] | None:
         """About `count` one-step episodes: a recorded page judged under another task, so that the reward is
-        learnt as a judgement of both. `label`: the constraint that is broken, "none" where all are met. Ids
-        and reasoning may be left empty: dreamgym.offline.counterfactuals fills them in. None:
-        dreamgym.offline.hindsight makes them of the recorded successes."""
+        learnt as a judgement of both (played episodes alone would tell it by the task). `label`: the
+        constraint that is broken, "none" where all are met. Ids and reasoning may be left empty:
+        dreamgym.offline.counterfactuals fills them in. None: dreamgym.offline.hindsight makes them of the
+        recorded successes."""
         return None
 
     def read_traces(self, path: str, form: str) -> list[Episode]:
@@ -160,6 +163,13 @@ class Environment:
     def describe(self) -> dict:
         """What identifies the data that is played: runs on different data are refused. JSON values."""
         return {"env": self.name}
+
+
+def real_goal(task: Task, key: str) -> Any:
+    """What a task's goal says. Raises ValueError for a generated task: only the dream can play those."""
+    if key not in task.goal:
+        raise ValueError(f"task {task.id}: its goal has no `{key}`; only a dream plays a generated task")
+    return task.goal[key]
 
 
 def environment_class(name: str) -> type[Environment]:

@@ -1,6 +1,4 @@
 """What the truth says about ALFWorld's steps, for reports only."""
-from __future__ import annotations
-
 from dreamgym.envs.alfworld.relabel import conditions, judge
 from dreamgym.envs.alfworld.text import LAMPS, kind_of, read_action, read_view
 from dreamgym.envs.base import Audit

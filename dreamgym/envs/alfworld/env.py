@@ -1,7 +1,5 @@
 """ALFWorld as an environment, on top of the real TextWorld engine. The reward is 1 iff the engine says
 won."""
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -13,7 +11,7 @@ from dreamgym.envs.alfworld.engine import read_game, require
 from dreamgym.envs.alfworld.games import DATA, find_games, generate
 from dreamgym.envs.alfworld.prompts import PROMPTS
 from dreamgym.envs.alfworld.workers import Local, Workers
-from dreamgym.envs.base import Environment, Player, Session, StepResult
+from dreamgym.envs.base import Environment, Player, Session, StepResult, real_goal
 from dreamgym.episode import Task
 from dreamgym.prompts import clean
 
@@ -94,12 +92,7 @@ class ALFWorld(Environment):
             groups=[f"split {folder.name}", f"type {task_type}"])
 
     def reset(self, tasks: list[Task]) -> list[Session]:
-        """Raises ValueError for a generated task: only the dream can play those."""
-        for task in tasks:
-            if not isinstance(task.goal.get("game"), str):
-                raise ValueError(f"task {task.id}: has no game of real ALFWorld (a generated task?); "
-                                 "expected goal `game`")
-        plays = self.plays.start([str(self.root / task.goal["game"]) for task in tasks])
+        plays = self.plays.start([str(self.root / real_goal(task, "game")) for task in tasks])
         return [Session(task, state, inner=play)
                 for task, (play, state) in zip(tasks, plays)]
 

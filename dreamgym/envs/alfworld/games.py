@@ -4,8 +4,6 @@
 rules of the `alfworld` wheel and the rooms of rooms.py; things lie at random where the rules allow. Left out:
 things inside bowls and pans, cold from the start, sliced and movable-receptacle tasks, images.
 """
-from __future__ import annotations
-
 import fcntl
 import json
 import random

@@ -1,7 +1,5 @@
 """Below the ALFWorld engine: translated games and TextWorld's compiled planner library, which holds the state
 of a game and knows its rules."""
-from __future__ import annotations
-
 import ctypes
 import gc
 import hashlib

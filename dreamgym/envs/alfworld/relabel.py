@@ -1,11 +1,6 @@
 """Reasoning traces by rule for ALFWorld's training data, and counterfactual reward examples. Both read pages
-and outcomes only.
-
-A trace states facts first and the verdict last: a small model concludes only from what it has written. Where
-the engine knew more than the page shows (a place within reach), the outcome tells the fact.
+and outcomes only: what the engine knew and no page shows (a place within reach), the outcome tells.
 """
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -69,7 +64,7 @@ def conditions(command: Command, view: View) -> list[Row]:
 # ---- why the next state follows ----------------------------------------------------------------------------
 
 def explain(task: Task, history: list[Step], step: Step) -> tuple[str, str]:
-    """(why the next state follows, why the reward follows); "" where the rules expect another outcome."""
+    """As Environment.explain."""
     t, wanted = read_step(step), read_task(task.text)
     if t is None:
         return "", ""

@@ -5,8 +5,6 @@ found there. What they leave out (stove burners, garbage cans, cabinets that do 
 added at random places, from the room's number alone: a room is the same in all its games. The package is
 read, not imported: `import alfworld` sets $ALFWORLD_DATA.
 """
-from __future__ import annotations
-
 import functools
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """Scripted policies of ALFWorld. The oracle reads the engine's hidden facts and the random player its
 admissible commands: they need an environment that plays in this process. The others read states only."""
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -9,8 +9,6 @@ Each object stands on its own line, so that a line-wise difference of two states
 An empty list is the line `nothing`. With the option `admissible`, a line `commands:` and one command a line
 follow.
 """
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterable

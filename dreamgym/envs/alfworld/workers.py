@@ -4,8 +4,6 @@ A worker is a plain child process that reads a line of JSON and answers with one
 child would import the script with torch, a forked one does not survive CUDA and threads. Plays of one game go
 to one worker, which translates it once.
 """
-from __future__ import annotations
-
 import itertools
 import json
 import os

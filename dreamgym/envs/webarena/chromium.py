@@ -26,9 +26,8 @@ from playwright.sync_api import Error, TimeoutError, sync_playwright
 
 from dreamgym.envs.webarena.actions import KEYS, MODIFIERS, Action
 from dreamgym.envs.webarena.ax_tree_sources import from_cdp
-from dreamgym.envs.webarena.locators import NotSupported
 from dreamgym.envs.webarena.page import Addresses, Node, Page, clean
-from dreamgym.envs.webarena.tabs import Cookies, Tabs
+from dreamgym.envs.webarena.tabs import Cookies, NotSupported, Tabs
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 ABORTED_S = 0.5              # a request is given up for another one, or for a download, where the page stays

@@ -6,21 +6,24 @@ Escape (env.OWN_KEYS), hovering, and what no own page has (frames, files, checke
 """
 from __future__ import annotations
 
+import ast
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, urlencode, urljoin, urlsplit, urlunsplit
 
+import lxml.html
 from lxml import etree
+from lxml.cssselect import CSSSelector
 
-from dreamgym.envs.webarena.ax_tree_sources import from_html, option_label, value_of
-from dreamgym.envs.webarena.locators import query
+from dreamgym.envs.webarena.ax_tree_sources import QUOTED, from_html, option_label, value_of
 from dreamgym.envs.webarena.page import Addresses, Node, Page
-from dreamgym.envs.webarena.tabs import Cookies, Tabs
+from dreamgym.envs.webarena.tabs import Cookies, NotSupported, Tabs
 
 Element = etree._Element
+_LOCATOR = re.compile(rf"document\.querySelector\(({QUOTED})\)\.(outerText|value|checked);?\s*")
 MAX_REDIRECTS = 20
 CONTROLS = ("input", "select", "textarea", "button")
 parsed = lru_cache(1024)(from_html)  # (title, nodes) of a page: shared, and never changed
@@ -210,3 +213,38 @@ def canonical(url: str) -> str:
     return urlunsplit(parts._replace(netloc=parts.netloc.lower(),
                                      path=quote(path, safe="/%:@!$&'()*+,;=~[]"),
                                      query=quote(parts.query, safe="/%:@!$&()*+,;=~?|[]{}^`\\")))
+
+
+# ---- locators of the own sites' tasks
+
+def query(html: str, js: str, held: Mapping[str, Any] = {}) -> str | None:  # noqa: B006
+    """document.querySelector('.row a').outerText, .value or .checked on a page without scripts, None where it
+    would throw. `held`: Tab.held, by paths. What is not understood raises NotSupported."""
+    match = _LOCATOR.fullmatch(js)
+    if not match:
+        raise NotSupported(f"locator {js!r:.80} is not understood without a browser")
+    root = lxml.html.document_fromstring(html or "<html></html>")  # an empty tab
+    element = next(iter(_selector(ast.literal_eval(match[1]))(root)), None)
+    if element is None:
+        return None
+    now = held.get(element.getroottree().getpath(element))
+    if match[2] == "outerText":
+        return inner_text(element)
+    if match[2] == "value":
+        return value_of(element, now)
+    return str("checked" in element.attrib if now is None else now).lower()
+
+
+@lru_cache(maxsize=2000)
+def _selector(css: str) -> CSSSelector:
+    try:
+        # CSS closes what is open at the end: [name="x"
+        return CSSSelector(css + "]" * (css.count("[") - css.count("]")), translator="html")
+    except Exception as error:  # cssselect and lxml each have several
+        raise NotSupported(f"selector {css!r:.80} is not understood without a browser "
+                           f"({str(error)[:80]})") from None
+
+
+def inner_text(element: Element) -> str:
+    """The text on one line, blanks between elements. Where a browser breaks lines decides no own task."""
+    return " ".join(" ".join(element.xpath(".//text()[not(ancestor::textarea)]")).split())

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from dreamgym.envs.base import Environment, Player, Session, StepResult
+from dreamgym.envs.base import Environment, Player, Session, StepResult, real_goal
 from dreamgym.envs.webarena import importers, live, relabel, verified
 from dreamgym.envs.webarena.actions import parse
 from dreamgym.envs.webarena.audit import WebArenaAudit
@@ -103,14 +103,12 @@ class WebArena(Environment):
         return self._tasks[split]
 
     def reset(self, tasks: list[Task]) -> list[Session]:
-        """Raises ValueError for a task that only the dream can play, or without a database."""
+        """Raises ValueError for a task without a database, too."""
+        records = [as_task(real_goal(task, "config")) for task in tasks]
         for task in tasks:
-            if "config" not in task.goal:
-                raise ValueError(f"task {task.id}: expected goal `config`; a generated task has none")
             if self.own and task.goal.get("database") not in DATABASES:
                 raise ValueError(f"task {task.id}: goal `database` is {task.goal.get('database')!r}, expected"
                                  f" one of {DATABASES[0]!r} to {DATABASES[-1]!r}: collect its data again")
-        records = [as_task(task.goal["config"]) for task in tasks]
         stages: list[Stage] = []
         try:
             stages += (self.sites.take(task) for task in tasks)

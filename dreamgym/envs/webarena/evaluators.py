@@ -5,7 +5,7 @@ must hold.
     verdict = evaluate(located(tasks[0], bases), answer, browser, judge)
 
 A task's text is never run here: `func:` calls name a row of a table, JavaScript goes to the page (without a
-browser: locators.py). An empty text is 0 under a fuzzy match without a question (WebArena's later rule).
+browser: direct.query). An empty text is 0 under a fuzzy match without a question (WebArena's later rule).
 `lite` selects the rules of Lite's own repository (VisualAgentBench); BrowserGym scores Lite by WebArena's.
 Left out: VisualWebArena's must_exclude, required_values and image questions. """
 from __future__ import annotations
@@ -23,8 +23,8 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 from msgspec import Meta, Struct
 
-from dreamgym.envs.webarena.locators import NotSupported
 from dreamgym.envs.webarena.page import SITES
+from dreamgym.envs.webarena.tabs import NotSupported
 from dreamgym.teacher import Endpoint, EndpointError, json_chat
 
 NOT_ACHIEVABLE = "N/A"

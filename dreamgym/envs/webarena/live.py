@@ -24,8 +24,8 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 from tqdm import tqdm
 
-from dreamgym.envs.webarena.locators import NotSupported
 from dreamgym.envs.webarena.page import SITES
+from dreamgym.envs.webarena.tabs import NotSupported
 
 ACCOUNTS = {  # those that WebArena's images come with, as its documentation gives them
     "shopping": ("emma.lopez@gmail.com", "Password.123"), "shopping_admin": ("admin", "admin1234"),

@@ -1,9 +1,5 @@
-"""Reasoning by rule for the own sites' steps, and counterfactual reward examples.
-
-A trace states facts first and the verdict last: a small model concludes only from what it has written.
-Counterfactuals make the reward a judgement: a `stop` on a page under a sentence that it fulfils, or misses,
-mostly by a single constraint. In played episodes the reward would follow from the task alone.
-"""
+"""Reasoning by rule for the own sites' steps, and counterfactual reward examples: a `stop` on a page under a
+sentence that it fulfils, or misses, mostly by a single constraint."""
 import re
 from collections.abc import Iterator
 from itertools import zip_longest
@@ -32,8 +28,7 @@ _SEAM = re.compile(r"([ /-])")                   # between them
 # ---- reasoning traces
 
 def explain(task_text: str, history: list[Step], step: Step, own: bool = True) -> tuple[str, str]:
-    """(why the next page follows, why the reward follows); "" where the rules expect another outcome. `own`:
-    the task is one of the own sites'."""
+    """As Environment.explain. `own`: the task is one of the own sites'."""
     before, after = read_page(step.state), read_page(step.next_state)
     if is_stop(step.action):
         ended = before is not None and step.next_state == STOPPED

@@ -26,6 +26,11 @@ NOTHING = [Node("StaticText", "empty tab: goto an address")]
 Cookies = Mapping[str, Mapping[str, str]]  # site -> name -> value
 
 
+class NotSupported(Exception):
+    """Something that the back end or the tables here cannot evaluate; the part is not judged, with this
+    message as reason."""
+
+
 class Tabs:
 
     def __init__(self, addresses: Addresses):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dreamgym.envs.base import Environment, Player, Session, StepResult
+from dreamgym.envs.base import Environment, Player, Session, StepResult, real_goal
 from dreamgym.envs.webshop import relabel, scripted, text
 from dreamgym.envs.webshop.audit import WebShopAudit
 from dreamgym.envs.webshop.catalogue import Catalogue
@@ -71,13 +71,10 @@ class WebShop(Environment):
         return splits
 
     def reset(self, tasks: list[Task]) -> list[Session]:
-        """Raises ValueError for a generated task: only the dream can play those."""
         sessions = []
         for task in tasks:
-            if "goal_index" not in task.goal:
-                raise ValueError(f"task {task.id}: has no goal_index; only a dream plays a generated task")
             engine = WebShopEngine(self.catalogue, "text_rich")
-            engine.reset(self.catalogue.goals[task.goal["goal_index"]])
+            engine.reset(self.catalogue.goals[real_goal(task, "goal_index")])
             sessions.append(Session(task, text.START, inner=engine))
         return sessions
 
@@ -90,10 +87,6 @@ class WebShop(Environment):
         if engine.valid:
             session.state = text.abstract(page, self.results_shown)
         return StepResult(session.state, float(score == 1.0), done, raw_score=float(score))
-
-    def end(self, sessions: list[Session]) -> None:
-        for session in sessions:
-            session.inner = None
 
     ground = staticmethod(text.ground)
 

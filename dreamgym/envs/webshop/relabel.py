@@ -1,9 +1,4 @@
-"""Rule traces for WebShop's steps, and counterfactuals: recorded item pages bought under other instructions.
-
-A trace states the facts first and the verdict last: a model concludes only from what it has written.
-Counterfactuals make the reward a judgement: a real page with an instruction that it meets, or that breaks a
-single constraint.
-"""
+"""Rule traces for WebShop's steps, and counterfactuals: recorded item pages, other instructions."""
 from collections.abc import Callable, Iterable
 
 import numpy as np
@@ -27,7 +22,7 @@ Check = tuple[str, str, bool]                    # kind (title, option, price), 
 # ---- traces ------------------------------------------------------------------------------------------------
 
 def explain(task: Task, history: list[Step], step: Step) -> tuple[str, str]:
-    """(why the next state follows, why the reward follows); "" where the rules expect another outcome."""
+    """As Environment.explain."""
     if text.action_type(step.state, step.action) == "buy":
         placed = step.done and step.next_state == text.PLACED
         return PLACED if placed else "", _explain_reward(task.text, step)

@@ -20,9 +20,6 @@ CREATE TABLE shop_reviews (id INTEGER PRIMARY KEY, product_id INT REFERENCES sho
     user_id INT REFERENCES users, stars INT, text, date, status);
 CREATE TABLE shop_subscribers (user_id INTEGER PRIMARY KEY REFERENCES users);
 CREATE TABLE shop_messages (id INTEGER PRIMARY KEY, user_id INT REFERENCES users, subject, text);
-CREATE INDEX shop_products_by_category ON shop_products (category_id);
-CREATE INDEX shop_orders_by_user ON shop_orders (user_id);
-CREATE INDEX shop_items_by_product ON shop_order_items (product_id);
 CREATE INDEX shop_reviews_by_product ON shop_reviews (product_id);
 CREATE VIEW shop_shelf AS SELECT shop_products.*, shop_categories.name AS category, shop_categories.slug AS
     category_slug, (SELECT avg(stars) FROM shop_reviews WHERE product_id = shop_products.id AND status =
@@ -36,10 +33,6 @@ CREATE TABLE forum_comments (id INTEGER PRIMARY KEY AUTOINCREMENT, post_id INT, 
 CREATE TABLE forum_votes (user, kind, item INT, value INT, PRIMARY KEY (user, kind, item));
 CREATE TABLE forum_subscriptions (user, forum, PRIMARY KEY (user, forum));
 CREATE TABLE forum_bios (user PRIMARY KEY, bio);
-CREATE INDEX forum_posts_forum ON forum_posts (forum);
-CREATE INDEX forum_posts_author ON forum_posts (author);
-CREATE INDEX forum_comments_post ON forum_comments (post_id);
-CREATE INDEX forum_comments_author ON forum_comments (author);
 
 CREATE TABLE code_projects (id INTEGER PRIMARY KEY, path UNIQUE, owner, description, readme, license,
     visibility, stars INT, forks INT, updated);
@@ -51,8 +44,6 @@ CREATE TABLE code_notes (id INTEGER PRIMARY KEY, item INT, author, body, created
 CREATE TABLE code_commits (id INTEGER PRIMARY KEY, project INT, author, title, created);
 CREATE TABLE code_profiles (user PRIMARY KEY, email, status, token);
 CREATE TABLE code_follows (user, followed, PRIMARY KEY (user, followed));
-CREATE INDEX code_notes_item ON code_notes (item);
-CREATE INDEX code_commits_project ON code_commits (project);
 
 CREATE TABLE map_places (id INTEGER PRIMARY KEY, slug UNIQUE, name UNIQUE, category, town, street, number INT,
     zip, phone, hours, x INT, y INT);
