@@ -230,9 +230,10 @@ def is_new(answer: tuple[str, str] | None, question: Question) -> bool:
 
 def until_tag(text: str, ended: bool) -> tuple[str, bool]:
     """(answer, whether it ended) up to the first tag in its page, which ends it as a stop sequence does: a
-    model that learnt to predict prompts goes on as they do. No page has such a line (`escape`)."""
+    model that learnt to predict prompts goes on as they do. No page has such a line (`escape`). A tag in
+    capitals is no prompt's: the answer stays malformed."""
     page = text.find(NEXT)
-    tag = TAGS.search(text, page + len(NEXT)) if page >= 0 else None
+    tag = re.compile(TAGS.pattern, re.MULTILINE).search(text, page + len(NEXT)) if page >= 0 else None
     return (text[:tag.start()], True) if tag else (text, ended)
 
 

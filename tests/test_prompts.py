@@ -72,7 +72,7 @@ def test_malformed_answers_are_none(text, page_format):
 
 @pytest.mark.parametrize("text, cut", [
     ("think: a\nnext:\nb\nc\naction: d\nnext:\ne", "think: a\nnext:\nb\nc\n"),
-    ("next:\n= state\n+ task\nearlier 2:\n", "next:\n= state\n+ task\n"), ("next:\na\n> task: b", ""),
+    ("next:\n= state\n+ task\nearlier 2:\n", "next:\n= state\n+ task\n"), ("next:\na\n> task: b", ""), ("next:\na\nTask: b", ""),
     ("think: first\naction: a\nnext:\nb", ""), ("think: a\nreward: 0 done: no", ""), ("action: a", "")])
 def test_a_page_ends_at_the_next_tag(text, cut):
     """Pages thrown away because the model went on with a prompt; a trace or a page cut in the middle."""
