@@ -176,8 +176,7 @@ class Rows:
             if sample is not None:
                 loss = a.prompt_loss if kind != "reward" else 0.0 if short else a.reward_prompt_loss
                 sample = self.coder.draw(sample, a.context, rng) if self.coder else sample
-                sample = self.with_prompt_loss(sample, loss, rng)
-                rows.append(self.coder.only_copies(sample) if self.coder else sample)
+                rows.append(self.with_prompt_loss(sample, loss, rng))
         return rows
 
     def questions(self, rows: list[tuple[Episode, int]], short: bool) -> list[Question]:

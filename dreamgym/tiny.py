@@ -16,7 +16,7 @@ from dreamgym.logprobs import TrainSample
 from dreamgym.names import Names
 from dreamgym.prompts import (Question, next_answer, next_prompt, reward_answer, reward_prompt,
                               variation_prompt)
-from dreamgym.word_tokenizer import CHARACTERS, CODED, CODES, CONTEXT, WordTokenizer
+from dreamgym.word_tokenizer import CHARACTERS, CODED, CONTEXT, WordTokenizer
 
 COMMON_WORDS = 500                   # the most frequent ones, which training rows never code
 RENAMED_EVERY = 10                   # one episode in so many gives the tokenizer words in other places
@@ -76,7 +76,6 @@ class WordCoder:
         # words come last in the vocabulary, the most frequent first
         first_rare = max(tokenizer.convert_tokens_to_ids(CHARACTERS)) + 1 + COMMON_WORDS
         self.tokenizer, self.words = tokenizer, {}
-        self.codes = range(tokenizer.first_code, tokenizer.first_code + len(CODES))
         for piece, token in tokenizer.get_vocab().items():
             if token >= first_rare and (match := CODED.fullmatch(piece)):
                 self.words[token] = tokenizer.convert_tokens_to_ids(list(match[1])), match[2]
@@ -98,21 +97,6 @@ class WordCoder:
         ids = [token for part in parts for token in part]
         mask = [trained for part, trained in zip(parts, sample.mask) for _ in part]
         return TrainSample(ids, mask) if len(ids) <= max_tok else sample
-
-    def only_copies(self, sample: TrainSample) -> TrainSample:
-        """The row without loss where a pair of codes stands for the first time: nobody can know it, and a
-        model that guesses writes words that mean nothing."""
-        mask, seen, i = list(sample.mask), set(), 0
-        while i < len(mask):
-            if sample.ids[i] not in self.codes:
-                i += 1
-                continue
-            pair = tuple(sample.ids[i:i + 2])
-            if pair not in seen:
-                mask[i:i + 2] = [0] * len(pair)
-            seen.add(pair)
-            i += 2
-        return TrainSample(sample.ids, mask)
 
 
 def word_coder(tokenizer: PreTrainedTokenizerBase) -> WordCoder | None:

@@ -97,22 +97,6 @@ def test_words_of_training_rows_get_codes(monkeypatch):
     assert coder.draw(sample, 99, np.random.default_rng(1)) is sample
 
 
-def test_only_a_repeated_code_is_trained():
-    """A model that learns to make words up; a word that it never learns to copy."""
-    tokenizer = build_tokenizer(TEXTS, coded_words=0.5)
-    ids = encode(tokenizer, "find Gina Petra so Petra Petra Otto/Gina")
-    row = WordCoder(tokenizer).only_copies(TrainSample(ids, [0] * 4 + [1] * (len(ids) - 4)))
-    pieces = [[piece] for piece in tokenizer.convert_ids_to_tokens(row.ids)]
-    shown = [tokenizer.convert_tokens_to_ids(piece)[0] for piece in pieces]
-    assert row.ids == ids == shown
-    codes = lambda word: tokenizer.code(word)
-    trained = [ids[i] for i, on in enumerate(row.mask) if on and ids[i] >= tokenizer.first_code]
-    trained = [i for i in trained if i < tokenizer.first_code + len(CODES)]
-    assert trained == codes("Petra") * 2 + codes("Gina")
-    cut = WordCoder(tokenizer).only_copies(TrainSample([*codes("Otto"), codes("Otto")[0]], [0, 1, 1]))
-    assert cut.mask == [0, 0, 0]
-
-
 def test_vocabulary_is_deterministic_and_bounded():
     a, b = build_tokenizer(["b a a c"], max_words=2), build_tokenizer(["c a", "a b"], max_words=2)
     assert a.get_vocab() == b.get_vocab()

@@ -86,8 +86,7 @@ def test_first_steps_may_see_short_questions_alone():
     without coded words."""
     rows = rows_of(short_first_steps=2, reward_prompt_loss=0.1, rename_share=0.5)
     coded = []
-    rows.coder = SimpleNamespace(draw=lambda sample, max_tok, rng: coded.append(sample) or sample,
-                                 only_copies=lambda row: row)
+    rows.coder = SimpleNamespace(draw=lambda sample, max_tok, rng: coded.append(sample) or sample)
     rows.names = SimpleNamespace(draw=lambda share, rng: lambda text: text.replace("red", "blue") if share else text)
     first = rows.draw(1)
     assert [row[0] for row in first] == ["next"] * 6 + ["reward"] * 14
