@@ -166,39 +166,41 @@ class Rows:
                    + pick(self.counterfactual, n_counterfactual)]
         picked += [("variation", row) for row in pick(self.variations, n_variation)]
         mine = [(*part, run.rng(a.seed, "row", step, i)) for i, part in list(enumerate(picked))[share]]
-        questions = iter(self.questions([row for kind, row, _ in mine if kind == "next"], short))
+        questions = iter(self.questions([(row, rng) for kind, row, rng in mine if kind == "next"], short))
+        rename_share, reward_loss = (0.0, 0.0) if short else (a.rename_share, a.reward_prompt_loss)
         rows = []
         for kind, row, rng in mine:
-            sample = (self.model.variation_sample(*row) if kind == "variation" else
-                      self.step_sample(*row, next(questions) if kind == "next" else None, short, rng))
+            if kind == "variation":
+                sample = self.model.variation_sample(*row)
+            else:
+                (episode, i), change = row, self.names.draw(rename_share, rng)
+                changed = rename_step(episode.steps[i], change)
+                sample = (self.model.next_sample(rename_question(next(questions), change), changed)
+                          if kind == "next" else self.model.reward_sample(change(episode.task.text), changed))
             self.drawn += 1
             self.too_long += sample is None
             if sample is not None:
-                loss = a.prompt_loss if kind != "reward" else 0.0 if short else a.reward_prompt_loss
                 sample = self.coder.draw(sample, a.context, rng) if self.coder else sample
+                loss = reward_loss if kind == "reward" else a.prompt_loss
                 rows.append(self.with_prompt_loss(sample, loss, rng))
         return rows
 
-    def questions(self, rows: list[tuple[Episode, int]], short: bool) -> list[Question]:
-        asked = [(e.task.text, e.steps[:i], e.steps[i].state, e.steps[i].shown_action) for e, i in rows]
+    def questions(self, rows: list[tuple[tuple[Episode, int], np.random.Generator]],
+                  short: bool) -> list[Question]:
+        """About next states: some without demonstrations, some under another task."""
+        asked = [(e.task.text, e.steps[:i], e.steps[i].state, e.steps[i].shown_action) for (e, i), _ in rows]
         if short or not rows:
-            return [Question(task, state, action, [], [], []) for task, _, state, action in asked]
-        return self.model.questions(asked)
-
-    def step_sample(self, episode: Episode, i: int, question: Question | None, short: bool,
-                    rng: np.random.Generator) -> TrainSample | None:
-        """About the next state, or, without a question, the reward."""
-        step, a = episode.steps[i], self.args
-        if question and rng.random() < a.demo_dropout:
-            question = replace(question, demos=[])
-        if question and rng.random() < a.other_task:
-            other = self.tasks[rng.integers(len(self.tasks))]
-            question = question if needs_task(question, step, other) else replace(question, task=other)
-        change = self.names.draw(0.0 if short else a.rename_share, rng)
-        step = rename_step(step, change)
-        if question:
-            return self.model.next_sample(rename_question(question, change), step)
-        return self.model.reward_sample(change(episode.task.text), step)
+            questions = [Question(task, state, action, [], [], []) for task, _, state, action in asked]
+        else:
+            questions = self.model.questions(asked)
+        for n, ((episode, i), rng) in enumerate(rows):
+            if rng.random() < self.args.demo_dropout:
+                questions[n] = replace(questions[n], demos=[])
+            if rng.random() < self.args.other_task:
+                other = self.tasks[rng.integers(len(self.tasks))]
+                if not needs_task(questions[n], episode.steps[i], other):
+                    questions[n] = replace(questions[n], task=other)
+        return questions
 
     @staticmethod
     def with_prompt_loss(sample: TrainSample, share: float, rng) -> TrainSample:
