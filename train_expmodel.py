@@ -173,7 +173,8 @@ class Rows:
             if kind == "variation":
                 sample = self.model.variation_sample(*row)
             else:
-                (episode, i), change = row, self.names.draw(rename_share, rng)
+                episode, i = row
+                change = self.names.draw(rename_share, rng)
                 changed = rename_step(episode.steps[i], change)
                 sample = (self.model.next_sample(rename_question(next(questions), change), changed)
                           if kind == "next" else self.model.reward_sample(change(episode.task.text), changed))
