@@ -126,7 +126,8 @@ def play_player(args: Args, env: Environment, player: Player) -> tuple[dict, lis
 def readable(episode: Episode) -> str:
     lines = [f"== {episode.id}  ({episode.world}, {episode.task.id})\n{episode.task.text}"]
     for i, step in enumerate(episode.steps, 1):
-        lines += [step.state, f"{i} > {step.action}" + ("" if step.valid else "    (changes nothing)")]
+        lines += [step.state] + [f"thought: {step.thought}"] * bool(step.thought)
+        lines += [f"{i} > {step.action}" + ("" if step.valid else "    (changes nothing)")]
         lines += [f"{k}: {v}" for k, v in (("think", step.reasoning), ("reward", step.reward_reasoning)) if v]
     lines += [episode.steps[-1].next_state] + [f"not readable: {episode.output!r}"] * bool(episode.output)
     end = f"{episode.stop.value}, reward {episode.reward:.0f}, score {episode.raw_score:.2f}"

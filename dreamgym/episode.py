@@ -57,6 +57,7 @@ class Step(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fiel
     reward: float = 0.0            # 0 or 1
     done: bool = False
     grounded: str = ""             # the action with the words of its element
+    thought: str = ""              # why the agent acts so
     reasoning: str = ""            # why the next state follows
     reward_reasoning: str = ""     # why the reward follows
     imitate: bool = True           # a policy may learn this action; false for probes and some players
@@ -119,7 +120,7 @@ def number_lines(text: str) -> str:
 
 def rename_step(step: Step, change: Callable[[str], str]) -> Step:
     """The step with `change` made in every text of it."""
-    names = ("state", "action", "next_state", "grounded", "reasoning", "reward_reasoning")
+    names = ("state", "action", "next_state", "grounded", "thought", "reasoning", "reward_reasoning")
     return replace(step, **{name: change(getattr(step, name)) for name in names})
 
 

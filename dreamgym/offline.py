@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from dreamgym import prompts, run, teacher
 from dreamgym.encoder import WordEncoder
-from dreamgym.envs.base import Environment, Player, env_of_data, one_each, record_step
+from dreamgym.envs.base import Act, Environment, Player, env_of_data, one_each, record_step
 from dreamgym.episode import (Episode, Source, Step, StopReason, Task, check_episode, read_episodes, recorded,
                               to_json)
 from dreamgym.names import Names
@@ -45,10 +45,6 @@ def explained(env: Environment, episode: Episode) -> Episode:
     return replace(episode, steps=steps)
 
 
-class Probe(str):
-    """An action that a prober tries: nobody is to imitate it."""
-
-
 def play(env: Environment, task: Task, player: Player, rng: np.random.Generator, episode_id: str) -> Episode:
     """A real episode of `player`. Raises ValueError like play_at_once."""
     episode, = play_at_once(env, [(Episode(id=episode_id, task=task), player, rng)], workers=1)
@@ -74,8 +70,10 @@ def play_at_once(env: Environment, roles: list[tuple[Episode, Player, np.random.
             results = one_each(env.step([session for session, *_ in running], actions), running,
                                f"{env.name}: step")
             for (_, (episode, player, _), _), state, action, result in zip(running, states, actions, results):
-                record_step(episode, state, str(action), result, env.max_steps)
-                episode.steps[-1].imitate = player.imitate and not isinstance(action, Probe)
+                said = action if isinstance(action, Act) else Act(action)
+                record_step(episode, state, str(said), result, env.max_steps)
+                step = episode.steps[-1]
+                step.thought, step.imitate = said.thought, said.imitate and player.imitate
                 if episode.stop:
                     yield checked(env, episode)
             running = [one for one in running if not one[1][0].stop]
@@ -143,7 +141,7 @@ def probing(player: Player, before: Episode, others: list[Episode], names: Names
             if rng.random() < PROBE_PROBABILITY and beginning(earlier()) != beginning(wanted):
                 action = other(state)
                 if action != wanted:
-                    return Probe(action)
+                    return Act(action, imitate=False)
             asked_in, last = None, wanted
             return wanted
         return probe
@@ -202,7 +200,8 @@ def language_model_player(env: Environment, ask: teacher.Ask, share: float) -> P
             messages.append({"role": "user", "content": text})
             sent = messages[:3] + messages[3:][-2 * PLAYER_TURNS - 1:]
             messages.append({"role": "assistant", "content": ask(sent)})
-            return prompts.parse_action(messages[-1]["content"])
+            thought, action = prompts.parse_answer(messages[-1]["content"])
+            return Act(action, thought)
         return act
     return Player(make, share, imitate=True)
 

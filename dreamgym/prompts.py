@@ -61,8 +61,7 @@ def plain_episode(episode: Episode) -> Episode:
 
 POLICY_FORMS = {
     "action": "Answer with exactly one line: action: ACTION",
-    "lines": "First write the words of the element that your action is about, then exactly one line: "
-             "action: ACTION",
+    "lines": "First think in one line, then write exactly one line: action: ACTION",
     "tags": "First think inside <think> </think>, then give exactly one action inside <action> </action>.",
 }
 
@@ -89,25 +88,28 @@ def tried_actions(steps: Sequence[Step], state: str, most: int = 8) -> list[str]
     return list(dict.fromkeys(step.action for step in steps if step.state == state))[-most:] if most else []
 
 
-def policy_answer(action: str, grounded: str, policy_format: str) -> str:
-    """What a policy is taught to write for a recorded action; its thought is the element that the action
-    names. Without tags an answer looks like actions in the questions to the experience model, from which a
-    small policy starts (docs/lab-notes.md)."""
-    thought = grounded.removeprefix(action).strip()
+def policy_answer(step: Step, policy_format: str) -> str:
+    """What a policy is taught to write for a recorded step: the agent's thought, or else the element that the
+    action names, and the action. Without tags an answer looks like actions in the questions to the experience
+    model, from which a small policy starts (docs/lab-notes.md)."""
+    thought = clean(step.thought) or step.grounded.removeprefix(step.action).strip()
     if policy_format == "tags":
-        return f"<think>{thought}</think><action>{action}</action>"
+        return f"<think>{thought}</think><action>{step.action}</action>"
     line = f"{thought}\n" if policy_format == "lines" and thought else ""
-    return f"{line}action: {action}"
+    return f"{line}action: {step.action}"
 
 
-def parse_action(text: str) -> str:
-    """The action in a policy's answer: the last `<action>…</action>`, or else the last line, without
-    "action:"; "" for none."""
+def parse_answer(text: str) -> tuple[str, str]:
+    """(thought, action) in a policy's answer, "" for none. The action is the last `<action>…</action>`, or
+    else the last line, without "action:"; what stands before it is the thought."""
     text = text[-10 * MAX_ACTION_CHARS:]                  # the search below is quadratic in unclosed tags
-    tagged = re.findall(r"<action>(.*?)</action>", text, re.DOTALL)
-    lines = [line.strip() for line in (tagged[-1] if tagged else text).split("\n") if line.strip()]
-    named = [line[len("action:"):] for line in lines if line.lower().startswith("action:")]
-    return clean((named or lines or [""])[-1])[:MAX_ACTION_CHARS].strip()
+    tagged = [*re.finditer(r"<action>(.*?)</action>", text, re.DOTALL)][-1:]
+    lines = [line.strip() for line in (tagged[0][1] if tagged else text).split("\n") if line.strip()]
+    named = [i for i, line in enumerate(lines) if line.lower().startswith("action:")]
+    last = named[-1] if named else len(lines) - 1
+    action = re.sub("^action:", "", lines[last], flags=re.IGNORECASE) if lines else ""
+    thought = text[:tagged[0].start()] if tagged else " ".join(lines[:max(0, last)])
+    return clean(re.sub("</?think>", " ", thought)), clean(action)[:MAX_ACTION_CHARS].strip()
 
 
 # ---- experience model: the next state ----

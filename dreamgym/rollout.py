@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from dreamgym.chat import answer_ids, answer_text, chat_format, prompt_ids
 from dreamgym.envs.base import Environment, Session, one_each, record_step
 from dreamgym.episode import Episode, Source, StopReason, Task, TokenSegment
-from dreamgym.prompts import parse_action, policy_answer, policy_system, policy_turn, tried_actions
+from dreamgym.prompts import parse_answer, policy_answer, policy_system, policy_turn, tried_actions
 from dreamgym.sampler import Sampler
 
 
@@ -131,19 +131,21 @@ def _turn(policy: Policy, world, running: dict[int, _Running], order: list[int],
     prompts = [running[i].episode.segments[-1].ids + running[i].prompt for i in order]
     samples = policy.sampler.sample(prompts, [running[i].episode.id for i in order],
                                     policy.settings.max_action_tok, temperature)
-    actions = []
+    answers = []
     for i, sample in zip(order, samples):
         policy.counts["turns"] += 1
         policy.counts["unfinished_actions"] += sample.stop != "end"
-        actions.append(parse_action(answer_text(policy.tokenizer, policy.chat, sample.ids)))
+        answers.append(parse_answer(answer_text(policy.tokenizer, policy.chat, sample.ids)))
         extend(running[i].episode.segments[-1], running[i].prompt, sample.ids, sample.logps,
                policy.chat.end_ids)
     states, ended = [running[i].session.state for i in order], []
-    results = one_each(world.step([running[i].session for i in order], actions), order, "step")
-    for i, state, action, result, sample in zip(order, states, actions, results, samples):
+    results = one_each(world.step([running[i].session for i in order], [action for _, action in answers]),
+                       order, "step")
+    for i, state, (thought, action), result, sample in zip(order, states, answers, results, samples):
         episode = running[i].episode
         record_step(episode, state, action, result, policy.env.max_steps)
-        episode.steps[-1].grounded = policy.env.ground(state, action)
+        step = episode.steps[-1]
+        step.thought, step.grounded = thought, policy.env.ground(state, action)
         if not sample.ids and not result.done:   # without room the policy could not act at all
             episode.stop = StopReason.CONTEXT
         if episode.stop:
@@ -161,8 +163,7 @@ def imitation_segments(policy: Policy, episode: Episode, all_actions: bool = Fal
     first = episode.steps[0].state
     running = _Running(Session(episode.task, first), copy, policy.turn_ids(episode.task.text, first))
     for step in episode.steps:
-        answer = policy_answer(step.action, step.shown_action, policy.settings.policy_format)
-        ids = answer_ids(policy.tokenizer, policy.chat, answer)
+        ids = answer_ids(policy.tokenizer, policy.chat, policy_answer(step, policy.settings.policy_format))
         segment = copy.segments[-1]
         length = len(segment.ids) + len(running.prompt) + len(ids)
         if len(ids) > policy.settings.max_action_tok or length > policy.settings.context:

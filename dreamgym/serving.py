@@ -22,7 +22,7 @@ from starlette.responses import PlainTextResponse
 
 from dreamgym.envs.base import Environment, out_folder, record_step
 from dreamgym.episode import Episode, Task, check_task
-from dreamgym.prompts import MAX_STATE_CHARS, escape, parse_action, policy_system, policy_turn, tried_actions
+from dreamgym.prompts import MAX_STATE_CHARS, escape, parse_answer, policy_system, policy_turn, tried_actions
 from dreamgym.run import rng
 
 GATHER_S = 0.02                        # a request waits at most so long for those of the other episodes
@@ -182,7 +182,7 @@ class Served(OpenEnvEnvironment):
         if not self.session:
             raise ValueError("no episode is running: it has not begun, has ended, or was idle for too long; "
                              "reset first")
-        state, text = self.session.state, parse_action(action.action)
+        state, (_, text) = self.session.state, parse_answer(action.action)
         try:
             result = service.batcher.ask("step", self.session, text)
         except Exception:

@@ -144,9 +144,9 @@ def step_view(episode: Episode, step: Step, audit: Audit, output: str | None) ->
     malformed = output is not None
     verdict = (audit.success(episode.task, step.state, step.action, step.next_state)
                if step.valid and not malformed else None)
-    return {"action": step.shown_action, "next": step.next_state, "think": step.reasoning,
-            "why": step.reward_reasoning, "reward": step.reward, "done": step.done, "verdict": verdict,
-            "valid": step.valid or malformed, "output": output}
+    return {"thought": step.thought, "action": step.shown_action, "next": step.next_state,
+            "think": step.reasoning, "why": step.reward_reasoning, "reward": step.reward, "done": step.done,
+            "verdict": verdict, "valid": step.valid or malformed, "output": output}
 
 
 def curve(name: str, records: list[dict], key: str, x: str = "transitions", kind: str = "") -> dict:

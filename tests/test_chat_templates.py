@@ -10,6 +10,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
 from dreamgym.chat import answer_ids, answer_text, chat_format, encode, encode_untrusted, prompt_ids
+from dreamgym.episode import Step
 from dreamgym.model import export_model
 from dreamgym.prompts import POLICY_FORMS, policy_answer, policy_turn
 from dreamgym.word_tokenizer import build_tokenizer
@@ -196,7 +197,7 @@ def test_policies_think(template):
     """A policy that is to think behind a template that has closed the thought, or opened it itself."""
     tokenizer = make_tokenizer("qwen3")
     tokenizer.bos_token, tokenizer.chat_template = "<|endoftext|>", template
-    taught = policy_answer("click[1]", "click[1] red vest", "tags")
+    taught = policy_answer(Step(state="s", action="click[1]", next_state="t", thought="red vest"), "tags")
     thinking, plain = (chat_format(tokenizer, POLICY_FORMS["tags"], thinks=thinks) for thinks in (True, False))
     text = lambda chat: tokenizer.decode(prompt_ids(tokenizer, chat, TURNS[0]) + answer_ids(tokenizer, chat, taught))
     asked = tokenizer.apply_chat_template(messages(POLICY_FORMS["tags"], TURNS[:1]), tokenize=False,

@@ -19,7 +19,7 @@ LINE = json.dumps(GOOD).encode()
 
 def episode(name: str = "e1") -> Episode:
     item = "item \U0001f9e5 $5\nchosen: none"
-    steps = [Step(state="search page", action="search[café 中]", next_state=item, grounded="search[café 中]",
+    steps = [Step(state="search page", action="search[café 中]", next_state=item, grounded="search[café 中]", thought="so\ntea",
                   reasoning="why\nnot", reward_reasoning="no", imitate=False),
              Step(state=item, action="click[buy now]", next_state="order placed", reward=1.0, done=True)]
     task = Task(id="t", text="find me a coat", env="webshop", start="search page", parent="seed",

@@ -7,7 +7,7 @@ import pytest
 from dreamgym.episode import Step
 from dreamgym.prompts import (
     FORMS, MAX_ACTION_CHARS, MAX_STATE_CHARS, POLICY_FORMS, TAGS, Prompts, Question, clean, escape,
-    experience_system, known_pages, next_answer, next_prompt, parse_action, parse_next,
+    experience_system, known_pages, next_answer, next_prompt, parse_answer, parse_next,
     parse_reward, parse_task, policy_answer, policy_turn, policy_system, reward_answer, reward_prompt,
     tried_actions, until_tag)
 
@@ -180,20 +180,27 @@ def test_fuzz_reward():
     ("click[1]\u2028reward: 1", "click[1] reward: 1")])
 def test_actions_are_found(text, action):
     """A chat model's wrapping that ends up in the action."""
-    assert parse_action(text) == action
+    assert parse_answer(text)[1] == action
 
 
 @pytest.mark.parametrize("policy_format", POLICY_FORMS)
 def test_what_a_policy_is_taught_parses_back(policy_format):
-    for action, grounded in (("click[2]", "click[2] royal vest"), ("search[a b]", "search[a b]")):
-        assert parse_action(policy_answer(action, grounded, policy_format)) == action
+    """Imitation that teaches a language model to think nothing, or a thought that is taken for the action."""
+    for action, grounded, thought, taught in (
+            ("click[2]", "click[2] royal vest", "", "royal vest"), ("search[a b]", "search[a b]", "", ""),
+            ("go", "", "look for a\nvest : none no", "look for a vest : none no"),
+            ("go", "go there", "action: stay", "action: stay")):
+        step = Step(state="s", action=action, next_state="t", grounded=grounded, thought=thought)
+        shown = "" if policy_format == "action" else taught
+        assert parse_answer(policy_answer(step, policy_format)) == (shown, action)
 
 
 def test_fuzz_actions_and_tasks():
     """An action or task of several lines, or with tags of its own, entering every later prompt."""
     rng, kept = random.Random(3), 0
     for _ in range(4000):
-        action = parse_action(mutate("<think>a\nb</think>\n<action>click[< prev]</action>", rng))
+        thought, action = parse_answer(mutate("<think>a\nb</think>\n<action>click[< prev]</action>", rng))
+        assert thought.isprintable() and "<think>" not in thought
         assert len(action) <= MAX_ACTION_CHARS and action.isprintable() and action == action.strip()
         text = parse_task(mutate("find me slim red vest with color: red", rng))
         if text is not None:
@@ -215,7 +222,7 @@ def test_parsing_takes_linear_time():
     started = time.process_time()
     for text in ("<action>" * 100_000, "think: " * 100_000, "think: \nnext:" * 50_000, "state\n" * 100_000,
                  "x" * 1_000_000):
-        parse_action(text), parse_next(text, question(), "diff"), parse_reward(text), parse_task(text)
+        parse_answer(text), parse_next(text, question(), "diff"), parse_reward(text), parse_task(text)
     assert time.process_time() - started < 2
 
 

@@ -250,6 +250,7 @@ def test_imitation_reads_what_a_rollout_reads(tiny_model, context, policy_format
     fields = lambda segments: [(s.ids, s.mask if all_valid else None) for s in segments]
     for episode in episodes:
         assert [s.action for s in episode.steps] == actions[episode.id]
+        assert {s.thought for s in episode.steps} == {"" if policy_format == "action" else "page"}
         copied, all_valid = imitation_segments(policy, episode), all(s.valid for s in episode.steps)
         shown = [s for s in episode.segments if all_valid or any(c.ids == s.ids for c in copied)]
         assert fields(copied) == fields(shown) and len(copied) == len(shown)

@@ -72,11 +72,20 @@ def record_step(episode: Episode, state: str, action: str, result: StepResult, m
         episode.stop = StopReason.STEP_LIMIT
 
 
+class Act(str):
+    """An action, the thought that led to it, and whether a policy may imitate it."""
+    def __new__(cls, action: str, thought: str = "", imitate: bool = True):
+        act = super().__new__(cls, action)
+        act.thought, act.imitate = thought, imitate
+        return act
+
+
 @dataclass
 class Player:
     """A policy that makes offline data, scripted or a language model: `make(session, rng)` returns
-    `act(state) -> action` for one episode. `share`: its weight among the players; one of 0 plays in
-    evaluate.py alone. `imitate`: its episodes are demonstrations for imitation."""
+    `act(state) -> action` for one episode, where the action is text, or an Act that says why. `share`: its
+    weight among the players; one of 0 plays in evaluate.py alone. `imitate`: its episodes are demonstrations
+    for imitation."""
     make: Callable[[Session, np.random.Generator], Callable[[str], str]]
     share: float = 1.0
     imitate: bool = False

@@ -174,6 +174,44 @@ def _shown(t: Transition, wanted: Wanted | None) -> list[str]:
     return [" ".join(f"{kind} {_yes(kind in t.after.kinds)}" for kind in kinds)]
 
 
+# ---- why an agent acts so: from task and state alone -------------------------------------------------------
+
+def think(wanted: Wanted, view: View) -> str:
+    """What a player looks at before it acts: whether the thing that it holds, or one of those it sees, is the
+    wanted one; whether that is as wanted; whether this is the place for it."""
+    here = kind_of(view.place) if view.place else "room"
+    if not view.holding:
+        seek = f"look for {wanted.thing}"
+        if view.opened is False or not view.place:
+            return seek + " : closed" * bool(view.place)
+        if wanted.kind == "two" and here == wanted.place:              # what lies there stays there
+            return f"{seek} : at {here} : {wanted.place} yes"
+        return _seek(wanted.thing, view)
+    kind, goal = kind_of(view.holding), wanted.place
+    facts = [f"hold {view.held} {kind} : {wanted.thing} {_yes(kind == wanted.thing)}"]
+    if kind == wanted.thing and wanted.kind == "look":
+        facts.append(_seek(goal, view))
+    elif kind == wanted.thing:
+        tags = tags_of(view.holding)
+        if wanted.kind in TOOL:
+            facts.append(f"{wanted.kind} : {' '.join(tags) or 'plain'} {_yes(wanted.kind in tags)}")
+            goal = goal if wanted.kind in tags else TOOL[wanted.kind][1]
+        facts.append(f"at {here} : {goal} {_yes(here == goal)}")
+        facts += ["closed"] * (here == goal and view.opened is False)
+    return " ; ".join(facts)
+
+
+def _seek(kind: str, view: View) -> str:
+    """Whether one of a kind is in sight, after `_compared`."""
+    return f"look for {kind} : {_compared(kind, view) or 'none'} {_yes(kind in view.kinds)}"
+
+
+def _compared(kind: str, view: View) -> str:
+    """Each thing in sight up to the first of a kind, beside that kind."""
+    looked = zip(view.names, _up_to(kind, view.kinds))
+    return " no ".join(f"{name} {found} : {kind}" for name, found in looked)
+
+
 def _up_to(wanted: str, found: list[str]) -> list[str]:
     """What is compared with `wanted`, one by one: what was found up to it, or all."""
     return found[:found.index(wanted) + 1] if wanted in found else found
@@ -215,10 +253,8 @@ def checks(wanted: Wanted, t: Transition) -> list[Row]:
         rows.append((wanted.kind, " ".join(tags) or "plain", wanted.kind in tags))
     rows.append((wanted.place, place, place == wanted.place))
     if wanted.kind == "two":
-        kinds = t.before.kinds
-        looked = zip(t.before.names, _up_to(wanted.thing, kinds))
-        shown = " no ".join(f"{name} {kind} : {wanted.thing}" for name, kind in looked) or NOTHING
-        rows.append((f"another {wanted.thing}", shown, wanted.thing in kinds))
+        rows.append((f"another {wanted.thing}", _compared(wanted.thing, t.before) or NOTHING,
+                     wanted.thing in t.before.kinds))
     return rows
 
 

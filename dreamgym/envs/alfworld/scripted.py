@@ -4,10 +4,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+from dreamgym.envs.alfworld.relabel import think
 from dreamgym.envs.alfworld.text import (
     LAMPS, TOOL, View, by_name, kind_of, name_of, read_task, read_view, tags_of,
 )
-from dreamgym.envs.base import Player, Session
+from dreamgym.envs.base import Act, Player, Session
 
 SLIP = 0.20                                      # the imperfect player's chance of a mistake per step
 
@@ -71,7 +72,7 @@ class Searcher:
         self.last = ""                               # the last state
         self.refused: set[str] = set()               # since the state last changed
 
-    def __call__(self, state: str) -> str:
+    def __call__(self, state: str) -> Act:
         view = read_view(state)
         if state != self.last:
             self.refused.clear()
@@ -81,7 +82,7 @@ class Searcher:
             action = self.wander(view)
         self.last = state
         self.refused.add(action)
-        return action
+        return Act(action, think(self.wanted, view))
 
     def notice(self, view: View) -> None:
         self.room = view.room or self.room

@@ -5,12 +5,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dreamgym.envs.base import Player, Session
+from dreamgym.envs.base import Act, Player, Session
 from dreamgym.envs.webarena.actions import Action, parse
 from dreamgym.envs.webarena.evaluators import NOT_ACHIEVABLE
 from dreamgym.envs.webarena.page import PASSIVE, TYPED, Node, Page, quotable
 from dreamgym.envs.webarena.tasks import TaskConstraints, fact, filled, is_missing, read_task
-from dreamgym.envs.webarena.text import read_page
+from dreamgym.envs.webarena.text import ground, read_page
 
 SLIP = 0.10                                      # the imperfect player's chance of a mistake per step
 GIVE_UP = 3                                      # so many times the plan is begun again, before `stop [N/A]`
@@ -36,11 +36,29 @@ class Searcher:
         self.ticked: dict[str, bool] = {}        # what a step made of a checkbox
         self.left_out: set[str] = set()          # windows and list pages on which the wanted element is not
 
-    def __call__(self, state: str) -> str:
+    def __call__(self, state: str) -> Act:
         page = read_page(state)
         self.start = self.start or page.address
         self.place = self.place or page.address
-        return self.choose(state, page)
+        thought = self.think(state, page)        # before the plan moves on
+        return Act(self.choose(state, page), thought)
+
+    def think(self, state: str, page: Page) -> str:
+        """The whole plan, then the step that is due and its element on the page, also before a mistake."""
+        asked = re.sub(r"\{answer\}|[*']", "", self.wanted.template.answer)
+        plan = [*map(brief, self.plan), f"stop {filled(asked, self.wanted.values)}".strip()]
+        at = len(self.plan) if is_missing(self.wanted, state) else self._unfilled(page)
+        at = self.at if at is None else at
+        if page.address != self.place and not is_missing(self.wanted, state):
+            due = "back"
+        elif at < len(self.plan):
+            match = _STEP.fullmatch(self.plan[at])
+            node = page.lines.get(element(page, match[2], match[3])) if match else None
+            due = f"{plan[at]} : " + (f"{node.role} '{node.name}'" if node else "none")
+        else:
+            stop = f"stop [{fact(self.wanted, state)}]"
+            due = f"{plan[at]} : {ground(state, stop).removeprefix(stop).strip() or 'none'}"
+        return f"{' > '.join(plan)} ; {due}"
 
     def choose(self, state: str, page: Page) -> str:
         if is_missing(self.wanted, state):
@@ -108,6 +126,12 @@ class Searcher:
             return f"stop [{NOT_ACHIEVABLE}]"
         self.at, self.place, self.left_out, self.excused = 0, self.start, set(), set()
         return f"goto [{self.start}]"
+
+
+def brief(step: str) -> str:
+    """A step of a plan in few words."""
+    match = _STEP.fullmatch(step)
+    return " ".join(filter(None, (match[1], match[3], match[4]))) if match else step
 
 
 def element(page: Page, role: str, name: str) -> int:
