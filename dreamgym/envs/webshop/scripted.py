@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 
-from dreamgym.envs.base import Player, Session
+from dreamgym.envs.base import Act, Player, Session
 from dreamgym.envs.webshop.text import (
     Item, Wanted, clean, page_kind, read_item, read_results, read_task, title_words,
 )
@@ -27,8 +27,29 @@ class Shopper:
         self.seen: set[tuple[str, str]] = set()  # title and price of products that were opened
         self.paged = False                       # looked at a second page of results
 
-    def __call__(self, state: str) -> str:
-        kind, item = page_kind(state), read_item(state)
+    def __call__(self, state: str) -> Act:
+        thought = self.think(state)              # before a product counts as seen
+        return Act(self.choose(page_kind(state), read_item(state), state), thought)
+
+    def think(self, state: str) -> str:
+        """What speaks against each result up to the one that fits; of each wanted option, whether it is
+        there, and chosen."""
+        if item := read_item(state):
+            here = lambda name, value: ("chosen" if value in item.chosen else
+                                        "offered" if value in item.options.get(name, ()) else "none")
+            return " ; ".join(f"{name} {value} : {here(name, value)}"
+                              for name, value in self.wanted.options.items())
+        if page_kind(state) != "results":
+            return ""
+        looked = []
+        for number, (title, price) in read_results(state).items():
+            lack = self._lack(title, price)
+            looked.append(f"{number} {lack} no" if lack else f"{number} yes")
+            if not lack:
+                break
+        return f"look for {' '.join(self.wanted.words)} : {' '.join(looked) or 'none'}"
+
+    def choose(self, kind: str, item: Item | None, state: str) -> str:
         if kind == "index":
             return f"search[{' '.join(self.wanted.words)}]"
         if kind == "results":
@@ -38,15 +59,21 @@ class Shopper:
             return f"click[{choose(item)}]"
         return "click[< prev]" if kind in ("sub", "item") else "click[back to search]"
 
+    def _lack(self, title: str, price: str) -> str:
+        """What speaks against a result: a wanted word that its title lacks, its price, that it was opened;
+        "" for nothing."""
+        low = float(price[1:].split(" ")[0])
+        dear = self.wanted.price is not None and low > self.wanted.price
+        seen = (title, price) in self.seen
+        lacks = [word for word in self.wanted.words if word not in title.lower().split()]
+        return next(iter([*lacks, *[price] * dear, *["seen"] * seen]), "")
+
     def _choose_product(self, listed: dict[str, tuple[str, str]]) -> str:
         if listed and self.rng.random() < self.slip:
             return self.rng.choice(list(listed))
-        for number, (title, price) in listed.items():
-            low = float(price[1:].split(" ")[0])
-            fits = all(word in title.lower().split() for word in self.wanted.words)
-            cheap = self.wanted.price is None or low <= self.wanted.price
-            if fits and cheap and (title, price) not in self.seen:
-                self.seen.add((title, price))
+        for number, found in listed.items():
+            if not self._lack(*found):
+                self.seen.add(found)
                 return number
         if listed and not self.paged:
             self.paged = True
