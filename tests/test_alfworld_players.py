@@ -33,6 +33,29 @@ def played(envs) -> dict[str, list[Episode]]:
     return found | {"prober": [probed(env, before, found["random"], rng) for (env, _), before in pairs]}
 
 
+@pytest.mark.parametrize("task, state, thought", [
+    ("put a mug in desk", "room:\ndesk 1\nholding: nothing", "look for mug"),
+    ("put a mug in desk", "at safe 1 closed\nholding: nothing", "look for mug : closed"),
+    ("put a mug in desk", "at bed 1:\nbook 1\nhot mug 2\nmug 1\nholding: nothing",
+     "look for mug : book 1 book : mug no mug 2 mug : mug yes"),
+    ("put a mug in desk", "at bed 1:\nnothing\nholding: nothing", "look for mug : none no"),
+    ("put two mug in desk", "at desk 1:\nmug 2\nholding: nothing", "look for mug : at desk : desk yes"),
+    ("put a mug in desk", "at bed 1:\nnothing\nholding: book 1", "hold book 1 book : mug no"),
+    ("heat some mug and put it in desk", "at microwave 1 closed\nholding: clean mug 1",
+     "hold mug 1 mug : mug yes ; hot : clean no ; at microwave : microwave yes ; closed"),
+    ("heat some mug and put it in desk", "at bed 1:\nnothing\nholding: hot mug 1",
+     "hold mug 1 mug : mug yes ; hot : hot yes ; at bed : desk no"),
+    ("look at mug under the desklamp", "at desk 1:\nlit desklamp 1\nholding: mug 1",
+     "hold mug 1 mug : mug yes ; look for desklamp : desklamp 1 desklamp : desklamp yes"),
+])
+def test_players_think_of_what_decides(task, state, thought):
+    """A thought that compares with another thing than the task's, looks into what is closed, or calls delivered
+    what was delivered already; a mistake that is explained as if it were right."""
+    for name in READERS:
+        act = PLAYERS[name].make(Session(Task(id="t", text=task), state), np.random.default_rng(0))
+        assert act(state).thought == thought
+
+
 @pytest.fixture(scope="module")
 def everything(played) -> list[Episode]:
     return [episode for episodes in played.values() for episode in episodes]

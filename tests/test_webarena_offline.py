@@ -70,13 +70,18 @@ def agrees(task, steps) -> bool:
 
 @pytest.mark.parametrize("kind", ["oracle", "searcher"])
 def test_experts_win_every_template(env, kind):
-    """A template whose plan does not lead to its reward."""
+    """A template whose plan does not lead to its reward; a thought that names another element than the action."""
     everything = env.tasks("test") + env.tasks("valid") + env.tasks("train")
     impossible = [task for task in everything if task.goal["parameters"].get("answer") == "N/A"][:4]
     for task in [*{task.groups[1]: task for task in everything}.values(), *impossible]:
         steps = run(env, kind, task)
         assert steps[-1].reward == 1, (task.text, [step.action for step in steps])
         assert agrees(task, steps)
+        for step in steps:
+            plan, _, due = step.thought.rpartition(" ; ")
+            said, _, found = due.partition(" : ")
+            assert said == "back" or said in plan
+            assert found in ("", "none") or step.grounded == f"{step.action} {found}", (task.text, step.thought)
 
 
 def test_imperfect_errs_and_recovers_and_the_rules_agree(env):

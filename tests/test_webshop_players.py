@@ -23,6 +23,20 @@ def play(shop, task: Task, player: Player, seed: int) -> Episode:
     return offline.play(shop, task, player, np.random.default_rng(seed), f"{task.id}-{seed}")
 
 
+def test_players_think_of_what_decides():
+    """A thought that passes over a lacking word, a price, or an opened product; an option that is not there."""
+    wanted = task_of("find me red vest with color: red, and size: 7, and price lower than 30.00 dollars")
+    results = "results page 1 of 2\nred hat $9 [1]\nred vest $40 [2]\nred vest $20 [3]\nbig red vest $10 [4]"
+    act = Shopper(Session(wanted, results), np.random.default_rng(0))
+    thought = lambda state: act(state).thought
+    assert thought("search page") == "" and act("search page") == "search[red vest]"
+    assert thought(results) == "look for red vest : 1 vest no 2 $40 no 3 yes"
+    assert thought(results) == "look for red vest : 1 vest no 2 $40 no 3 seen no 4 yes"
+    assert thought("results page 1 of 1\nnothing") == "look for red vest : none"
+    assert thought(PAGE) == "color red : offered ; size 7 : none"
+    assert thought(PAGE.replace("chosen: none", "chosen: red")) == "color red : chosen ; size 7 : none"
+
+
 @pytest.fixture(scope="module")
 def played(shop):
     """200 episodes of each player, and of the prober, on the same tasks."""
