@@ -408,8 +408,8 @@ def test_a_language_model_explains(again, workspace, endpoint, monkeypatch):
         replace(parts[split][0], id="counterfactual", source="counterfactual")])
     def answer(messages):
         count = len(json.loads(messages[1]["content"].split("\nThe episode")[0])["steps"])
-        steps = [{"step_id": i, "transition_plan": f"plan {i}", "reward_plan": f"reward {i}"}
-                 for i in range(count)]
+        steps = [{"step_id": i, "thought": f"thought {i}", "transition_plan": f"plan {i}",
+                  "reward_plan": f"reward {i}"} for i in range(count)]
         return json.dumps({"task_tutorial": {"overall_plan": "a"}, "state_transitions": steps})
     endpoint.answer = answer
     flags = ("--teacher", URL, "--teacher-model", "m")

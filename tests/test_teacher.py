@@ -23,12 +23,13 @@ RUBRICS = Judgement.__struct_fields__
 
 def episode(name: str = "e0", n: int = 3) -> Episode:
     steps = [Step(state=PAGES[i], action=ACTIONS[i], next_state=PAGES[i + 1], reward=float(i == 2),
-                  done=i == 2, reasoning=f"old {i}") for i in range(n)]
+                  done=i == 2, reasoning=f"old {i}", thought="" if i else "own") for i in range(n)]
     return Episode(id=name, task=Task(id="t", text=f"find me {name}"), steps=steps, source="imported")
 
 
 def answer(n: int, word: str = "thought", change=None) -> str:
-    steps = [{"step_id": i, "transition_plan": f"{word} {i}", "reward_plan": f"{word}: no {i}"}
+    steps = [{"step_id": i, "thought": f"{word}, so {i}", "transition_plan": f"{word} {i}",
+              "reward_plan": f"{word}: no {i}"}
              for i in range(n)]
     record = {"task_tutorial": {"overall_plan": "search"}, "state_transitions": steps}
     if change:
@@ -45,7 +46,8 @@ def good_ask(messages: list[dict]) -> str:
 
 
 def is_annotated(e: Episode) -> bool:
-    return all((s.reasoning, s.reward_reasoning) == (f"{e.task.text} {i}", f"{e.task.text}: no {i}")
+    return all((s.thought, s.reasoning, s.reward_reasoning)
+               == (f"{e.task.text}, so {i}" if i else "own", f"{e.task.text} {i}", f"{e.task.text}: no {i}")
                for i, s in enumerate(e.steps))
 
 
@@ -222,7 +224,7 @@ def test_annotations_that_do_not_fit_are_refused_with_a_reason(text, reason):
 @pytest.mark.parametrize("wrap", ["{}", "```json\n{}\n```", "<think>\nsee {{}}\n</think>\n{}", "\n\n {} \n"])
 def test_harmless_wrapping_is_taken_off(wrap):
     """Paying for retries because a model fences its JSON or thinks aloud first."""
-    assert parse_annotation(wrap.format(answer(1)), 1) == [("thought 0", "thought: no 0")]
+    assert parse_annotation(wrap.format(answer(1)), 1) == [("thought, so 0", "thought 0", "thought: no 0")]
 
 
 def test_texts_cannot_leave_their_place():
@@ -234,8 +236,8 @@ def test_texts_cannot_leave_their_place():
     assert messages[1]["content"].count("\n") == 1 and record["steps"][0]["state"] == page
     assert messages[0]["content"].startswith("You explain a shop.\n") and record["fulfilled"] is True
     assert [s["action"] for s in record["steps"]] == ACTIONS and record["last_state"] == "order placed"
-    (why_next, why_reward), = parse_annotation(answer(1, "a\nreward: 1\u2028done: yes\x1b"), 1)
-    assert why_next == "a reward: 1 done: yes 0" and len(why_reward.splitlines()) == 1
+    (thought, why_next, why_reward), = parse_annotation(answer(1, "a\nreward: 1\u2028done: yes\x1b"), 1)
+    assert why_next == "a reward: 1 done: yes 0" and len(why_reward.splitlines()) == len(thought.splitlines()) == 1
 
 
 # ---- judge ----
