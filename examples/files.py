@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dreamgym.envs.base import Environment, Player, Session, StepResult
+from dreamgym.envs.base import Act, Environment, Player, Session, StepResult
 from dreamgym.episode import Task
 from dreamgym.prompts import Prompts
 
@@ -73,9 +73,8 @@ class Files(Environment):
         for session, action in zip(sessions, actions):
             session.inner.run(action)
             session.state = session.inner.page()
-            success = session.inner.did == session.task.text
-            done = success or session.inner.did.startswith("answer")
-            results.append(StepResult(session.state, float(success), done))
+            success, answered = session.inner.did == session.task.text, session.inner.did.startswith("answer")
+            results.append(StepResult(session.state, float(success), success or answered))
         return results
 
     # The rest is optional. Players make offline data; explanations make it easier to learn from.
@@ -104,17 +103,18 @@ def make_task(name, rng):
 
 
 def play(session, rng, slips):
-    """Looks for the task's file, then does what is asked; a share of the commands are slips."""
-    goal, unseen = session.task.goal, rng.permutation(FOLDERS).tolist()
-
+    """Says what it looks for, finds it, does what is asked; a share of the commands are slips."""
+    goal = session.task.goal
     def act(state):
         file, folder, word = (str(rng.choice(words)) for words in (FILES, FOLDERS, WORDS))
+        shown = [line[5:] for line in state.split("\n") if line.startswith("file ")]
+        told = " ".join(f"{name} {'yes' if name == goal['file'] else 'no'}" for name in shown) or "none"
+        said = "ls" if "not listed" in state else f"cd {FOLDERS[FOLDERS.index(state.split()[1]) - 1]}"
         if rng.random() < slips:
-            file = rng.choice([line[5:] for line in state.split("\n") if line.startswith("file ")] or [file])
-            return str(rng.choice([f"cd {folder}", f"cat {file}", f"mv {file} {folder}",
+            said = str(rng.choice([f"cd {folder}", *(f"cat {name}" for name in shown), f"mv {file} {folder}",
                                    f"write {file} {word}", f"answer {word}", f"grep {word}", "ls"]))
-        if f"\nfile {goal['file']}\n" not in state:
-            return "ls" if "not listed" in state else f"cd {unseen.pop() if unseen else folder}"
-        unread = goal["command"].startswith("answer") and f"in {goal['file']} is" not in state
-        return f"cat {goal['file']}" if unread else goal["command"]
+        elif goal["file"] in shown:
+            unread = goal["command"].startswith("answer") and f"in {goal['file']} is" not in state
+            said = f"cat {goal['file']}" if unread else goal["command"]
+        return Act(said, f"look for {goal['file']} : {told}")
     return act
