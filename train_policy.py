@@ -57,7 +57,8 @@ class Args:
     gradient_checkpointing: bool = False  # compute activations again in the backward: less memory, slower
     slots: Count = 128                 # rows decoded at once on a rank (memory of the KV cache)
     init: Literal["model", "expmodel"] = "model"  # weights before imitation: --model's or --expmodel's
-    policy_format: Literal["tags", "action", "lines"] = "tags"  # <think>, <action> | action | thought, action
+    # <think> and <action> | a line of thought, action | the words of its element, action | action
+    policy_format: Literal["tags", "thought", "element", "action"] = "tags"
     system_prompts: bool = True        # say in a system prompt what the agent is and which actions there are
     policy_context: Count = 4608       # tokens of a policy's context (verl-agent: 4,096 + 512)
     max_action_tok: Count = 512        # tokens of one answer (verl-agent: 512)

@@ -61,7 +61,9 @@ def plain_episode(episode: Episode) -> Episode:
 
 POLICY_FORMS = {
     "action": "Answer with exactly one line: action: ACTION",
-    "lines": "First think in one line, then write exactly one line: action: ACTION",
+    "element": "First write the words of the element that your action is about, then exactly one line: "
+               "action: ACTION",
+    "thought": "First think in one line, then write exactly one line: action: ACTION",
     "tags": "First think inside <think> </think>, then give exactly one action inside <action> </action>.",
 }
 
@@ -92,11 +94,11 @@ def policy_answer(step: Step, policy_format: str) -> str:
     """What a policy is taught to write for a recorded step: the agent's thought, or else the element that the
     action names, and the action. Without tags an answer looks like actions in the questions to the experience
     model, from which a small policy starts (docs/lab-notes.md)."""
-    thought = clean(step.thought) or step.grounded.removeprefix(step.action).strip()
+    element = step.grounded.removeprefix(step.action).strip()
+    first = element if policy_format == "element" else clean(step.thought) or element
     if policy_format == "tags":
-        return f"<think>{thought}</think><action>{step.action}</action>"
-    line = f"{thought}\n" if policy_format == "lines" and thought else ""
-    return f"{line}action: {step.action}"
+        return f"<think>{first}</think><action>{step.action}</action>"
+    return f"{first}\n" * (policy_format != "action" and bool(first)) + f"action: {step.action}"
 
 
 def parse_answer(text: str) -> tuple[str, str]:

@@ -191,7 +191,8 @@ def test_what_a_policy_is_taught_parses_back(policy_format):
             ("go", "", "look for a\nvest : none no", "look for a vest : none no"),
             ("go", "go there", "action: stay", "action: stay")):
         step = Step(state="s", action=action, next_state="t", grounded=grounded, thought=thought)
-        shown = "" if policy_format == "action" else taught
+        element = grounded.removeprefix(action).strip()
+        shown = {"action": "", "element": element}.get(policy_format, taught)
         assert parse_answer(policy_answer(step, policy_format)) == (shown, action)
 
 
