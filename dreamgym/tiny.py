@@ -58,7 +58,7 @@ def corpus(episodes: list[Episode], tasks: list[Task]) -> set[str]:
         for step in episode.steps:
             action = step.shown_action
             demo = Step(state="", action=action, next_state="", reward=1.0)
-            texts |= {f"state:\n{step.state}\naction: {action}\n", step.next_state}
+            texts |= {f"state:\n{step.state}\naction: {action}\n", step.next_state, step.thought}
             texts.add(next_prompt(Question(episode.task.text, "", action, [("", "")] * 2, [demo] * 2, [demo]),
                                   "full"))
             texts.add(next_answer(step.reasoning, step.next_state,

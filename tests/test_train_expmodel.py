@@ -27,7 +27,8 @@ class Model:
 
 
 def episodes():
-    steps = [Step(state=f"red {i}", action=f"go {i}", next_state=f"red {i + (i != 1)}") for i in range(3)]
+    steps = [Step(state=f"red {i}", action=f"go {i}", next_state=f"red {i + (i != 1)}", thought="nobody looks")
+             for i in range(3)]
     other = Step(state="red", action="buy", next_state="red bought", reward=1.0, done=True)
     return [Episode(id="a", task=Task(id="a", text="find red"), steps=steps, source="random"),
             Episode(id="b", task=Task(id="b", text="buy red"), steps=[other], source="counterfactual",
@@ -154,11 +155,11 @@ def test_steps_that_changed_nothing_are_drawn_more_often():
 
 
 def test_the_tokenizer_knows_what_is_asked():
-    """Words of prompts or pages that a from-scratch model has to spell."""
+    """Words of prompts, pages or thoughts that a from-scratch model has to spell."""
     tokenizer = build_tokenizer(tiny.corpus(episodes(), [Task(id="a", text="find red")]))
     step = episodes()[0].steps[0]
     question = Question("find red", step.state, step.action, [(step.state, step.action)], [step], [step])
-    pieces = tokenizer.tokenize(next_prompt(question, "diff"))
+    pieces = tokenizer.tokenize(f"{next_prompt(question, 'diff')}\n{step.thought}")
     assert sum(len(piece.strip("▁")) == 1 and piece.strip("▁").isalpha() for piece in pieces) == 0
 
 
