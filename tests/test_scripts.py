@@ -163,7 +163,7 @@ def interrupted(monkeypatch, go, *cuts):
 
 
 RUNS = {"dream": ["--iterations", 3],
-        "real": ["--algo", "ppo", "--iterations", 1, "--real-transitions", 25, "--updates", 1]}
+        "real": ["--algo", "ppo", "--iterations", 1, "--real-transitions", 25, "--updates", 1, "--no-drop-malformed"]}
 
 
 @pytest.mark.parametrize("kind", RUNS)
