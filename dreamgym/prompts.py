@@ -98,7 +98,8 @@ def policy_answer(step: Step, policy_format: str) -> str:
     first = element if policy_format == "element" else clean(step.thought) or element
     if policy_format == "tags":
         return f"<think>{first}</think><action>{step.action}</action>"
-    return f"{first}\n" * (policy_format != "action" and bool(first)) + f"action: {step.action}"
+    line = f"{first}\n" if first and policy_format != "action" else ""
+    return f"{line}action: {step.action}"
 
 
 def parse_answer(text: str) -> tuple[str, str]:

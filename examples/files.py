@@ -73,15 +73,17 @@ class Files(Environment):
         for session, action in zip(sessions, actions):
             session.inner.run(action)
             session.state = session.inner.page()
-            success, answered = session.inner.did == session.task.text, session.inner.did.startswith("answer")
-            results.append(StepResult(session.state, float(success), success or answered))
+            success = session.inner.did == session.task.text
+            done = success or session.inner.did.startswith("answer")
+            results.append(StepResult(session.state, float(success), done))
         return results
 
     # The rest is optional. Players make offline data; explanations make it easier to learn from.
 
     def players(self):
-        return {"solver": Player(lambda session, rng: play(session, rng, 0.1), share=0.7, imitate=True),
-                "random": Player(lambda session, rng: play(session, rng, 1.0), share=0.3)}
+        player = lambda slips: lambda session, rng: lambda state: play(session.task.goal, rng, slips, state)
+        return {"solver": Player(player(0.1), share=0.7, imitate=True),
+                "random": Player(player(1.0), share=0.3)}
 
     def explain(self, task, history, step):
         did = step.next_state.split("\ndid ")[1]
@@ -102,19 +104,16 @@ def make_task(name, rng):
     return Task(id=name, text=text, start=disk.page(), goal=goal)
 
 
-def play(session, rng, slips):
+def play(goal, rng, slips, state):
     """Says what it looks for, finds it, does what is asked; a share of the commands are slips."""
-    goal = session.task.goal
-    def act(state):
-        file, folder, word = (str(rng.choice(words)) for words in (FILES, FOLDERS, WORDS))
-        shown = [line[5:] for line in state.split("\n") if line.startswith("file ")]
-        told = " ".join(f"{name} {'yes' if name == goal['file'] else 'no'}" for name in shown) or "none"
-        said = "ls" if "not listed" in state else f"cd {FOLDERS[FOLDERS.index(state.split()[1]) - 1]}"
-        if rng.random() < slips:
-            said = str(rng.choice([f"cd {folder}", *(f"cat {name}" for name in shown), f"mv {file} {folder}",
-                                   f"write {file} {word}", f"answer {word}", f"grep {word}", "ls"]))
-        elif goal["file"] in shown:
-            unread = goal["command"].startswith("answer") and f"in {goal['file']} is" not in state
-            said = f"cat {goal['file']}" if unread else goal["command"]
-        return Act(said, f"look for {goal['file']} : {told}")
-    return act
+    file, folder, word = (str(rng.choice(words)) for words in (FILES, FOLDERS, WORDS))
+    shown = [line[5:] for line in state.split("\n") if line.startswith("file ")]
+    told = " ".join(f"{name} {'yes' if name == goal['file'] else 'no'}" for name in shown) or "none"
+    said = "ls" if "not listed" in state else f"cd {FOLDERS[FOLDERS.index(state.split()[1]) - 1]}"
+    if rng.random() < slips:
+        said = str(rng.choice([f"cd {folder}", *(f"cat {name}" for name in shown), f"mv {file} {folder}",
+                               f"write {file} {word}", f"answer {word}", f"grep {word}", "ls"]))
+    elif goal["file"] in shown:
+        unread = goal["command"].startswith("answer") and f"in {goal['file']} is" not in state
+        said = f"cat {goal['file']}" if unread else goal["command"]
+    return Act(said, f"look for {goal['file']} : {told}")

@@ -47,18 +47,18 @@ class Searcher:
         """The whole plan, then the step that is due and its element on the page, also before a mistake."""
         asked = re.sub(r"\{answer\}|[*']", "", self.wanted.template.answer)
         plan = [*map(brief, self.plan), f"stop {filled(asked, self.wanted.values)}".strip()]
-        at = len(self.plan) if is_missing(self.wanted, state) else self._unfilled(page)
-        at = self.at if at is None else at
-        if page.address != self.place and not is_missing(self.wanted, state):
-            due = "back"
-        elif at < len(self.plan):
-            match = _STEP.fullmatch(self.plan[at])
-            node = page.lines.get(element(page, match[2], match[3])) if match else None
-            due = f"{plan[at]} : " + (f"{node.role} '{node.name}'" if node else "none")
+        shown, at = " > ".join(plan), len(self.plan)
+        if not is_missing(self.wanted, state):
+            if page.address != self.place:
+                return f"{shown} ; back"
+            lost = self._unfilled(page)
+            at = self.at if lost is None else lost
+        if at == len(self.plan):
+            said = f"stop [{fact(self.wanted, state)}]"
         else:
-            stop = f"stop [{fact(self.wanted, state)}]"
-            due = f"{plan[at]} : {ground(state, stop).removeprefix(stop).strip() or 'none'}"
-        return f"{' > '.join(plan)} ; {due}"
+            match = _STEP.fullmatch(self.plan[at])
+            said = f"click [{element(page, match[2], match[3])}]" if match else self.plan[at]
+        return f"{shown} ; {plan[at]} : {ground(state, said).removeprefix(said).strip() or 'none'}"
 
     def choose(self, state: str, page: Page) -> str:
         if is_missing(self.wanted, state):

@@ -29,7 +29,7 @@ class Shopper:
 
     def __call__(self, state: str) -> Act:
         thought = self.think(state)              # before a product counts as seen
-        return Act(self.choose(page_kind(state), read_item(state), state), thought)
+        return Act(self.choose(state), thought)
 
     def think(self, state: str) -> str:
         """What speaks against each result up to the one that fits; of each wanted option, whether it is
@@ -49,7 +49,8 @@ class Shopper:
                 break
         return f"look for {' '.join(self.wanted.words)} : {' '.join(looked) or 'none'}"
 
-    def choose(self, kind: str, item: Item | None, state: str) -> str:
+    def choose(self, state: str) -> str:
+        kind, item = page_kind(state), read_item(state)
         if kind == "index":
             return f"search[{' '.join(self.wanted.words)}]"
         if kind == "results":
