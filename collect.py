@@ -145,13 +145,11 @@ def main() -> None:
     args = run.parse(Args)
     out, settings = Path(args.out or out_folder(args.env) / "data"), settings_of(args)
     if all((out / name).exists() for name in FILES) and not args.fresh:
-        found = run.load_meta(out)["settings"]
-        if found == settings:
-            print(f"{out}: fits these flags, kept (--fresh collects again)")
-            return
-        if offline.made_by_language_model(found):
-            run.check_meta(found, settings, out, "a language model made these data: use --fresh to replace "
-                                                 "them, or another --out")
+        run.check_meta(run.load_meta(out)["settings"], settings, out,
+                       "use --fresh to replace these data, another --out, or train_policy.py --data "
+                       f"{out} to train on them as they are")
+        print(f"{out}: fits these flags, kept (--fresh collects again)")
+        return
     env = make_env(args.env, args.data_dir, args.env_seed, args.env_options, file=args.import_file)
     with contextlib.closing(env):
         gather(env, args, out, settings)

@@ -73,20 +73,26 @@ def test_files(workspace):
 def test_collected_once_or_again(again, workspace):
     printed, out = again()
     assert "kept" in printed and contents(out) == contents(workspace.data)
-    again("--seed", 1)
+    with pytest.raises(ValueError, match="data does not fit this run: seed: found 0, expected 1; use --fresh to replace"):
+        again("--seed", 1)
+    assert contents(out) == contents(workspace.data)
+    again("--seed", 1, "--fresh")
     assert (out / "train.jsonl").read_bytes() != (workspace.data / "train.jsonl").read_bytes()
     assert run.load_meta(out)["settings"]["seed"] == 1
-    for flags in ((), ("--fresh",), ()):
+    for flags in (("--fresh",), ("--fresh",), ()):
         assert "kept" not in again(*flags)[0] and contents(out) == contents(workspace.data)
         (out / "tasks_test.jsonl").unlink()
 
 
-def test_an_edited_environment_collects_again(tmp_path, capsys):
+def test_data_of_an_edited_environment_are_refused(tmp_path, capsys):
     path = Path(shutil.copy(EXAMPLE, tmp_path))
-    for change, kept in (("", False), ("", True), ("# changed\n", False)):
-        path.write_text(path.read_text() + change)
-        run_main("collect", "--env", path, "--out", tmp_path / "d", "--transitions", 20, "--heldout", 5)
+    flags = ("--env", path, "--out", tmp_path / "d", "--transitions", 20, "--heldout", 5)
+    for kept in (False, True):
+        run_main("collect", *flags)
         assert ("kept" in capsys.readouterr().out) == kept
+    path.write_text(path.read_text() + "# changed\n")
+    with pytest.raises(ValueError, match="does not fit this run: env_fingerprint"):
+        run_main("collect", *flags)
 
 
 def test_a_killed_collection_is_none(again, workspace, tmp_path, monkeypatch):
@@ -96,7 +102,7 @@ def test_a_killed_collection_is_none(again, workspace, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(run, "write_jsonl", killed)
         with pytest.raises(KeyboardInterrupt):
-            again("--seed", 2)
+            again("--seed", 2, "--fresh")
     assert not (tmp_path / "data" / "meta.json").exists()
 
 
@@ -108,7 +114,7 @@ def test_import(again, workspace, tmp_path):
     own = read_episodes(workspace.data / "train.jsonl")[:8]
     held_out = read_episodes(workspace.data / "test.jsonl")[:1]
     path = write_log(tmp_path / "log.jsonl", own + held_out)
-    printed, out = again("--import-file", path)
+    printed, out = again("--import-file", path, "--fresh")
     train = recorded(read_episodes(out / "train.jsonl"))
     assert "8 of 9 recorded episodes are for training" in printed
     sources = ["prober" if e.source == "prober" else "imported" for e in own]
@@ -118,7 +124,8 @@ def test_import(again, workspace, tmp_path):
     assert (out / "test.jsonl").read_bytes() == (workspace.data / "test.jsonl").read_bytes()
     assert "kept" in again("--import-file", path)[0]
     write_log(tmp_path / "log.jsonl", own[:4])
-    assert "kept" not in again("--import-file", path)[0]                  # the same name, another content
+    with pytest.raises(ValueError, match="import_file_fingerprint"):      # the same name, another content
+        again("--import-file", path)
 
 
 @pytest.mark.parametrize("change, message", [
@@ -129,7 +136,7 @@ def test_bad_logs_are_named(again, workspace, tmp_path, change, message):
     good = read_episodes(workspace.data / "train.jsonl")[0]
     path = write_log(tmp_path / "log.jsonl", [good, replace(good, id="b", **change)])
     with pytest.raises(ValueError, match=message):
-        again("--import-file", path)
+        again("--import-file", path, "--fresh")
     assert contents(tmp_path / "data") == contents(workspace.data)
 
 
@@ -143,7 +150,7 @@ def test_imports_without_training_episodes(again, workspace, tmp_path):
             (test, (), "all 1 recorded episodes are of validation and test tasks"),
             (test, ("--import-format", "render"), "reads no traces of other formats")):
         with pytest.raises(ValueError, match=message):
-            again("--import-file", path, *more)
+            again("--import-file", path, "--fresh", *more)
 
 
 # ---- environments ----
@@ -350,7 +357,8 @@ def endpoint(monkeypatch):
 
 def test_a_language_model_plays(again, endpoint):
     """A model whose answers are not parsed, that does not see the task or sees a state twice."""
-    flags = ("--transitions", 20, "--heldout", 1, "--player", URL, "--player-model", "m", "--probe-share", 0)
+    flags = ("--transitions", 20, "--heldout", 1, "--player", URL, "--player-model", "m", "--probe-share", 0,
+             "--fresh")
     train = read_episodes(again(*flags)[1] / "train.jsonl")
     assert {(e.source, s.action) for e in train for s in e.steps} == {("player", "cd docs")}
     begins = f"task: {train[0].task.text}\n"
@@ -359,21 +367,21 @@ def test_a_language_model_plays(again, endpoint):
     assert [m["role"] for m in second] == ["system", "user", "assistant", "user"] and second[:2] == first
     for step, said in zip(train[0].steps, (first[1], second[3])):
         assert said["content"] == f"task: {train[0].task.text}\nstate:\n{step.state}\n"
-    flags += ("--transitions", 200, "--player-share", 0.5, "--fresh")
+    flags += ("--transitions", 200, "--player-share", 0.5)
     train = recorded(read_episodes(again(*flags)[1] / "train.jsonl"))
     assert {e.source for e in train} == {"player", "solver", "random"}
 
 
 @pytest.mark.parametrize("who", ["player", "teacher"])
 def test_what_a_language_model_made_is_not_lost(again, endpoint, who):
-    """Paid data that other flags replace, or paid episodes of a killed collection that another one deletes."""
+    """Data that other flags replace, or paid episodes of a killed collection that another one deletes."""
     flags = ("--transitions", 20, "--heldout", 1, f"--{who}", URL, f"--{who}-model", "m")
-    out = again(*flags)[1]
+    out = again(*flags, "--fresh")[1]
     killed = out / "played-train-0.jsonl"
     killed.write_text("")
     paid = contents(out)
     for other in ((), (*flags, "--seed", 1)):
-        with pytest.raises(ValueError, match="data does not fit this run: .*a language model made these data: use --fresh"):
+        with pytest.raises(ValueError, match="data does not fit this run: .*use --fresh to replace these data"):
             again(*other)
     assert "kept" in again(*flags)[0] and contents(out) == paid
     again("--fresh")
@@ -384,7 +392,8 @@ def test_a_language_model_plays_many_episodes_at_once(again, endpoint):
     """One request at a time, which leaves a server idle; more than the environment's instances."""
     together = threading.Barrier(teacher.REQUESTS)
     endpoint.answer = lambda messages: f"<think>in\ndocs?</think><action>cd docs {together.wait(10)}</action>"
-    flags = ("--transitions", 20, "--heldout", 1, "--player", URL, "--player-model", "m", "--probe-share", 0)
+    flags = ("--transitions", 20, "--heldout", 1, "--player", URL, "--player-model", "m", "--probe-share", 0,
+             "--fresh")
     train = read_episodes(again(*flags)[1] / "train.jsonl")
     assert [e.id for e in train] == [f"train-{i}" for i in range(teacher.REQUESTS)]
     assert all(len(e.steps) == 15 and e.steps[0].thought == "in docs?" for e in train)
@@ -413,7 +422,7 @@ def test_a_language_model_explains(again, workspace, endpoint, monkeypatch):
         return json.dumps({"task_tutorial": {"overall_plan": "a"}, "state_transitions": steps})
     endpoint.answer = answer
     flags = ("--teacher", URL, "--teacher-model", "m")
-    _, out = again(*flags)
+    _, out = again(*flags, "--fresh")
     for name in SPLITS:
         before, after = (read_episodes(folder / f"{name}.jsonl") for folder in (workspace.data, out))
         assert [e.id for e in after] == [*(e.id for e in recorded(before)), "counterfactual"]
@@ -433,7 +442,7 @@ def test_an_endpoint_that_is_down(again, endpoint, who):
         raise teacher.EndpointError(f"{URL}: refused")
     endpoint.answer = down
     with pytest.raises(ValueError, match="127.0.0.1:1/v1: refused"):
-        again(f"--{who}", URL, f"--{who}-model", "m")
+        again(f"--{who}", URL, f"--{who}-model", "m", "--fresh")
 
 
 def test_a_local_model_as_teacher(tmp_path, monkeypatch):
