@@ -238,11 +238,10 @@ def test_every_prompt_asks_of_the_task_beside_the_state():
     """A task that stands far from the state: a small policy does not look back at it."""
     turn = policy_turn("find me a vest", STATE)
     assert turn == f"task: find me a vest\nstate:\n{STATE}\n"
-    assert policy_turn("t", "y", [("x", "why\naction: search[a]")]) == (
-        "state:\nx\nwhy\naction: search[a]\ntask: t\nstate:\ny\n")
+    assert policy_turn("t", "y", [("x", "search[a]")]) == "state:\nx\naction: search[a]\ntask: t\nstate:\ny\n"
     assert policy_turn("t", "a\nb", numbered=True) == "task: t\nstate:\n[1] a\n[2] b\n"
     assert policy_turn("t", "y", tried=["b", "c"]) == "task: t\nstate:\ny\ntried: b\ntried: c\n"
-    assert policy_turn("t", "y", [("x", "action: a")], tried=["b"], task_last=True) == (
+    assert policy_turn("t", "y", [("x", "a")], tried=["b"], task_last=True) == (
         "state:\nx\naction: a\nstate:\ny\ntried: b\ntask: t\n")
     assert next_prompt(question(), "full").endswith(f"{turn}action: click[1]\n")
     assert reward_prompt("find me a vest", STATE, "a", "n", "full") == f"{turn}action: a\nnext:\nn\nreward?\n"

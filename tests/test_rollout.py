@@ -12,7 +12,7 @@ from dreamgym.chat import encode_untrusted
 from dreamgym.envs.base import Environment, Session, StepResult
 from dreamgym.episode import Episode, Step, StopReason, Task, number_lines
 from dreamgym.logprobs import TrainSample, token_logprobs
-from dreamgym.prompts import Prompts, policy_answer, tried_actions
+from dreamgym.prompts import Prompts, tried_actions
 from dreamgym.rollout import Policy, PolicySettings, imitation_segments, rollout
 from dreamgym.sampler import Sample
 from dreamgym.word_tokenizer import build_tokenizer
@@ -194,11 +194,9 @@ def test_unfinished_actions_get_their_end(tiny_model):
 
 # ---- contexts ----
 
-@pytest.mark.parametrize("policy_format", ["action", "thought"])
-def test_a_full_context_opens_a_new_segment(tiny_model, policy_format):
-    """Silent cuts: no segment is longer than the context, and the next one begins with the task. A thought that
-    is forgotten there."""
-    policy, episodes = play(tiny_model, [9, 9, 2], context=150, policy_format=policy_format)
+def test_a_full_context_opens_a_new_segment(tiny_model):
+    """Silent cuts: no segment is longer than the context, and the next one begins with the task."""
+    policy, episodes = play(tiny_model, [9, 9, 2], context=150)
     assert [len(e.segments) > 1 for e in episodes] == [True, True, False]
     assert policy.counts["cut_segments"] == sum(len(e.segments) - 1 for e in episodes)
     for episode in episodes:
@@ -209,8 +207,7 @@ def test_a_full_context_opens_a_new_segment(tiny_model, policy_format):
             text = policy.tokenizer.decode(segment.ids[: segment.mask.index(1)], skip_special_tokens=True)
             shown = [s for i, s in enumerate(episode.steps[:turn])
                      if k and (i == 0 or i >= turn - policy.settings.recap_turns)]
-            recap = "".join(f"state:\n{s.state}\n{policy_answer(s, policy_format)}\n" for s in shown)
-            assert all(s.thought in recap for s in shown) or policy_format == "action"
+            recap = "".join(f"state:\n{s.state}\naction: {s.action}\n" for s in shown)
             assert text.endswith(f"{recap}task: {episode.task.text}\nstate:\n{read_in_turn(episode, turn)}\n")
             turn += len(segment.turn_ends)
         assert turn == len(episode.steps)
