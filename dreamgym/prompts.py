@@ -76,9 +76,9 @@ def policy_turn(task_text: str, state: str, turns: Sequence[tuple[str, str]] = (
                 numbered: bool = False, tried: Sequence[str] = (), task_last: bool = False) -> str:
     """What a policy reads in each turn. The task is repeated, as in verl-agent: a small model follows one
     that stands beside the state, before it or behind it (docs/lab-notes.md). `turns`: at the head of a new
-    context window, the last (state, answer) turns of the window before. `tried`: see `tried_actions`."""
+    context window, the last (state, action) turns of the window before. `tried`: see `tried_actions`."""
     show = number_lines if numbered else str
-    seen = "".join(f"state:\n{show(state)}\n{answer}\n" for state, answer in turns)
+    seen = "".join(f"state:\n{show(s)}\naction: {a}\n" for s, a in turns)
     before = "".join(f"tried: {action}\n" for action in tried)
     asked, shown = f"task: {task_text}\n", f"state:\n{show(state)}\n{before}"
     return seen + (shown + asked if task_last else asked + shown)

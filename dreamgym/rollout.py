@@ -78,7 +78,7 @@ def _show_state(policy: Policy, running: _Running) -> None:
     tried = tried_actions(episode.steps, state, settings.tried_actions)
     ids = policy.turn_ids(task, state, tried=tried, is_first=False)
     if len(episode.segments[-1].ids) + len(ids) + settings.max_action_tok > settings.context:
-        turns = [(s.state, policy_answer(s, settings.policy_format)) for i, s in enumerate(episode.steps)
+        turns = [(s.state, s.action) for i, s in enumerate(episode.steps)
                  if i == 0 or i >= len(episode.steps) - settings.recap_turns]
         ids = policy.turn_ids(task, state, turns, tried)
         if len(ids) + settings.max_action_tok > settings.context:

@@ -112,13 +112,13 @@ def _verdict(t: Transition) -> str:
 
 def _go(t: Transition, pages: list[View], wanted: Wanted | None) -> list[str]:
     place, here = t.command.place, t.before.place or "room"
-    at = f"at {here} : {place} {yes(place == here)}"      # both named before it is judged
+    at = f"at {here} : {place} {_yes(place == here)}"      # both named before it is judged
     if place == here and not t.changed:
         return [at]
     room = next((view.room for view in pages if view.room), [])
     alike = [name for name in room if kind_of(name) == kind_of(place)]
     looked = " ".join(_up_to(place, alike)) or "none"
-    seek = f"{at} ; look for {place} : {looked} {yes(t.changed)}"
+    seek = f"{at} ; look for {place} : {looked} {_yes(t.changed)}"
     if not t.changed:
         return [seek]
     keep = f"{seek} ; keep {t.after.holding or NOTHING}"
@@ -133,7 +133,7 @@ def _open(t: Transition, pages: list[View], wanted: Wanted | None) -> list[str]:
     place = t.command.place
     facts = [] if t.before.place == place else [f"at {place} {REACH if t.changed else 'no'}"]
     if not t.changed:
-        return facts or [f"{place} is closed {yes(t.before.opened is False)}"]
+        return facts or [f"{place} is closed {_yes(t.before.opened is False)}"]
     if any(view.place == place and view.opened is not False for view in pages):
         return [*facts, f"{place} is closed yes and known"]
     return [*facts, f"{place} is closed yes and new", *_shown(t, wanted)]
@@ -143,7 +143,7 @@ def _close(t: Transition, *_) -> list[str]:
     place = t.command.place
     if t.before.place != place:
         return [f"at {place} {REACH if t.changed else 'no'}"]
-    return [f"{place} is open {yes(t.before.opened is True)}"]
+    return [f"{place} is open {_yes(t.before.opened is True)}"]
 
 
 def _act(t: Transition, *_) -> list[str]:
@@ -159,11 +159,11 @@ def _act(t: Transition, *_) -> list[str]:
     tags = [tag for thing in ([t.before.holding] if verb in TREATED else touched) for tag in tags_of(thing)]
     result = TREATED[verb][1] if verb in TREATED else "sliced"
     if verb == "move":
-        return [*facts, f"fits {yes(t.changed)}"]
+        return [*facts, f"fits {_yes(t.changed)}"]
     if verb in ("take", "use"):
         last = "can be taken no" if verb == "take" else "on already" if "lit" in tags else "is a lamp no"
         return facts if t.changed else [*facts, last]
-    return [*facts, f"{result} already" if result in tags else f"can be {result} {yes(t.changed)}"]
+    return [*facts, f"{result} already" if result in tags else f"can be {result} {_yes(t.changed)}"]
 
 
 def _shown(t: Transition, wanted: Wanted | None) -> list[str]:
@@ -171,10 +171,42 @@ def _shown(t: Transition, wanted: Wanted | None) -> list[str]:
     if wanted is None:
         return []
     kinds = [wanted.thing, wanted.place] if wanted.kind == "look" else [wanted.thing]
-    return [" ".join(f"{kind} {yes(kind in t.after.kinds)}" for kind in kinds)]
+    return [" ".join(f"{kind} {_yes(kind in t.after.kinds)}" for kind in kinds)]
 
 
-def compared(kind: str, view: View) -> str:
+# ---- why an agent acts so: from task and state alone -------------------------------------------------------
+
+def think(wanted: Wanted, view: View) -> str:
+    """What a player looks at before it acts: whether the thing that it holds, or one of those it sees, is the
+    wanted one; whether that is as wanted; whether this is the place for it."""
+    here = kind_of(view.place) if view.place else "room"
+    if not view.holding:
+        seek = f"look for {wanted.thing}"
+        if view.opened is False or not view.place:
+            return seek + " : closed" * bool(view.place)
+        if wanted.kind == "two" and here == wanted.place:              # what lies there stays there
+            return f"{seek} : at {here} : {wanted.place} yes"
+        return _seek(wanted.thing, view)
+    kind, goal = kind_of(view.holding), wanted.place
+    facts = [f"hold {view.held} {kind} : {wanted.thing} {_yes(kind == wanted.thing)}"]
+    if kind == wanted.thing and wanted.kind == "look":
+        facts.append(_seek(goal, view))
+    elif kind == wanted.thing:
+        tags = tags_of(view.holding)
+        if wanted.kind in TOOL:
+            facts.append(f"{wanted.kind} : {' '.join(tags) or 'plain'} {_yes(wanted.kind in tags)}")
+            goal = goal if wanted.kind in tags else TOOL[wanted.kind][1]
+        facts.append(f"at {here} : {goal} {_yes(here == goal)}")
+        facts += ["closed"] * (here == goal and view.opened is False)
+    return " ; ".join(facts)
+
+
+def _seek(kind: str, view: View) -> str:
+    """Whether one of a kind is in sight, after `_compared`."""
+    return f"look for {kind} : {_compared(kind, view) or 'none'} {_yes(kind in view.kinds)}"
+
+
+def _compared(kind: str, view: View) -> str:
     """Each thing in sight up to the first of a kind, beside that kind."""
     looked = zip(view.names, _up_to(kind, view.kinds))
     return " no ".join(f"{name} {found} : {kind}" for name, found in looked)
@@ -185,7 +217,7 @@ def _up_to(wanted: str, found: list[str]) -> list[str]:
     return found[:found.index(wanted) + 1] if wanted in found else found
 
 
-def yes(met: bool) -> str:
+def _yes(met: bool) -> str:
     return "yes" if met else "no"
 
 
@@ -221,7 +253,7 @@ def checks(wanted: Wanted, t: Transition) -> list[Row]:
         rows.append((wanted.kind, " ".join(tags) or "plain", wanted.kind in tags))
     rows.append((wanted.place, place, place == wanted.place))
     if wanted.kind == "two":
-        rows.append((f"another {wanted.thing}", compared(wanted.thing, t.before) or NOTHING,
+        rows.append((f"another {wanted.thing}", _compared(wanted.thing, t.before) or NOTHING,
                      wanted.thing in t.before.kinds))
     return rows
 
@@ -240,7 +272,7 @@ def _explain_reward(t: Transition, wanted: Wanted | None) -> str:
     rows = checks(wanted, t) if wanted else None
     if rows is None or paid != all(met for _, _, met in rows):
         return ""
-    return " ".join(f"{what} : {found} {yes(met)}" for what, found, met in rows) + f" so {yes(paid)}"
+    return " ".join(f"{what} : {found} {_yes(met)}" for what, found, met in rows) + f" so {_yes(paid)}"
 
 
 # ---- counterfactual reward examples: a real step judged under other tasks ----------------------------------

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dreamgym.envs.alfworld.relabel import compared, yes
+from dreamgym.envs.alfworld.relabel import think
 from dreamgym.envs.alfworld.text import (
     LAMPS, TOOL, View, by_name, kind_of, name_of, read_task, read_view, tags_of,
 )
@@ -70,54 +70,19 @@ class Searcher:
         self.contents: dict[str, list[str]] = {}     # by place, as last seen
         self.origin: dict[str, str] = {}             # where other things than the wanted ones came from
         self.last = ""                               # the last state
-        self.refused: list[str] = []                 # since the state last changed
+        self.refused: set[str] = set()               # since the state last changed
 
     def __call__(self, state: str) -> Act:
         view = read_view(state)
         if state != self.last:
             self.refused.clear()
         self.notice(view)
-        thought = self.think(view)
         action = self.choose(view)
         if action in self.refused:
             action = self.wander(view)
         self.last = state
-        self.refused.append(action)
-        return Act(action, thought)
-
-    def think(self, view: View) -> str:
-        """What it remembers and looks at before it acts: where it was before, what changed nothing in this
-        state; whether the thing that it holds, or one of those it sees, is the wanted one; whether that is as
-        wanted; whether this is the place for it."""
-        before = [f"before {' '.join(self.contents)}"] * bool(self.contents)
-        return " ; ".join([*before, *(f"not {action}" for action in self.refused), *self.consider(view)])
-
-    def consider(self, view: View) -> list[str]:
-        wanted, here = self.wanted, kind_of(view.place) if view.place else "room"
-        if not view.holding:
-            if wanted.kind == "two" and here == wanted.place:              # what lies there stays there
-                return [f"look for {wanted.thing} : at {here} : {wanted.place} yes"]
-            return self.look_for(wanted.thing, view)
-        kind, goal = kind_of(view.holding), wanted.place
-        facts = [f"hold {view.held} {kind} : {wanted.thing} {yes(kind == wanted.thing)}"]
-        if kind == wanted.thing and wanted.kind == "look":
-            facts += self.look_for(goal, view)
-        elif kind == wanted.thing:
-            tags = tags_of(view.holding)
-            if wanted.kind in TOOL:
-                facts.append(f"{wanted.kind} : {' '.join(tags) or 'plain'} {yes(wanted.kind in tags)}")
-                goal = goal if wanted.kind in tags else TOOL[wanted.kind][1]
-            facts.append(f"at {here} : {goal} {yes(here == goal)}")
-            facts += ["closed"] * (here == goal and view.opened is False)
-        return facts
-
-    def look_for(self, kind: str, view: View) -> list[str]:
-        """Whether one of a kind is in sight, or else was seen before."""
-        known = [f"known {place}" for place in self.known(kind, view) if place != self.target()][:1]
-        if not view.place:
-            return [f"look for {kind}", *known]
-        found = compared(kind, view) or ("closed" if view.opened is False else "none")
-        return [f"look for {kind} : {found} {yes(kind in view.kinds)}", *(known * (kind not in view.kinds))]
+        self.refused.add(action)
+        return Act(action, think(self.wanted, view))
 
     def notice(self, view: View) -> None:
         self.room = view.room or self.room
