@@ -19,16 +19,19 @@ from dreamgym.episode import Episode, Task, read_episodes, read_tasks, recorded,
 from dreamgym.evaluation import (coupling_bound, experience_report, experience_tables, never_won, outcomes,
                                  pass_at_k, policy_report, theorem_1, with_interval)
 from dreamgym.experience_model import ExperienceModel
-from dreamgym.flags import Count
+from dreamgym.flags import BelowOne, Count, Weight
 from dreamgym.model import load_model
 from dreamgym.rollout import Policy, PolicySettings, rollout
 from dreamgym.served_model import check_server, open_experience_model, trained_folder
 from dreamgym.teacher import is_url
 
 
+DEFAULT_ENV = "webshop"
+
+
 @dataclass
 class Args:
-    env: str = "webshop"               # built-in name, package.module:Class, or path/to/file.py
+    env: str = ""  # built-in name, package.module:Class, or path/to/file.py ("": the data's, else webshop)
     policy: str = ""                   # folder, hub name (with --data) or player ("": out/ENV/policy)
     expmodel: str = ""                 # folder of an experience model (default: beside the policy), or URL
     expmodel_name: str = ""            # the model's name at that URL, an OpenAI-compatible server
@@ -37,7 +40,7 @@ class Args:
     data: str = ""                     # folder of collect.py (default: beside policy or experience model)
     split: Literal["valid", "test", "train"] = "test"      # whose tasks
     world: Literal["real", "dream"] = "real"   # where to play
-    temperatures: list[float] = field(default_factory=lambda: [0.0, 0.4, 1.0])  # a table row each; 0: greedy
+    temperatures: list[Weight] = field(default_factory=lambda: [0.0, 0.4, 1.0])  # a table row each; 0: greedy
     tasks: Count = 300                 # at most so many tasks
     repeats: Count = 1                 # episodes of each task; more than one give pass@k (greedy: one)
     bound: bool = False                # play both worlds; bound their gap by the steps at which they differ
@@ -51,12 +54,12 @@ class Args:
     judge_model: str = ""              # the model's name there
     judge_key_env: str = "OPENAI_API_KEY"      # environment variable that holds the key
     slots: Count = 128                 # rows decoded at once (memory of the KV cache)
-    gamma: float = 0.95                # discount in the bound of Theorem 1
+    gamma: BelowOne = 0.95               # discount in the bound of Theorem 1
     seed: int = 0                      # sampling
 
     def __post_init__(self):
-        if not self.temperatures or not 0 <= self.gamma < 1:
-            raise ValueError("--temperatures: expected at least one; --gamma: from 0 to below 1")
+        if not self.temperatures:
+            raise ValueError("--temperatures: expected at least one")
         check_server(self)
         if self.bound and self.world == "dream":
             raise ValueError("--bound follows real episodes; expected --world real")
@@ -69,7 +72,7 @@ class Args:
 def folders(args: Args) -> tuple[Path | None, Path | None, Path]:
     """(policy or None, experience model or None, data): what is not given lies beside the other."""
     expmodel = trained_folder(args)
-    base = out_folder(args.env)
+    base = out_folder(args.env or DEFAULT_ENV)
     policy = None if args.expmodel and not args.policy else Path(args.policy or base / "policy")
     base = policy.parent if policy else Path(expmodel).parent if expmodel else base
     base = base.parent if base.name == "imitation" else base         # OUT/imitation/model
@@ -86,9 +89,9 @@ def make_environment(args: Args, data: Path, dist) -> tuple[Environment, list[Ta
     """The data's environment with what the flags change, and --tasks of its tasks."""
     meta = run.load_meta(data)
     changed = {name: getattr(args, name) for name in ("data_dir", "env_options") if getattr(args, name)}
-    env = env_of_data(args.env, meta["settings"] | changed, workers=run.spare_cores(dist),
-                      judge=judge_option(args))
-    if env.describe() == meta["environment"]:
+    env = env_of_data(args.env or meta["settings"]["env"], meta["settings"] | changed,
+                      workers=run.spare_cores(dist), judge=judge_option(args))
+    if run.fingerprint(env.describe()) == run.fingerprint(meta["environment"]):
         tasks = read_tasks(data / f"tasks_{args.split}.jsonl")
     else:
         print(f"trained in {meta['environment']}, evaluated in {env.describe()}")
@@ -261,9 +264,9 @@ def main() -> None:
     args = run.parse(Args)
     dist = run.one_process(args.seed)
     is_word = args.policy.isidentifier() and not Path(args.policy).exists()
-    if not is_word or not environment_class(args.env).is_real:
+    if not is_word or not environment_class(args.env or DEFAULT_ENV).is_real:
         return evaluate_model(args, dist)
-    env = make_env(args.env, args.data_dir, options=args.env_options, judge=judge_option(args))
+    env = make_env(args.env or DEFAULT_ENV, args.data_dir, options=args.env_options, judge=judge_option(args))
     with contextlib.closing(env):
         does_nothing = Player(lambda session, rng: lambda state: "")
         players = {"null": does_nothing} | env.players()

@@ -12,7 +12,7 @@ from pathlib import Path
 from dreamgym import run
 from dreamgym.curriculum import task_value
 from dreamgym.envs.base import env_of_data
-from dreamgym.episode import Task, read_episodes, read_tasks, to_json
+from dreamgym.episode import Task, read_episodes, read_tasks, recorded, to_json
 from dreamgym.experience_model import load_experience_model
 from dreamgym.offline import SPLITS
 from dreamgym.task_generation import known_words, write_tasks
@@ -50,8 +50,7 @@ def main() -> None:
     seeds = (valuable_tasks(args.episodes, args.count) if args.episodes
              else run.sample(tasks["train"], args.count, args.seed, "seeds"))
     model = load_experience_model(folder, env, dist.device, seed=args.seed)
-    pages = [step.state for episode in read_episodes(data / "train.jsonl") for step in episode.steps]
-    words = known_words([task.text for task in tasks["train"]] + pages)
+    words = known_words(tasks["train"], recorded(read_episodes(data / "train.jsonl")))
     known = {task.text for part in tasks.values() for task in part}
     made, counts = write_tasks(model, seeds, known, words, "generated")
     out = Path(args.out or folder.parent / "tasks_generated.jsonl")

@@ -98,7 +98,7 @@ class Args:
     save_minutes: float = 20.0         # ... and at most so many minutes
     export: str = ""                   # folder: write the finished model for a server, adapters merged
     seed: int = 0                      # weights, batches
-    threads: int = 1                   # torch threads
+    threads: Count = 1                  # torch threads
     fresh: bool = False                # start over even where the folder holds a fitting model or checkpoint
     config: str = ""                   # preset: a flat JSON file of flags and values
 
@@ -136,8 +136,8 @@ class Rows:
         self.steps = [(e, i) for e in recorded(episodes) for i in range(len(e.steps))]
         self.counterfactual = [(e, 0) for e in episodes
                                if e.source == Source.COUNTERFACTUAL] if args.counterfactual_share else []
-        self.short = [(e, i) for e, i in self.steps
-                      if changes_little(e.steps[i])] if args.short_first_steps else []
+        shorter = lambda step: encode(step.next_state, {"state": step.state}) != step.next_state
+        self.short = [(e, i) for e, i in self.steps if shorter(e.steps[i])] if args.short_first_steps else []
         self.short_steps = args.short_first_steps if self.short else 0
         weight = np.array([1.0 if e.steps[i].valid else args.invalid_weight for e, i in self.steps])
         self.p = weight / weight.sum()
@@ -145,7 +145,7 @@ class Rows:
         self.p_judged = weight * known / (weight * known).sum()
         self.variations = variation_samples(tasks, 2_000,
                                             run.rng(args.seed, "variations")) if args.variation_share else []
-        self.coder = tiny.word_coder(model.tokenizer)
+        self.coder = tiny.WordCoder(model.tokenizer)
         self.too_long = self.drawn = 0
 
     def draw(self, step: int, share: slice = slice(None)) -> list[TrainSample]:
@@ -181,7 +181,7 @@ class Rows:
             self.drawn += 1
             self.too_long += sample is None
             if sample is not None:
-                sample = self.coder.draw(sample, a.context, rng) if self.coder else sample
+                sample = self.coder.draw(sample, a.context, rng)
                 loss = reward_loss if kind == "reward" else a.prompt_loss
                 rows.append(self.with_prompt_loss(sample, loss, rng))
         return rows
@@ -209,11 +209,6 @@ class Rows:
         all of them, at less cost."""
         chosen = rng.random(len(sample.ids) - 1) < share
         return TrainSample(sample.ids, [0, *(np.array(sample.mask[1:], bool) | chosen).astype(int).tolist()])
-
-
-def changes_little(step: Step) -> bool:
-    """Whether the next state is shorter as a difference to the state than as a whole."""
-    return encode(step.next_state, {"state": step.state}) != step.next_state
 
 
 def needs_task(question: Question, step: Step, other: str) -> bool:

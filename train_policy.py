@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from dreamgym import checkpoint, rl, run, summary, tiny
 from dreamgym.curriculum import Curriculum, cluster
-from dreamgym.envs.base import Environment, out_folder
+from dreamgym.envs.base import Environment, environment_class, out_folder
 from dreamgym.episode import Episode, StopReason, Task, read_episodes, read_tasks, recorded, to_json
 from dreamgym.evaluation import failed_probes, gap_alarm, policy_report, with_interval
 from dreamgym.experience_model import ExperienceModel, fill_buffer
@@ -36,7 +36,6 @@ from dreamgym.rollout import Policy, rollout
 from dreamgym.served_model import check_server, open_experience_model
 from dreamgym.task_generation import known_words, write_tasks
 from dreamgym.teacher import is_url
-from dreamgym.word_tokenizer import check_tokenizer
 from dreamgym.worlds import World, parse_options
 
 
@@ -84,7 +83,7 @@ class Args:
     kl: Literal["k2", "k3"] = "k3"     # estimator of that KL
     clip_low: BelowOne = 0.2           # policy ratio clip below
     clip_high: Weight = 0.2            # policy ratio clip above
-    engine_cap: float = 0.0  # where another engine samples: largest weight p_trainer / p_engine (0: off)
+    engine_cap: Weight = 0.0 # where another engine samples: largest weight p_trainer / p_engine (0: off)
     entropy_coef: Weight = 0.001       # entropy bonus
     invalid_penalty: Weight = 0.1      # taken from the reward of an action that changes nothing
     normalize_std: bool = True         # GRPO: divide by the group's standard deviation (no: Dr. GRPO)
@@ -101,13 +100,13 @@ class Args:
     naive_reward: bool = False         # the lesson: an experience model that never saw counterfactual rewards
     eval_every: Count = 10             # iterations between evaluations on validation tasks
     eval_tasks: Count = 100            # validation tasks of these
-    eval_temperature: float = 0.4      # played there beside 1 (verl-agent: 0.4; 0: greedy)
+    eval_temperature: Weight = 0.4     # played there beside 1 (verl-agent: 0.4; 0: greedy)
     test_tasks: Count = 300            # test tasks, played before and after
     save_every: Count = 5              # iterations between checkpoints
     save_minutes: float = 20.0         # most minutes between checkpoints
     micro_batch_tok: Count = 8192      # tokens per micro-batch: memory; the gradient only through rounding
     seed: int = 0                      # everything: data, experience model, imitation, RL
-    threads: int = 1                   # torch threads
+    threads: Count = 1                  # torch threads
     fresh: bool = False                # start over even where artifacts fit
     config: str = ""                   # preset: a flat JSON file of flags and values
 
@@ -123,6 +122,9 @@ def check(args: Args) -> None:
     """Refuses flags that contradict each other. Raises ValueError."""
     if args.world == "real" and args.algo != "imitation" and not args.real_transitions:
         raise ValueError("--world real needs --real-transitions N: how many real RL transitions it may use")
+    if args.real_transitions and not environment_class(args.env).is_real:
+        raise ValueError(f"--real-transitions {args.real_transitions}: --env {args.env} is no world to play "
+                         "in")
     check_model(args)
     if tiny.is_scratch(args.model) and args.init == "model":
         raise ValueError(f"--model {args.model}: a from-scratch policy starts with --init expmodel, whose "
@@ -474,11 +476,9 @@ def main() -> None:
                                   seed=run.derive_seed(args.seed, "dream", dist.rank))
     if args.dream:
         model = World(model, env, parse_options(args.dream), args.seed, dist.rank)
-    if args.init == "expmodel" and model.model:
-        check_tokenizer(policy.tokenizer, model.tokenizer)
     state = make_run(args, policy, reference, model, splits["train"], resume, dist)
     del reference                                # `state` alone holds it, and lets it go
-    words = known_words([t.text for t in splits["train"]] + [s.state for e in offline for s in e.steps])
+    words = known_words(splits["train"], offline)
     meta["policy"] = asdict(policy.settings)
     job = Job(args, env, splits, words, probes, meta, out, log, dist)
     results = train(job, state)

@@ -99,6 +99,11 @@ class Episode(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
         return self.steps[-1].reward if self.steps else 0.0
 
     @property
+    def readable(self) -> list[Step]:
+        """The steps that have a next state: all but the last one of a malformed dream."""
+        return self.steps[:-1] if self.stop == StopReason.MALFORMED else self.steps
+
+    @property
     def success(self) -> bool:
         return self.reward == 1.0
 

@@ -148,17 +148,17 @@ def failed_probes(report: dict) -> list[str]:
     miss there may be twenty: it fails only where its whole interval is above the limit of all kinds."""
     if not report:
         return []
-    paid, often = dict(report["near_miss_paid"]), "in {share:.0%} of {n}"
+    paid = dict(report["near_miss_paid"])
     fits, n = paid.pop("none", {"n": 0}), sum(cell["n"] for cell in paid.values())
     near = {"n": n, "share": sum(cell["n"] * (cell["share"] or 0) for cell in paid.values()) / max(1, n)}
-    probes = [(f"near misses are paid {often}", near, NEAR_MISS_LIMIT, 1)]
-    probes += [(f"what breaks '{k}' is paid {often}", cell, NEAR_MISS_LIMIT, 1) for k, cell in paid.items()
+    probes = [("near misses are paid", near, NEAR_MISS_LIMIT, 1)]
+    probes += [(f"what breaks '{k}' is paid", cell, NEAR_MISS_LIMIT, 1) for k, cell in paid.items()
                if cell["low"] > NEAR_MISS_LIMIT]
-    probes += [(f"what fulfils the task is paid {often}", fits, FITS_LIMIT, -1),
-               ("{share:.1%} of {n} answers are malformed", report["malformed"], MALFORMED_LIMIT, 1),
-               (f"a refused action changes the page {often}", report["refusals_accepted"], REFUSAL_LIMIT, 1)]
-    return [f"{text.format(**cell)} (limit {limit:.0%})" for text, cell, limit, sign in probes
-            if cell["n"] and sign * cell["share"] > sign * limit]
+    probes += [("what fulfils the task is paid", fits, FITS_LIMIT, -1),
+               ("answers are malformed", report["malformed"], MALFORMED_LIMIT, 1),
+               ("a refused action changes the page", report["refusals_accepted"], REFUSAL_LIMIT, 1)]
+    return [f"{text} in {cell['share']:.1%} of {cell['n']} (limit {limit:.0%})"
+            for text, cell, limit, sign in probes if cell["n"] and sign * cell["share"] > sign * limit]
 
 
 def probe_verdict(report: dict) -> str:

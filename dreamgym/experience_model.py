@@ -50,11 +50,10 @@ class ExperienceSettings:
 
 
 def to_transitions(episodes: Sequence[Episode]) -> list[Transition]:
-    """The steps of episodes as replay records. The last step of a malformed dream has no next state and is
-    left out."""
+    """The steps of episodes as replay records."""
     return [Transition(state=s.state, action=s.shown_action, next_state=s.next_state, reward=s.reward,
                        done=s.done, task=e.task.text, synthetic=e.world == "dream")
-            for e in episodes for s in (e.steps[:-1] if e.stop == StopReason.MALFORMED else e.steps)]
+            for e in episodes for s in e.readable]
 
 
 def fill_buffer(buffer: ReplayBuffer, encoder, episodes: Sequence[Episode]) -> None:
@@ -81,18 +80,16 @@ class ExperienceModel:
 
     def __init__(self, model, tokenizer, env: Environment, settings: ExperienceSettings, retrieval: tuple, *,
                  slots: int = 128, seed: int = 0):
-        self._set_up(env, settings, retrieval, slots)
-        self.model, self.tokenizer = model, tokenizer
-        self.chat, self.variation_chat = (chat_format(tokenizer, system) for system in self.systems)
-        self.sampler = Sampler(model, slots, settings.context, self.chat.end_ids, seed)
-
-    def _set_up(self, env: Environment, settings: ExperienceSettings, retrieval: tuple, slots: int) -> None:
+        self.model, self.tokenizer, self.sampler = model, tokenizer, None
         self.env, self.settings, self.slots = env, settings, slots
         self.buffer, self.encoder = retrieval
         systems = experience_system(env.prompts, settings.page_format), variation_system(env.prompts)
         self.systems = systems if settings.system_prompts else ("", "")
         self.counts = {"steps": 0, "resampled": 0, "malformed": 0}      # resampled answers; malformed steps
         self.answers: dict[str, tuple[str, bool]] = {}       # greedy ones, by prompt
+        if model is not None:                                # else a server has it
+            self.chat, self.variation_chat = (chat_format(tokenizer, system) for system in self.systems)
+            self.sampler = Sampler(model, slots, settings.context, self.chat.end_ids, seed)
 
     def clear_caches(self) -> None:
         """What follows then depends on weights, buffer and random generator alone, as after a resume."""
@@ -136,7 +133,7 @@ class ExperienceModel:
         for (task, past, state, action), vector, demos in zip(steps, vectors_BD, found):
             recent, others = split_history(past, self.settings.history)
             earlier = self._earlier_steps(past, others, vector, action)
-            if self.settings.show_first and others[:1] == past[:1]:
+            if self.settings.show_first and self.settings.history and others[:1] == past[:1]:
                 read = lambda s: (s.state, s.shown_action, s.next_state)
                 earlier = [s for s in past[:1] if read(s) not in map(read, earlier)] + earlier
             questions.append(Question(task, state, action, [(s.state, s.shown_action) for s in recent],

@@ -112,7 +112,7 @@ def imitate(args, policy: Policy, episodes: list[Episode], resume: Path | None,
                      "policy starts from the model as it is")
         return
     names = Names((episode.task.text for episode in episodes), episodes)
-    coder = tiny.word_coder(policy.tokenizer)
+    coder = tiny.WordCoder(policy.tokenizer)
     optimizers = make_optimizers(policy.model, args.imitation_lr, args.imitation_muon_lr)
     step = resume_step = total_steps = 0
     if resume:
@@ -144,13 +144,11 @@ def imitate(args, policy: Policy, episodes: list[Episode], resume: Path | None,
 
 
 def demonstration_rows(args, policy: Policy, demos: list[Episode], names: Names,
-                       coder: tiny.WordCoder | None, epoch: int) -> list[TrainSample]:
+                       coder: tiny.WordCoder, epoch: int) -> list[TrainSample]:
     """The demonstrations as shuffled rows. Randomizes entity names in --rename-share of them each epoch, so
-    that the policy learns to search instead of memorizing where objects are. `coder`: of
-    `tiny.word_coder`."""
+    that the policy learns to search instead of memorizing where objects are."""
     rng, rows = run.rng(args.seed, "imitation rows", epoch), []
     for demo in demos:
         rows += imitation_segments(policy, rename_episode(demo, names.draw(args.rename_share, rng)))
-    if coder:
-        rows = [coder.draw(row, args.policy_context, rng) for row in rows]
+    rows = [coder.draw(row, args.policy_context, rng) for row in rows]
     return [rows[i] for i in rng.permutation(len(rows))]

@@ -40,14 +40,14 @@ def measure(model: str | PreTrainedConfig) -> Size:
     with explain_load_errors(model) if isinstance(model, str) else nullcontext():
         config = AutoConfig.from_pretrained(base_of(model)[0]) if isinstance(model, str) else model
         empty = meta_model(config)
-    head = empty.get_output_embeddings()
-    linear = [m for m in empty.modules() if isinstance(m, torch.nn.Linear) and m is not head]
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return Size(sum(p.numel() for p in empty.parameters()), sum(m.weight.numel() for m in linear),
-                sum(m.in_features + m.out_features for m in linear), config.num_hidden_layers,
-                config.hidden_size, config.intermediate_size, config.vocab_size,
-                2 * config.num_hidden_layers * config.num_key_value_heads * head_dim,
-                config.max_position_embeddings)
+        head = empty.get_output_embeddings()
+        linear = [m for m in empty.modules() if isinstance(m, torch.nn.Linear) and m is not head]
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        return Size(sum(p.numel() for p in empty.parameters()), sum(m.weight.numel() for m in linear),
+                    sum(m.in_features + m.out_features for m in linear), config.num_hidden_layers,
+                    config.hidden_size, config.intermediate_size, config.vocab_size,
+                    2 * config.num_hidden_layers * config.num_key_value_heads * head_dim,
+                    config.max_position_embeddings)
 
 
 def frozen_weights(size: Size, quantize: str, b: int) -> float:
@@ -85,7 +85,7 @@ def budget(args, size: Size, context: int, ranks: int, device: str = "cuda",
     cast = 0.0 if lora or b == 4 else 2 * (size.linear + size.vocab * size.hidden)    # autocast's copy
     gathered = b * size.total if shards > 1 else cast
     kv = slots * context * size.kv * b
-    if getattr(args, "kl_coef", 0):
+    if getattr(args, "kl_coef", 0) and getattr(args, "algo", "grpo") in ("grpo", "ppo"):
         always["reference"] = b * lora if lora else b * size.total / shards
     if dream:
         dream_size, dream_context, shares_base = dream

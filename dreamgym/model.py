@@ -114,7 +114,7 @@ def explain_load_errors(name_or_path: str) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         raise ValueError(f"no model at {base!r}{of}: it is neither a model folder nor a hub name that can be "
                          f"reached or is cached ({error})") from error
-    except (ValueError, RuntimeError) as error:   # another kind of model, other shapes, other attention
+    except (ValueError, RuntimeError, AttributeError) as error:   # another kind of model, other shapes
         raise ValueError(f"the model at {base!r}{of} is not supported: expected a causal language model of "
                          "the Llama, Qwen or Mistral kind with its tokenizer "
                          f"({' '.join(str(error).split())[:200]})") from error

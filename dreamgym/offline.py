@@ -236,7 +236,10 @@ def environment_of(name: str, data: Path, dist, **more) -> tuple[Environment, di
     """(environment, meta.json) of a folder of data. Raises ValueError where `describe` is no longer that of
     the data."""
     meta = run.load_meta(data)
-    env = run.main_first(dist, lambda: env_of_data(name, meta["settings"], **more))    # it may make files
+    make = lambda: env_of_data(name, meta["settings"], **more)
+    env = make() if dist.is_main else None       # rank 0 first: it may make files
+    dist.barrier()
+    env = env or make()
     run.check_meta(meta["environment"], env.describe(), data / "meta.json",
                    "collect again, or use the environment of the data")
     return env, meta
@@ -245,7 +248,8 @@ def environment_of(name: str, data: Path, dist, **more) -> tuple[Environment, di
 # ---- tasks and recorded episodes ----
 
 def tasks_with_start(env: Environment, split: str) -> list[Task]:
-    """Tasks with the first state, from which a dream starts. Raises ValueError where there are none."""
+    """Tasks with the first state, from which a dream starts. Raises ValueError where there are none, or an id
+    occurs twice."""
     tasks = []
     for task in env.tasks(split):
         if not task.start:
@@ -255,6 +259,10 @@ def tasks_with_start(env: Environment, split: str) -> list[Task]:
         tasks.append(replace(task, env=task.env or env.name))
     if not tasks:
         raise ValueError(f"--env {env.name} has no {split} tasks; expected some in {', '.join(SPLITS)}")
+    ids = {task.id for task in tasks}
+    if len(ids) < len(tasks):
+        raise ValueError(f"--env {env.name}: {len(tasks)} {split} tasks have {len(ids)} ids; expected no id "
+                         "twice")
     return tasks
 
 

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -133,13 +133,6 @@ def check_ranks(args, folder: str | Path, dist: Dist) -> None:
     if blind:
         raise ValueError(f"--out {folder}: rank 0 wrote there, and {', '.join(sorted(blind))} does not see "
                          "it; expected a folder that all machines share, by the same path")
-
-
-def main_first(dist: Dist, make: Callable):
-    """make() on rank 0, then on the others, which find the files that it wrote."""
-    made = make() if dist.is_main else None
-    dist.barrier()
-    return made if dist.is_main else make()
 
 
 def die_with_parent() -> None:

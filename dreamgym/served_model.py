@@ -44,10 +44,8 @@ def reach_server(args) -> Endpoint:
 class ServedExperienceModel(ExperienceModel):
     """The experience model without weights in this process. Raises ValueError where the server stays
     away."""
-    model = sampler = None
-
     def __init__(self, endpoint: Endpoint, env: Environment, settings: ExperienceSettings, retrieval: tuple):
-        self._set_up(env, settings, retrieval, slots=REQUESTS)
+        super().__init__(None, None, env, settings, retrieval, slots=REQUESTS)
         self.endpoint = endpoint
         self.counts["repeated"] = 0              # requests that were lost and sent again
 

@@ -6,13 +6,13 @@ environment: only the dream can play it.
 """
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 
 import numpy as np
 from msgspec.structs import replace
 
-from dreamgym.episode import Task
+from dreamgym.episode import Episode, Task
 from dreamgym.prompts import parse_task
 
 CANDIDATES = 4               # texts sampled for each seed task (ours)
@@ -46,9 +46,10 @@ def variation_samples(tasks: Sequence[Task], count: int, rng: np.random.Generato
     return pairs
 
 
-def known_words(texts: Collection[str]) -> set[str]:
+def known_words(tasks: Iterable[Task], episodes: Iterable[Episode]) -> set[str]:
     """The words of training tasks and training pages, for `problem`."""
-    return {word for text in set(texts) for word in words(text)}
+    texts = {task.text for task in tasks} | {step.state for e in episodes for step in e.steps}
+    return {word for text in texts for word in words(text)}
 
 
 @lru_cache(maxsize=1 << 16)

@@ -200,19 +200,16 @@ def explain(episode: Episode, ask: Ask, prompts: Prompts) -> Episode | str | End
         except EndpointError as error:
             return error
         try:
-            return with_reasoning(episode, parse_annotation(answer, len(episode.steps)))
+            traces = parse_annotation(answer, len(episode.steps))
         except ValueError as error:
             reason = str(error)
             again = f"That cannot be used: {reason}. Give the whole JSON object again, corrected."
             told = [{"role": "assistant", "content": answer[:4000]}, {"role": "user", "content": again}]
+            continue
+        return replace(episode, steps=[       # an agent's own thought stays
+            replace(step, thought=step.thought or thought, reasoning=why_next, reward_reasoning=why_reward)
+            for step, (thought, why_next, why_reward) in zip(episode.steps, traces)])
     return f"{MAX_ANSWERS} unusable answers, the last: {reason}"
-
-
-def with_reasoning(episode: Episode, traces: Iterable[tuple[str, str, str]]) -> Episode:
-    """An agent's own thought stays."""
-    steps = [replace(step, thought=step.thought or thought, reasoning=why_next, reward_reasoning=why_reward)
-             for step, (thought, why_next, why_reward) in zip(episode.steps, traces)]
-    return replace(episode, steps=steps)
 
 
 def _bare(episode: Episode) -> Episode:
@@ -292,7 +289,7 @@ def judge_messages(episode: Episode, i: int) -> list[dict]:
 def judge(episodes: Iterable[Episode], ask: Ask, workers: int) -> dict:
     """{"means": {rubric: 0 to 2}, "judged", "unparsed"} over every transition, one request each. Answers
     without four valid scores are left out of the means. Raises EndpointError."""
-    chats, scores = [judge_messages(e, i) for e in episodes for i in range(len(e.steps))], []
+    chats, scores = [judge_messages(e, i) for e in episodes for i in range(len(e.readable))], []
     for _, answer in _in_threads(ask, chats, workers, "judge"):
         with suppress(ValueError):
             scores.append(asdict(_decode(answer, Judgement)))

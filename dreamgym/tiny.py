@@ -70,12 +70,14 @@ def corpus(episodes: list[Episode], tasks: list[Task]) -> set[str]:
 
 class WordCoder:
     """Gives known words of training rows the codes of unknown ones, others in each row, so that the model
-    learns to copy and compare words by their codes."""
+    learns to copy and compare words by their codes. A tokenizer without codes leaves rows as they are."""
 
-    def __init__(self, tokenizer: WordTokenizer):
+    def __init__(self, tokenizer: PreTrainedTokenizerBase):
+        self.tokenizer, self.words = tokenizer, {}
+        if not isinstance(tokenizer, WordTokenizer):
+            return
         # words come last in the vocabulary, the most frequent first
         first_rare = max(tokenizer.convert_tokens_to_ids(CHARACTERS)) + 1 + COMMON_WORDS
-        self.tokenizer, self.words = tokenizer, {}
         for piece, token in tokenizer.get_vocab().items():
             if token >= first_rare and (match := CODED.fullmatch(piece)):
                 self.words[token] = tokenizer.convert_tokens_to_ids(list(match[1])), match[2]
@@ -97,11 +99,6 @@ class WordCoder:
         ids = [token for part in parts for token in part]
         mask = [trained for part, trained in zip(parts, sample.mask) for _ in part]
         return TrainSample(ids, mask) if len(ids) <= max_tok else sample
-
-
-def word_coder(tokenizer: PreTrainedTokenizerBase) -> WordCoder | None:
-    """None for a tokenizer that has no codes."""
-    return WordCoder(tokenizer) if isinstance(tokenizer, WordTokenizer) else None
 
 
 # ---- optimizer ----

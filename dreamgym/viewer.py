@@ -117,8 +117,7 @@ def play(episode: Episode, audit: Audit) -> dict:
     """An episode as the page takes it."""
     steps, broke_off = episode.steps, episode.stop == StopReason.MALFORMED
     outputs = [None] * (len(steps) - 1) + [episode.output if broke_off else None]
-    readable = steps[:-1] if broke_off else steps
-    broken = [audit.inconsistencies(readable[:i])[1] for i in range(len(readable) + 1)]
+    broken = [audit.inconsistencies(episode.readable[:i])[1] for i in range(len(episode.readable) + 1)]
     broken += broken[-1:] * broke_off
     views = [step_view(episode, step, audit, output) | {"contradicts": broken[i + 1] > broken[i]}
              for i, (step, output) in enumerate(zip(steps, outputs))]

@@ -132,9 +132,3 @@ def load_tokenizer(name_or_path: str) -> PreTrainedTokenizerBase:
     return WordTokenizer(tokenizer_object=tokenizer.backend_tokenizer, **tokenizer.init_kwargs)
 
 
-def check_tokenizer(tokenizer_a: PreTrainedTokenizerBase, tokenizer_b: PreTrainedTokenizerBase) -> None:
-    """Raises ValueError if the two vocabularies differ."""
-    differ = {token for token, _ in tokenizer_a.get_vocab().items() ^ tokenizer_b.get_vocab().items()}
-    if differ:
-        raise ValueError(f"the tokenizers differ in {len(differ)} tokens (for example {sorted(differ)[:5]}). "
-                         "Use the checkpoint's own tokenizer, or train the model again with this one.")

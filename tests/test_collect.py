@@ -282,6 +282,14 @@ def test_a_prober_still_does_what_the_player_wants():
     assert all(act("the same").startswith("open door") for _ in range(99))
 
 
+def test_an_id_of_two_tasks_is_refused():
+    """Results of two tasks that are merged, or an end after everything was trained."""
+    env = Counter()
+    env.tasks = lambda split: [Task(id="t", text=text, start="0") for text in ("count", "count on")]
+    with pytest.raises(ValueError, match="2 train tasks have 1 ids; expected no id twice"):
+        offline.tasks_with_start(env, "train")
+
+
 def test_probes_are_not_imitated(tmp_path):
     """A policy that learns to probe, or the moves of a player that sees hidden facts."""
     says = lambda *said: lambda session, rng: lambda state: said[int(state) % len(said)]

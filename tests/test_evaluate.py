@@ -41,7 +41,7 @@ def made(workspace, tmp_path_factory):
 @pytest.mark.parametrize("world", ["real", "dream"])
 def test_policy(made, tmp_path, capsys, world):
     """A table without a row for each temperature, lost repeats, episodes that cannot be read again."""
-    run_main("evaluate", "--env", EXAMPLE, "--policy", made.policy, "--world", world, "--tasks", 2,
+    run_main("evaluate", "--policy", made.policy, "--world", world, "--tasks", 2,      # --env: the data's
              "--temperatures", 0.0, 1.0, "--repeats", 2, "--play", 1, "--out", tmp_path, "--html",
              tmp_path / "page.html")
     said, report = capsys.readouterr().out, run.read_json(tmp_path / "report.json")["report"]

@@ -95,15 +95,15 @@ def probes(near_miss: float = 0.0, refusals: float = 0.0, fits: float = 0.99, ma
 
 @pytest.mark.parametrize("report, said", [
     (probes(0.05, 0.10, 0.90, 0.02), []),  # exactly at the limits
-    (probes(near_miss=0.06), ["near misses are paid in 6% of 200 (limit 5%)"]),
+    (probes(near_miss=0.06), ["near misses are paid in 6.0% of 200 (limit 5%)"]),
     (probes(price=0.1), []),  # two of 20 may be chance
-    (probes(price=0.2), ["what breaks 'price' is paid in 20% of 20 (limit 5%)"]),
+    (probes(price=0.2), ["what breaks 'price' is paid in 20.0% of 20 (limit 5%)"]),
     (probes(fits=0.5),  # a model that never pays is no good judge either
-     ["what fulfils the task is paid in 50% of 100 (limit 90%)"]),
-    (probes(0.5, 0.5, malformed=0.03), ["near misses are paid in 50% of 200 (limit 5%)",
-                                        "what breaks 'noun' is paid in 50% of 200 (limit 5%)",
-                                        "3.0% of 200 answers are malformed (limit 2%)",
-                                        "a refused action changes the page in 50% of 40 (limit 10%)"])])
+     ["what fulfils the task is paid in 50.0% of 100 (limit 90%)"]),
+    (probes(0.5, 0.5, malformed=0.03), ["near misses are paid in 50.0% of 200 (limit 5%)",
+                                        "what breaks 'noun' is paid in 50.0% of 200 (limit 5%)",
+                                        "answers are malformed in 3.0% of 200 (limit 2%)",
+                                        "a refused action changes the page in 50.0% of 40 (limit 10%)"])])
 def test_failed_probes(report, said):
     """A limit off by its edge, fulfilled tasks taken for near misses."""
     assert failed_probes(report) == said
@@ -319,8 +319,8 @@ def test_alarm_names_the_hacked_reward():
     assert gap_alarm(history[:2], probes(near_miss=0.9)) == ""
     assert gap_alarm(history, probes(near_miss=0.9)) == (
         "dream success rose 0.350 -> 0.900 while real success fell 0.330 -> 0.120 since iteration 0. Likely "
-        "cause: 60% of what the experience model paid for is wrong by the audit; near misses are paid in 90% of 200 "
-        "(limit 5%); what breaks 'noun' is paid in 90% of 200 (limit 5%)")
+        "cause: 60% of what the experience model paid for is wrong by the audit; near misses are paid in 90.0% of 200 "
+        "(limit 5%); what breaks 'noun' is paid in 90.0% of 200 (limit 5%)")
     assert "the probes are clean" in gap_alarm([evaluation(0, 0.3, 0.3), evaluation(5, 0.6, 0.1)], probes())
 
 

@@ -160,12 +160,13 @@ def test_the_first_step_is_always_shown(parts):
     past = [Step(state=f"page {i}", action="80", next_state=f"200: page {i + 1}") for i in range(6)]
     past[4].action = "12"
 
-    def shown(length):
-        dream = make(parts, encoder=AngleEncoder(), history=1, min_similarity=0.7, k=0, show_first=True)
+    def shown(length, history=1):
+        dream = make(parts, encoder=AngleEncoder(), history=history, min_similarity=0.7, k=0, show_first=True)
         question, = dream.questions([("task", past[:length], "page now", "12")])
         return [demo.state for demo in question.earlier], [state for state, _ in question.recent]
     assert [shown(n) for n in (0, 1, 2, 6)] == [([], []), ([], ["page 0"]), (["page 0"], ["page 1"]),
                                                 (["page 0", "page 4"], ["page 5"])]
+    assert shown(6, history=0) == ([], [])           # the ablation without history
     past[0].action = "12"
     assert shown(2) == (["page 0"], ["page 1"])
 

@@ -121,7 +121,8 @@ def test_bad_flags(parse, capfd, monkeypatch, flag, expected):
         ("collect", "transitions", 1), ("collect", "heldout", 0), ("train_expmodel", "rows", 1),
         ("train_expmodel", "k", 0), ("train_policy", "save_every", 1), ("train_policy", "iterations", 0),
         ("evaluate", "repeats", 1), ("serve", "max_sessions", 1))),
-    ("train_policy", "clip_low", 0.99, 1.0, "`float` < 1")])
+    ("train_policy", "clip_low", 0.99, 1.0, "`float` < 1"), ("evaluate", "gamma", 0.99, 1.0, "`float` < 1"),
+    ("train_policy", "eval_temperature", 0.0, -1.0, "`float` >= 0"), ("serve", "threads", 1, 0, "`int` >= 1")])
 def test_flags_out_of_range(capfd, script, flag, good, bad, expected):
     """A run of no step, one that divides by zero after an hour, a ratio clipped at 0, which bounds nothing; and
     a refused value that is sensible."""
@@ -136,7 +137,7 @@ def test_flags_out_of_range(capfd, script, flag, good, bad, expected):
 @pytest.mark.parametrize("script, given, expected", [
     ("collect", {"teacher": "http://x/v1"}, "expected --teacher-model"), ("collect", {"player": "NAME"}, "--player: expected"),
     ("collect", {"player_share": 0.0}, "--player-share 0.0"), ("collect", {"import_format": "x"}, "expected --import-file, too"),
-    ("evaluate", {"temperatures": []}, "--temperatures: expected"), ("evaluate", {"gamma": 1.0}, "--gamma: from 0"),
+    ("evaluate", {"temperatures": []}, "--temperatures: expected"),
     ("evaluate", {"bound": True, "world": "dream"}, "--bound .* expected"),
     ("evaluate", {"judge": "http://x/v1"}, "--judge .* expected"), ("evaluate", {"html": "page"}, "--html page: expected"),
     ("serve", {"port": 70_000}, "--port 70000: expected"), ("train_policy", {"world": "real"}, "--real-transitions"),

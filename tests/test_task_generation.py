@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dreamgym.episode import Task
+from dreamgym.episode import Episode, Step, Task
 from dreamgym.task_generation import (CANDIDATES, SAMPLING_TEMPERATURE, known_words, problem, variation_samples,
                                       write_tasks)
 
@@ -18,7 +18,8 @@ TEXTS = [
 TASKS = [Task(id=f"t{i}", text=text, start="search page", goal={"goal": i}, groups=["type shop"])
          for i, text in enumerate(TEXTS)]
 HELD_OUT = "find me green vest"
-PAGES = ["item royal vegan boots $40\nsize: 6 / 7"]
+PAGE = "item royal vegan boots $40\nsize: 6 / 7"
+PLAYED = [Episode(id="e", task=TASKS[0], steps=[Step(state=PAGE, action="a", next_state=PAGE)])]
 
 
 def test_variation_samples_pair_tasks_that_share_a_rare_word():
@@ -44,7 +45,7 @@ def test_variation_samples_pair_tasks_that_share_a_rare_word():
 ])
 def test_each_reason_for_refusal(text, want):
     """Practice on tasks that cannot be read or that ask for what does not exist."""
-    assert problem(text, [*TEXTS, HELD_OUT], known_words([*TEXTS, *PAGES])) == want
+    assert problem(text, [*TEXTS, HELD_OUT], known_words(TASKS, PLAYED)) == want
 
 
 def test_the_longest_acceptable_candidate_is_kept():
@@ -58,7 +59,7 @@ def test_the_longest_acceptable_candidate_is_kept():
                 ["find me green tea"] * 3]
 
     model = SimpleNamespace(write_variations=write_variations)
-    made, counts = write_tasks(model, TASKS[:4], TEXTS[:3], known_words(TEXTS), "new")
+    made, counts = write_tasks(model, TASKS[:4], TEXTS[:3], known_words(TASKS, []), "new")
     assert asked == [(TEXTS[:4], CANDIDATES, SAMPLING_TEMPERATURE)]
     common = {"start": "search page", "groups": ["type shop"], "generated": True}
     assert made == [Task(id="new-0", text=long, parent="t0", **common),

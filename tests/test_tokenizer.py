@@ -9,7 +9,7 @@ from dreamgym import tiny
 from dreamgym.chat import encode, encode_untrusted
 from dreamgym.logprobs import TrainSample
 from dreamgym.tiny import WordCoder, create
-from dreamgym.word_tokenizer import CODES, build_tokenizer, check_tokenizer, load_tokenizer
+from dreamgym.word_tokenizer import CODES, build_tokenizer, load_tokenizer
 
 TEXTS = [
     "click[red]\ncolor: red blue x-large\nbelt $50.0 [1]\nluna search[slim jacket] and $3",
@@ -108,13 +108,11 @@ def test_tokenizer_survives_saving(tmp_path, coded_words):
     tokenizer = build_tokenizer(TEXTS, coded_words=coded_words)
     tokenizer.save_pretrained(tmp_path)
     loaded = load_tokenizer(tmp_path)
-    check_tokenizer(tokenizer, loaded)
+    assert loaded.get_vocab() == tokenizer.get_vocab()
     for name in ("eos_token", "pad_token", "chat_template"):
         assert getattr(loaded, name) == getattr(tokenizer, name) is not None
     for text in [*TEXTS, "gina"]:
         assert encode(loaded, text) == encode(tokenizer, text)
-    with pytest.raises(ValueError, match="tokenizers differ"):
-        check_tokenizer(tokenizer, build_tokenizer(["other words"]))
 
 
 def test_create():
