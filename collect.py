@@ -20,6 +20,7 @@ from dreamgym import offline, run, teacher
 from dreamgym.envs.base import Environment, Player, make_env, out_folder
 from dreamgym.episode import Episode, Source, successes, to_json
 from dreamgym.flags import BelowOne, Count, Natural
+from dreamgym.names import Names
 from dreamgym.offline import SPLITS
 from dreamgym.teacher import Endpoint, is_url
 
@@ -112,6 +113,7 @@ def gather(env: Environment, args: Args, out: Path, settings: dict) -> None:
             path.unlink(missing_ok=True)
         return path
 
+    names = Names(task.text for task in tasks["train"])
     for split in SPLITS:
         if players and not (split == "train" and args.import_file):
             count = args.transitions if split == "train" else args.heldout
@@ -120,6 +122,7 @@ def gather(env: Environment, args: Args, out: Path, settings: dict) -> None:
         count = args.counterfactuals if split == "train" else args.counterfactuals_heldout
         rng = run.rng(args.seed, "counterfactuals", split)
         parts[split] += offline.counterfactuals(env, parts, tasks, split, count, rng)
+        parts[split] = [offline.explained(env, episode, names) for episode in parts[split]]
         if ask:
             path = unfinished(f"reasoning-{split}")
             workers = teacher.REQUESTS if is_url(args.teacher) else 1

@@ -32,17 +32,41 @@ TEACHER_ANSWER_TOK = 4_096             # ... and the reasoning alone
 
 # ---- playing ----
 
-def explained(env: Environment, episode: Episode) -> Episode:
-    """The episode with what is missing filled in: grounded actions, and reasoning where rules can tell."""
+def explained(env: Environment, episode: Episode, names: Names | None = None) -> Episode:
+    """The episode with what is missing filled in: grounded actions, and reasoning where rules can tell. With
+    `names`, `compare_words` stands in for an environment without rules."""
     steps: list[Step] = []
     for i, step in enumerate(episode.steps):
         step = replace(step, grounded=step.grounded or env.ground(step.state, step.action))
         if not (step.reasoning and step.reward_reasoning):
-            why, verdict = env.explain(episode.task, episode.steps[:i], step)
+            why, verdict = (env.explain(episode.task, episode.steps[:i], step)
+                            or (compare_words(names, episode.task, steps, step) if names else ("", "")))
             step = replace(step, reasoning=step.reasoning or why,
                            reward_reasoning=step.reward_reasoning or verdict)
         steps.append(step)
     return replace(episode, steps=steps)
+
+
+def compare_words(names: Names, task: Task, history: list[Step], step: Step) -> tuple[str, str]:
+    """Reasoning of any environment, from the texts alone (ours). Why the next state follows: the line of the
+    state that is most like the action, and whether the next state is the same, known or new. Why the reward
+    follows: each name in the task beside the names of its kind in the last line, of state, action and next
+    state, that has any ("red : blue no"). A small model compares words that stand side by side."""
+    said, pages = _words(step.shown_action), [page for s in history for page in (s.state, s.next_state)]
+    shared = lambda line: len(said & _words(line))
+    line = max(step.state.split("\n"), key=shared)
+    outcome = ("same" if step.next_state == step.state else
+               f"{'known' if step.next_state in pages else 'new'} : {prompts.title(step.next_state)}")
+    lines = [_NAME.findall(line.lower()) for line in (*step.state.split("\n"), step.shown_action,
+                                                      *step.next_state.split("\n"))]
+    facts = []
+    for name in dict.fromkeys(_NAME.findall(task.text.lower())):
+        if (kind := names.kind(name)) is not None:
+            alike = ([word for word in words if names.kind(word) == kind] for words in reversed(lines))
+            found = next(filter(None, alike), ["none"])
+            others = " no ".join([*found[:found.index(name)], name]) + " yes" if name in found else ""
+            facts.append(f"{name} : {others or ' no '.join([*found, '']).strip()}")
+    return f"{line} ; {outcome}" if shared(line) else outcome, " , ".join(facts)
 
 
 def play(env: Environment, task: Task, player: Player, rng: np.random.Generator, episode_id: str) -> Episode:
@@ -327,6 +351,9 @@ def hindsight(episodes: list[Episode], count: int, rng: np.random.Generator) -> 
             step = replace(step, reward=0.0, done=verb(step) in ends, reward_reasoning="")
             made.append(Episode(id="", task=other, steps=[step], label="another task"))
     return made
+
+
+_NAME = re.compile(r"(?<![\w.])\w+\b(?!\.\d)")          # no part of "30.00"
 
 
 def _words(text: str) -> set[str]:

@@ -282,6 +282,33 @@ def test_a_prober_still_does_what_the_player_wants():
     assert all(act("the same").startswith("open door") for _ in range(99))
 
 
+COLORS, THINGS = ("red", "blue", "green", "gray", "pink"), ("mug", "bowl", "jar", "pan", "kettle")
+ASKED = Names(f"find a {color} {thing} below 9.50 dollars , size {n}" for n in range(3) for color in COLORS for thing in THINGS)
+
+
+@pytest.mark.parametrize("state, action, next_state, why, verdict", [
+    ("shop\nred mug 2", "buy", "bought", "new : bought", "red : red yes , mug : mug yes , 2 : 2 yes"),
+    ("shop\nred blue jar 2", "buy the jar", "shop\nred blue jar 2", "red blue jar 2 ; same",
+     "red : red yes , mug : jar no , 2 : 2 yes"),
+    ("a red mug", "next", "the shop\nblue red mug\nsize 1 2 3", "known : the shop",
+     "red : blue no red yes , mug : mug yes , 2 : 1 no 2 yes"),
+    ("shop", "look", "empty shop", "new : empty shop", "red : none no , mug : none no , 2 : none no")])
+def test_reasoning_without_rules(state, action, next_state, why, verdict):
+    """Names that are compared with another kind's or with a price, or with a line further up; a page that is
+    called new the second time; rules that are replaced."""
+    history = [Step(state="the shop\nblue red mug\nsize 1 2 3", action="open", next_state=state)]
+    step = Step(state=state, action=action, next_state=next_state)
+    task = Task(id="t", text="find a red mug below 9.50 dollars , size 2")
+    assert offline.compare_words(ASKED, task, history, step) == (why, verdict)
+    played = Episode(id="e", task=task, steps=[*history, step])
+    found = offline.explained(Environment(), played, ASKED).steps[-1]
+    assert (found.reasoning, found.reward_reasoning) == (why, verdict)
+    assert offline.explained(Environment(), played).steps[-1].reasoning == ""
+    ruled = Environment()
+    ruled.explain = lambda *_: ("by rule", "")
+    assert offline.explained(ruled, played, ASKED).steps[-1].reward_reasoning == ""
+
+
 def test_an_id_of_two_tasks_is_refused():
     """Results of two tasks that are merged, or an end after everything was trained."""
     env = Counter()

@@ -92,6 +92,15 @@ def test_the_files_page_shows_an_episode_that_is_read():
     assert from_json(json.loads(block), Episode, "docs/data.md").success
 
 
+def test_the_converter_of_the_documents():
+    """A converter that makes lines which collect.py refuses."""
+    code = (ROOT / "docs" / "data.md").read_text().split("```python\n")[1].split("```")[0]
+    exec(code, made := {})
+    line = made["episode"]("log-1", "delete\nnotes", [("file notes", "rm\nnotes"), ("", "")], True)
+    episode = from_json(json.loads(line), Episode, "line")
+    assert (episode.task.text, episode.success, episode.steps[0].next_state) == ("delete notes", True, "(end)")
+
+
 def test_the_tutorial_names_what_exists():
     """A tutorial that counts and names what has changed since, and an example that grows too long."""
     count = len(FILE.read_text().splitlines())

@@ -150,11 +150,11 @@ class Environment:
         logs or a language model."""
         return {}
 
-    def explain(self, task: Task, history: list[Step], step: Step) -> tuple[str, str]:
+    def explain(self, task: Task, history: list[Step], step: Step) -> tuple[str, str] | None:
         """(why the next state follows, why the reward follows) by rule; "" where none can tell, or expects
         another outcome. Facts first, the verdict last: a small model concludes only from what it has written.
-        """
-        return "", ""
+        None: dreamgym.offline.compare_words makes both of the texts alone."""
+        return None
 
     def counterfactuals(self, episodes: list[Episode], count: int, rng: np.random.Generator,
                         ) -> list[Episode] | None:
