@@ -49,16 +49,16 @@ def explained(env: Environment, episode: Episode, names: Names | None = None) ->
 
 def compare_words(names: Names, task: Task, history: list[Step], step: Step) -> tuple[str, str]:
     """Reasoning of any environment, from the texts alone (ours). Why the next state follows: the line of the
-    state that is most like the action, and whether the next state is the same, known or new. Why the reward
-    follows: each name in the task beside the names of its kind in the last line, of state, action and next
-    state, that has any ("red : blue no"). A small model compares words that stand side by side."""
+    state that is most like the action; whether the next state is the same, known or new; its first line that
+    is. Why the reward follows: each name in the task beside the names of its kind in the last line, of state,
+    action and next state, that has any ("red : blue no"). A small model compares words that stand side by
+    side."""
     said, pages = _words(step.shown_action), [page for s in history for page in (s.state, s.next_state)]
     shared = lambda line: len(said & _words(line))
-    line = max(step.state.split("\n"), key=shared)
-    outcome = ("same" if step.next_state == step.state else
-               f"{'known' if step.next_state in pages else 'new'} : {prompts.title(step.next_state)}")
-    lines = [_NAME.findall(line.lower()) for line in (*step.state.split("\n"), step.shown_action,
-                                                      *step.next_state.split("\n"))]
+    before, after = step.state.split("\n"), step.next_state.split("\n")
+    like, changed = max(before, key=shared), next((line for line in after if line not in before), after[0])
+    outcome = f"{'known' if step.next_state in pages else 'new'} : {changed}" if after != before else "same"
+    lines = [_NAME.findall(line.lower()) for line in (*before, step.shown_action, *after)]
     facts = []
     for name in dict.fromkeys(_NAME.findall(task.text.lower())):
         if (kind := names.kind(name)) is not None:
@@ -66,7 +66,7 @@ def compare_words(names: Names, task: Task, history: list[Step], step: Step) -> 
             found = next(filter(None, alike), ["none"])
             others = " no ".join([*found[:found.index(name)], name]) + " yes" if name in found else ""
             facts.append(f"{name} : {others or ' no '.join([*found, '']).strip()}")
-    return f"{line} ; {outcome}" if shared(line) else outcome, " , ".join(facts)
+    return f"{like} ; {outcome}" if shared(like) else outcome, " , ".join(facts)
 
 
 def play(env: Environment, task: Task, player: Player, rng: np.random.Generator, episode_id: str) -> Episode:
