@@ -25,6 +25,7 @@ SPLICE_SHARE = 0.2                     # of the mutations: two actions joined
 ANY_NAME_SHARE = 0.5                   # of the other mutations: with a name that may stand nowhere in sight
 JUDGED_TIMES = 4                       # a recorded success, under its own task or a similar one
 LOOKED_AT_TASKS, SIMILAR_TASKS = 200, 8  # of the most similar tasks, the first few that name something else
+MOST_NUMBERS = 6                       # of a page that a limit in the task is compared with
 PLAYER_TURNS = 10                      # before the present one that a language model is sent
 TEACHER_CONTEXT_TOK = 16_384           # of a local teacher: an episode with its reasoning
 TEACHER_ANSWER_TOK = 4_096             # ... and the reasoning alone
@@ -51,21 +52,24 @@ def compare_words(names: Names, task: Task, history: list[Step], step: Step) -> 
     """Reasoning of any environment, from the texts alone (ours). Why the next state follows: the line of the
     state that is most like the action; whether the next state is the same, known or new; its first line that
     is. Why the reward follows: each name in the task beside the names of its kind in the last line, of state,
-    action and next state, that has any ("red : blue no"). A small model compares words that stand side by
-    side."""
+    action and next state, that has any ("red : blue no"), and each decimal number beside the first ones of
+    the states ("30.00 : 40 more"). A small model compares words that stand side by side."""
     said, pages = _words(step.shown_action), [page for s in history for page in (s.state, s.next_state)]
     shared = lambda line: len(said & _words(line))
     before, after = step.state.split("\n"), step.next_state.split("\n")
     like, changed = max(before, key=shared), next((line for line in after if line not in before), after[0])
     outcome = f"{'known' if step.next_state in pages else 'new'} : {changed}" if after != before else "same"
     lines = [_NAME.findall(line.lower()) for line in (*before, step.shown_action, *after)]
-    facts = []
+    numbers, facts = re.findall(r"\d+(?:\.\d+)?", f"{step.state}\n{step.next_state}")[:MOST_NUMBERS], []
     for name in dict.fromkeys(_NAME.findall(task.text.lower())):
         if (kind := names.kind(name)) is not None:
             alike = ([word for word in words if names.kind(word) == kind] for words in reversed(lines))
             found = next(filter(None, alike), ["none"])
             others = " no ".join([*found[:found.index(name)], name]) + " yes" if name in found else ""
             facts.append(f"{name} : {others or ' no '.join([*found, '']).strip()}")
+    for limit in re.findall(r"\d+\.\d+", task.text):
+        facts.append(" ".join([limit, ":", *(f"{n} {'more' if float(n) > float(limit) else 'less'}"
+                                             for n in numbers)]))
     return f"{like} ; {outcome}" if shared(like) else outcome, " , ".join(facts)
 
 

@@ -287,12 +287,12 @@ ASKED = Names(f"find a {color} {thing} below 9.50 dollars , size {n}" for n in r
 
 
 @pytest.mark.parametrize("state, action, next_state, why, verdict", [
-    ("shop\nred mug 2", "buy", "bought", "new : bought", "red : red yes , mug : mug yes , 2 : 2 yes"),
+    ("shop\nred mug 2", "buy", "bought", "new : bought", "red : red yes , mug : mug yes , 2 : 2 yes , 9.50 : 2 less"),
     ("shop\nred blue jar 2", "buy the jar", "shop\nred blue jar 2", "red blue jar 2 ; same",
-     "red : red yes , mug : jar no , 2 : 2 yes"),
+     "red : red yes , mug : jar no , 2 : 2 yes , 9.50 : 2 less 2 less"),
     ("a red mug", "next", "the shop\nblue red mug\nsize 1 2 3", "known : the shop",
-     "red : blue no red yes , mug : mug yes , 2 : 1 no 2 yes"),
-    ("shop", "look", "empty shop", "new : empty shop", "red : none no , mug : none no , 2 : none no")])
+     "red : blue no red yes , mug : mug yes , 2 : 1 no 2 yes , 9.50 : 1 less 2 less 3 less"),
+    ("shop 12", "look", "empty shop", "new : empty shop", "red : none no , mug : none no , 2 : 12 no , 9.50 : 12 more")])
 def test_reasoning_without_rules(state, action, next_state, why, verdict):
     """Names that are compared with another kind's or with a price, or with a line further up; a page that is
     called new the second time; rules that are replaced."""
