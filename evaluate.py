@@ -54,7 +54,7 @@ class Args:
     judge_model: str = ""              # the model's name there
     judge_key_env: str = "OPENAI_API_KEY"      # environment variable that holds the key
     slots: Count = 128                 # rows decoded at once (memory of the KV cache)
-    gamma: BelowOne = 0.95               # discount in the bound of Theorem 1
+    gamma: BelowOne = 0.95             # discount in the bound of Theorem 1
     seed: int = 0                      # sampling
 
     def __post_init__(self):

@@ -37,7 +37,7 @@ class Args:
     max_action_chars: Count = 20_000   # characters of an action, or of the answer that holds it
     idle_s: Positive = 1800            # seconds after which a silent client loses its session
     seed: int = 0                      # draws tasks where a client gives no seed
-    threads: Count = 1                  # torch threads
+    threads: Count = 1                 # torch threads
 
     def __post_init__(self):
         if self.port not in range(65536):

@@ -98,7 +98,7 @@ class Args:
     save_minutes: float = 20.0         # ... and at most so many minutes
     export: str = ""                   # folder: write the finished model for a server, adapters merged
     seed: int = 0                      # weights, batches
-    threads: Count = 1                  # torch threads
+    threads: Count = 1                 # torch threads
     fresh: bool = False                # start over even where the folder holds a fitting model or checkpoint
     config: str = ""                   # preset: a flat JSON file of flags and values
 

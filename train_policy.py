@@ -83,7 +83,7 @@ class Args:
     kl: Literal["k2", "k3"] = "k3"     # estimator of that KL
     clip_low: BelowOne = 0.2           # policy ratio clip below
     clip_high: Weight = 0.2            # policy ratio clip above
-    engine_cap: Weight = 0.0 # where another engine samples: largest weight p_trainer / p_engine (0: off)
+    engine_cap: Weight = 0.0  # where another engine samples: largest weight p_trainer / p_engine (0: off)
     entropy_coef: Weight = 0.001       # entropy bonus
     invalid_penalty: Weight = 0.1      # taken from the reward of an action that changes nothing
     normalize_std: bool = True         # GRPO: divide by the group's standard deviation (no: Dr. GRPO)
@@ -106,7 +106,7 @@ class Args:
     save_minutes: float = 20.0         # most minutes between checkpoints
     micro_batch_tok: Count = 8192      # tokens per micro-batch: memory; the gradient only through rounding
     seed: int = 0                      # everything: data, experience model, imitation, RL
-    threads: Count = 1                  # torch threads
+    threads: Count = 1                 # torch threads
     fresh: bool = False                # start over even where artifacts fit
     config: str = ""                   # preset: a flat JSON file of flags and values
 
