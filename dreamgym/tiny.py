@@ -85,6 +85,8 @@ class WordCoder:
     def draw(self, sample: TrainSample, max_tok: int, rng: np.random.Generator) -> TrainSample:
         """The row with codes for some of the rarer words of its prompt, wherever they stand in it. One that
         would have more than `max_tok` stays as it was."""
+        if not self.words:
+            return sample
         words = sorted({self.words[token][1] for token, trained in zip(sample.ids, sample.mask)
                         if not trained and token in self.words})
         chosen = {word for word, chance in zip(words, rng.random(len(words)))

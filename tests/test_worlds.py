@@ -19,10 +19,8 @@ class FilesAudit(Audit):
 
 class Judge(ExperienceModel):
     """Pays every listing and ends the episode; cannot read a page that says "moved"."""
-    model = sampler = None
-
     def __init__(self, env, memory):
-        self._set_up(env, ExperienceSettings(), memory, 4)
+        super().__init__(None, None, env, ExperienceSettings(), memory, slots=4)
 
     def judge(self, steps):
         return [(None, "???") if "did move" in page else (("seen", float(action == "ls"), action == "ls"), "")
