@@ -60,13 +60,13 @@ def compare_words(names: Names, task: Task, history: list[Step], step: Step) -> 
     like, changed = max(before, key=shared), next((line for line in after if line not in before), after[0])
     outcome = f"{'known' if step.next_state in pages else 'new'} : {changed}" if after != before else "same"
     lines = [_NAME.findall(line.lower()) for line in (*before, step.shown_action, *after)]
-    numbers, facts = re.findall(r"\d+(?:\.\d+)?", f"{step.state}\n{step.next_state}")[:MOST_NUMBERS], []
+    facts = []
     for name in dict.fromkeys(_NAME.findall(task.text.lower())):
         if (kind := names.kind(name)) is not None:
             alike = ([word for word in words if names.kind(word) == kind] for words in reversed(lines))
             found = next(filter(None, alike), ["none"])
-            others = " no ".join([*found[:found.index(name)], name]) + " yes" if name in found else ""
-            facts.append(f"{name} : {others or ' no '.join([*found, '']).strip()}")
+            facts.append(f"{name} : {prompts.compared(found, name)}")
+    numbers = re.findall(r"\d+(?:\.\d+)?", f"{step.state}\n{step.next_state}")[:MOST_NUMBERS]
     for limit in re.findall(r"\d+\.\d+", task.text):
         facts.append(" ".join([limit, ":", *(f"{n} {'more' if float(n) > float(limit) else 'less'}"
                                              for n in numbers)]))

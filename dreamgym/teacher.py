@@ -205,10 +205,10 @@ def explain(episode: Episode, ask: Ask, prompts: Prompts) -> Episode | str | End
             reason = str(error)
             again = f"That cannot be used: {reason}. Give the whole JSON object again, corrected."
             told = [{"role": "assistant", "content": answer[:4000]}, {"role": "user", "content": again}]
-            continue
-        return replace(episode, steps=[       # an agent's own thought stays
-            replace(step, thought=step.thought or thought, reasoning=why_next, reward_reasoning=why_reward)
-            for step, (thought, why_next, why_reward) in zip(episode.steps, traces)])
+        else:
+            return replace(episode, steps=[   # an agent's own thought stays
+                replace(step, thought=step.thought or thought, reasoning=why, reward_reasoning=verdict)
+                for step, (thought, why, verdict) in zip(episode.steps, traces)])
     return f"{MAX_ANSWERS} unusable answers, the last: {reason}"
 
 

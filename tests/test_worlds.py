@@ -19,6 +19,7 @@ class FilesAudit(Audit):
 
 class Judge(ExperienceModel):
     """Pays every listing and ends the episode; cannot read a page that says "moved"."""
+
     def __init__(self, env, memory):
         super().__init__(None, None, env, ExperienceSettings(), memory, slots=4)
 

@@ -7,6 +7,7 @@ from dreamgym.envs.webshop import text
 from dreamgym.envs.webshop.catalogue import Catalogue, Goal, Product
 from dreamgym.envs.webshop.reward import judge
 from dreamgym.episode import Episode, Step, Task
+from dreamgym.prompts import compared
 
 PLACED = "the order is placed"
 NO_PURCHASE = "no purchase"
@@ -81,11 +82,8 @@ def _choose(item: text.Item, value: str) -> tuple[list[str], str]:
 
 
 def _compared(candidates: list[str], wanted: str) -> str:
-    """'red no blue yes ': the candidates up to the wanted one, each with the outcome of the comparison."""
-    if len(candidates) > MAX_LOOKED_UP:
-        return ""
-    looked = candidates[:candidates.index(wanted) + 1] if wanted in candidates else candidates
-    return "".join(f"{value} {'yes' if value == wanted else 'no'} " for value in looked)
+    """As prompts.compared, and a blank; "" for no candidates, or too many."""
+    return f"{compared(candidates, wanted)} " if 0 < len(candidates) <= MAX_LOOKED_UP else ""
 
 
 # ---- counterfactuals ---------------------------------------------------------------------------------------
