@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from dreamgym import offline, run, teacher
+from dreamgym import hindsight, offline, run, teacher
 from dreamgym.envs.base import Environment, Player, make_env, out_folder
-from dreamgym.episode import Episode, Source, successes, to_json
+from dreamgym.episode import Episode, Source, recorded, successes, to_json
 from dreamgym.flags import BelowOne, Count, Natural
 from dreamgym.names import Names
 from dreamgym.offline import SPLITS
@@ -47,7 +47,8 @@ class Args:
     player_temperature: float = 1.0    # its sampling temperature (ours)
     player_key_env: str = "OPENAI_API_KEY"  # environment variable that holds the endpoint's key
     player_share: float = 1.0          # its share of the episodes; the rest is the scripted players'
-    # share of episodes that replay an earlier task and try wrong actions before the right ones (ours)
+    # share of episodes that replay an earlier task and try wrong actions before the right ones; of recorded
+    # episodes, of copies with actions put in that would probably be refused (ours)
     probe_share: BelowOne = 0.4
     teacher: str = "rules"             # who explains: rules, or a model: URL of an endpoint, path, hub name
     teacher_model: str = ""            # the model's name at the endpoint
@@ -122,6 +123,9 @@ def gather(env: Environment, args: Args, out: Path, settings: dict) -> None:
         count = args.counterfactuals if split == "train" else args.counterfactuals_heldout
         rng = run.rng(args.seed, "counterfactuals", split)
         parts[split] += offline.counterfactuals(env, parts, tasks, split, count, rng)
+        if split == "train" and args.import_file:
+            needed = hindsight.needed_words(parts[split])
+            parts[split] += hindsight.refused_actions(recorded(parts[split]), needed, args.probe_share, rng)
         parts[split] = [offline.explained(env, episode, names) for episode in parts[split]]
         if ask:
             path = unfinished(f"reasoning-{split}")

@@ -20,6 +20,7 @@ class Source:
     PROBER = "prober"                  # plays like a player, and often does what does not fit
     IMPORTED = "imported"              # somebody else's logs
     COUNTERFACTUAL = "counterfactual"  # nobody: a recorded page judged under another task
+    INFERRED = "inferred"              # nobody: a recorded episode with refused actions put in
 
 
 class StopReason(StrEnum):
@@ -109,7 +110,7 @@ class Episode(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_f
 
 
 def recorded(episodes: Iterable[Episode]) -> list[Episode]:
-    """Those that somebody played: no counterfactuals."""
+    """Those that somebody played, inferred refusals included: no counterfactuals."""
     return [episode for episode in episodes if episode.source != Source.COUNTERFACTUAL]
 
 

@@ -9,11 +9,9 @@ from pathlib import Path
 import numpy as np
 from msgspec.structs import replace
 
-from dreamgym import prompts, run, teacher
-from dreamgym.encoder import WordEncoder
+from dreamgym import hindsight, prompts, run, teacher
 from dreamgym.envs.base import Act, Environment, Player, env_of_data, one_each, record_step
-from dreamgym.episode import (Episode, Source, Step, StopReason, Task, check_episode, read_episodes, recorded,
-                              to_json)
+from dreamgym.episode import (Episode, Source, Step, StopReason, Task, check_episode, read_episodes, to_json)
 from dreamgym.names import Names
 
 SPLITS = ("train", "valid", "test")
@@ -23,9 +21,6 @@ REPEAT_SHARE = 0.3                     # of the probes: the last action again, a
 EARLIER_SHARE = 0.4                    # of the others: an action of another time; the rest are mutations
 SPLICE_SHARE = 0.2                     # of the mutations: two actions joined
 ANY_NAME_SHARE = 0.5                   # of the other mutations: with a name that may stand nowhere in sight
-JUDGED_TIMES = 4                       # a recorded success, under its own task or a similar one
-LOOKED_AT_TASKS, SIMILAR_TASKS = 200, 8  # of the most similar tasks, the first few that name something else
-MOST_NUMBERS = 6                       # of a page that a limit in the task is compared with
 PLAYER_TURNS = 10                      # before the present one that a language model is sent
 TEACHER_CONTEXT_TOK = 16_384           # of a local teacher: an episode with its reasoning
 TEACHER_ANSWER_TOK = 4_096             # ... and the reasoning alone
@@ -35,42 +30,17 @@ TEACHER_ANSWER_TOK = 4_096             # ... and the reasoning alone
 
 def explained(env: Environment, episode: Episode, names: Names | None = None) -> Episode:
     """The episode with what is missing filled in: grounded actions, and reasoning where rules can tell. With
-    `names`, `compare_words` stands in for an environment without rules."""
+    `names`, `hindsight.compare_words` stands in for an environment without rules."""
     steps: list[Step] = []
     for i, step in enumerate(episode.steps):
         step = replace(step, grounded=step.grounded or env.ground(step.state, step.action))
         if not (step.reasoning and step.reward_reasoning):
-            why, verdict = (env.explain(episode.task, episode.steps[:i], step)
-                            or (compare_words(names, episode.task, steps, step) if names else ("", "")))
+            why, verdict = env.explain(episode.task, episode.steps[:i], step) or (
+                hindsight.compare_words(names, episode.task, steps, step) if names else ("", ""))
             step = replace(step, reasoning=step.reasoning or why,
                            reward_reasoning=step.reward_reasoning or verdict)
         steps.append(step)
     return replace(episode, steps=steps)
-
-
-def compare_words(names: Names, task: Task, history: list[Step], step: Step) -> tuple[str, str]:
-    """Reasoning of any environment, from the texts alone (ours). Why the next state follows: the line of the
-    state that is most like the action; whether the next state is the same, known or new; its first line that
-    is. Why the reward follows: each name in the task beside the names of its kind in the last line, of state,
-    action and next state, that has any ("red : blue no"), and each decimal number beside the first ones of
-    the states ("30.00 : 40 more"). A small model compares words that stand side by side."""
-    said, pages = _words(step.shown_action), [page for s in history for page in (s.state, s.next_state)]
-    shared = lambda line: len(said & _words(line))
-    before, after = step.state.split("\n"), step.next_state.split("\n")
-    like, changed = max(before, key=shared), next((line for line in after if line not in before), after[0])
-    outcome = f"{'known' if step.next_state in pages else 'new'} : {changed}" if after != before else "same"
-    lines = [_NAME.findall(line.lower()) for line in (*before, step.shown_action, *after)]
-    facts = []
-    for name in dict.fromkeys(_NAME.findall(task.text.lower())):
-        if (kind := names.kind(name)) is not None:
-            alike = ([word for word in words if names.kind(word) == kind] for words in reversed(lines))
-            found = next(filter(None, alike), ["none"])
-            facts.append(f"{name} : {prompts.compared(found, name)}")
-    numbers = re.findall(r"\d+(?:\.\d+)?", f"{step.state}\n{step.next_state}")[:MOST_NUMBERS]
-    for limit in re.findall(r"\d+\.\d+", task.text):
-        facts.append(" ".join([limit, ":", *(f"{n} {'more' if float(n) > float(limit) else 'less'}"
-                                             for n in numbers)]))
-    return f"{like} ; {outcome}" if shared(like) else outcome, " , ".join(facts)
 
 
 def play(env: Environment, task: Task, player: Player, rng: np.random.Generator, episode_id: str) -> Episode:
@@ -327,46 +297,9 @@ def by_split(env: Environment, episodes: list[Episode],
 
 # ---- counterfactuals ----
 
-def hindsight(episodes: list[Episode], count: int, rng: np.random.Generator) -> list[Episode]:
-    """Counterfactual rewards of any environment, from recorded successes alone (ours; the idea of hindsight
-    relabelling, arXiv 1707.01495, turned round). Each success gives two kinds of examples, half each: its
-    last step under its own task (reward 1), and under a similar task that names something neither the own
-    task nor the step mentions (reward 0). An unfulfilled step ends the episode where recorded failures end
-    with such an action (its first word). At most JUDGED_TIMES examples are made of a success."""
-    played = recorded(episodes)
-    won, tasks = [e for e in played if e.success], {e.task.text: e.task for e in played}
-    texts = sorted(tasks)
-    names, place = [_words(text) for text in texts], {text: i for i, text in enumerate(texts)}
-    vectors_ND = WordEncoder().fit(texts)([""] * len(texts), texts) if won else np.zeros((0, 0))
-    verb = lambda step: step.action.split()[0] if step.action.split() else ""
-    ends = {verb(e.steps[-1]) for e in played
-            if e.steps[-1].done and not e.success and e.stop != StopReason.NOT_JUDGED}
-    made = []
-    for i in rng.permutation(np.tile(np.arange(len(won)), JUDGED_TIMES))[:count]:
-        task, step = won[i].task, won[i].steps[-1]
-        if rng.random() < 0.5:
-            made.append(Episode(id="", task=task, steps=[step], label="none"))
-            continue
-        said = _words(f"{task.text} {step.state} {step.shown_action} {step.next_state}")
-        near = np.argsort(-(vectors_ND @ vectors_ND[place[task.text]]), kind="stable")
-        unlike = [texts[j] for j in near[:LOOKED_AT_TASKS] if names[j] - said][:SIMILAR_TASKS]
-        if unlike:
-            other = tasks[unlike[rng.integers(len(unlike))]]
-            step = replace(step, reward=0.0, done=verb(step) in ends, reward_reasoning="")
-            made.append(Episode(id="", task=other, steps=[step], label="another task"))
-    return made
-
-
-_NAME = re.compile(r"(?<![\w.])\w+\b(?!\.\d)")          # no part of "30.00"
-
-
-def _words(text: str) -> set[str]:
-    return set(re.findall(r"[^\W\d_]+", text.lower()))
-
-
 def counterfactuals(env: Environment, parts: dict[str, list[Episode]], tasks: dict[str, list[Task]],
                     split: str, count: int, rng: np.random.Generator) -> list[Episode]:
-    """The environment's counterfactuals of one split, or those of `hindsight`: none under a task of another
+    """The environment's counterfactuals of one split, or those of hindsight.py: none under a task of another
     split, and, of held-out splits, none whose state and action are judged in training (so "train" comes
     first)."""
     own = {task.text for task in tasks[split]}
@@ -375,7 +308,9 @@ def counterfactuals(env: Environment, parts: dict[str, list[Episode]], tasks: di
                if e.source == Source.COUNTERFACTUAL and split != "train"}
     made: list[Episode] = []
     found = env.counterfactuals(parts[split], count, rng) if count else []
-    for episode in hindsight(parts[split], count, rng) if found is None else found:
+    if found is None:
+        found = hindsight.counterfactual_rewards(parts[split], count, rng)
+    for episode in found:
         step, task, name = episode.steps[0], episode.task, f"counterfactual-{split}-{len(made)}"
         if task.text not in others and (step.state, step.action) not in trained:
             task = replace(task, id=task.id or name, env=env.name, start=task.start or step.state)

@@ -1,5 +1,6 @@
 """collect.py as a user meets it: files, splits, recorded episodes, refused input, language models."""
 import json
+import re
 import shutil
 import threading
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 import collect
-from dreamgym import offline, run, teacher
+from dreamgym import hindsight, offline, run, teacher
 from dreamgym.envs.base import Environment, Player, Session, StepResult
 from dreamgym.episode import Episode, Step, StopReason, Task, read_episodes, read_tasks, recorded, to_json
 from dreamgym.names import Names
@@ -54,7 +55,7 @@ def test_files(workspace):
         everything = read_episodes(workspace.data / f"{split}.jsonl")
         episodes = recorded(everything)
         judged = {e.label for e in everything if e.source == "counterfactual"}
-        assert judged == {"none", "another task"} or split != "train"
+        assert judged == {"none", "another task", "recorded failure"} or split != "train"
         tasks = read_tasks(workspace.data / f"tasks_{split}.jsonl")
         assert transitions <= sum(len(e.steps) for e in episodes) < transitions + 15
         sources = {e.source for e in episodes}
@@ -116,6 +117,9 @@ def test_import(again, workspace, tmp_path):
     path = write_log(tmp_path / "log.jsonl", own + held_out)
     printed, out = again("--import-file", path, "--fresh")
     train = recorded(read_episodes(out / "train.jsonl"))
+    inferred = [e for e in train if e.source == "inferred"]
+    assert inferred and not any(step.imitate for e in inferred for step in e.steps)
+    train = [e for e in train if e.source != "inferred"]
     assert "8 of 9 recorded episodes are for training" in printed
     sources = ["prober" if e.source == "prober" else "imported" for e in own]
     assert [(e.id, e.source) for e in train] == [(f"imported-{e.id}", source) for e, source in zip(own, sources)]
@@ -299,7 +303,7 @@ def test_reasoning_without_rules(state, action, next_state, why, verdict):
     history = [Step(state="the shop\nblue red mug\nsize 1 2 3", action="open", next_state=state)]
     step = Step(state=state, action=action, next_state=next_state)
     task = Task(id="t", text="find a red mug below 9.50 dollars , size 2")
-    assert offline.compare_words(ASKED, task, history, step) == (why, verdict)
+    assert hindsight.compare_words(ASKED, task, history, step) == (why, verdict)
     played = Episode(id="e", task=task, steps=[*history, step])
     found = offline.explained(Environment(), played, ASKED).steps[-1]
     assert (found.reasoning, found.reward_reasoning) == (why, verdict)
@@ -341,17 +345,62 @@ def test_hindsight_judges_successes_under_tasks_that_name_something_else():
     lost = episode("find green shoe", 0.0, StopReason.FAILURE)
     going_on = replace(lost, stop=StopReason.STEP_LIMIT, steps=[replace(lost.steps[0], done=False)])
     for failures, ends in (([lost], True), ([replace(lost, stop="")], True), ([going_on], False)):     # a log may say no `stop`
-        made = offline.hindsight(won + failures, 200, np.random.default_rng(0))
-        assert len(offline.hindsight(won + failures, 3, np.random.default_rng(0))) <= 3
-        assert {e.label for e in made} == {"none", "another task"} and 8 <= len(made) <= 12
+        made = hindsight.counterfactual_rewards(won + failures, 200, np.random.default_rng(0))
+        assert len(hindsight.counterfactual_rewards(won + failures, 3, np.random.default_rng(0))) <= 3
+        assert {e.label for e in made} == {"none", "another task", *["recorded failure"] * ends} and 8 <= len(made) <= 24
         for e in made:
             step, own = e.steps[0], e.steps[0].state.removeprefix("page of ")
-            assert (step.reward, step.done, step.reward_reasoning) == (
-                (1.0, True, "x") if e.label == "none" else (0.0, ends, ""))
-            assert (e.task.text == own) == (e.label == "none")
-            assert e.label == "none" or set(e.task.text.split()) - set(own.split())
-        assert {e.steps[0].state for e in made} == {e.steps[0].state for e in won}
-    assert offline.hindsight([lost], 10, np.random.default_rng(0)) == []
+            assert (step.reward, step.done, step.reward_reasoning) == {
+                "none": (1.0, True, "x"), "another task": (0.0, ends, ""), "recorded failure": (0.0, True, "x")}[e.label]
+            assert (e.task.text == own) == (e.label != "another task")
+            assert e.label != "another task" or set(e.task.text.split()) - set(own.split())
+        assert {e.steps[0].state for e in made if e.label != "recorded failure"} == {e.steps[0].state for e in won}
+    assert hindsight.counterfactual_rewards([lost], 10, np.random.default_rng(0)) == []
+
+
+def test_hindsight_learns_on_which_side_of_a_limit_successes_are():
+    """A near miss whose number is on the right side, one made of a number that was on both sides, or of too few successes."""
+    def episode(i, limit, price, weight):
+        step = Step(state=f"pie ${price}, weight {weight}", action="buy", next_state="bought", reward=1.0, done=True)
+        return Episode(id=str(i), task=Task(id=str(i), text=f"a pie below {limit}"), steps=[step], stop=StopReason.SUCCESS)
+
+    won = [episode(i, f"{20 + i}.50", 10 + i, 5 if i % 2 else 90) for i in range(24)]
+    assert hindsight.one_sided(won) == {"$": False}
+    assert hindsight.one_sided(won[:19]) == {}                             # fewer than twenty
+    assert hindsight.one_sided([*won, episode(99, "20.50", 21, 5)]) == {}  # once on the other side
+    made = [e for e in hindsight.counterfactual_rewards(won, 400, np.random.default_rng(0)) if e.label == "another number"]
+    assert len(made) > 5
+    for e in made:
+        price, limit = (float(re.search(pattern, text)[1]) for pattern, text in
+                        ((r"\$(\d+)", e.steps[0].state), (r"below (.*)", e.task.text)))
+        assert price > limit and (e.steps[0].reward, e.task.id) == (0.0, "")
+    two = Task(id="t", text="a pie between 10.50 and 20.50")
+    assert hindsight.another_number(two, won[0].steps[0], {"$": False}, ["5.50"], np.random.default_rng(0)) is None
+
+
+def test_logs_tell_what_an_action_needs():
+    """A right action that counts as refused, and a word that is there by chance."""
+    def episode(i, *steps):
+        made = [Step(state=state, action=action, next_state=after, done=after == "end") for state, action, after in steps]
+        return Episode(id=str(i), task=Task(id=str(i), text="buy"), steps=made, stop=StopReason.FAILURE)
+
+    fruits = ("apple", "pear", "plum", "fig")
+    log = [episode(i, (f"start {i}", f"search[{name}]", f"shop {i}: {name} {fruits[i % 4]}"),
+                   (f"shop {i}: {name} {fruits[i % 4]}", f"click[{name}]", f"item {name} {i}"),
+                   (f"item {name} {i}", "click[buy]", "end")) for i in range(12) for name in fruits]
+    needed = hindsight.needed_words(log)
+    assert needed["click[pear]"] == {"pear", "shop"} and needed["click[buy]"] == {"item"}
+    assert "start" in needed["search[apple]"] and "apple" not in needed["search[apple]"]
+    assert hindsight.needed_words([episode(0, ("a door", "look", "a door"))]) == {}         # refused: tells nothing
+    made = hindsight.refused_actions(log, needed, 0.4, np.random.default_rng(0))
+    put_in = [step for e in made for step in e.steps if step.state == step.next_state]
+    assert 0.2 < len(made) / (len(made) + len(log)) < 0.6 and len(put_in) > 20
+    assert all(needed[step.action] - set(re.findall(r"\w+", step.state)) and not step.reward for step in put_in)
+    assert not any(step.imitate for e in made for step in e.steps) and {e.source for e in made} == {"inferred"}
+    recorded_steps = [[s for s in e.steps if s.state != s.next_state] for e in made]
+    assert all(any(len(e.steps) == 3 and [s.action for s in e.steps] == [s.action for s in steps] for e in log)
+               for steps in recorded_steps)
+    assert hindsight.refused_actions(log, {}, 0.4, np.random.default_rng(0)) == []
 
 
 def test_counterfactuals_do_not_leak():

@@ -1,0 +1,191 @@
+"""What recorded episodes of any environment tell beyond themselves, without its rules: reasoning
+(`compare_words`), rewards under other tasks (`counterfactual_rewards`), refused actions (`refused_actions`).
+"""
+import re
+from collections import Counter, defaultdict
+
+import numpy as np
+from msgspec.structs import replace
+
+from dreamgym import prompts
+from dreamgym.encoder import WordEncoder
+from dreamgym.episode import Episode, Source, Step, StopReason, Task, recorded
+from dreamgym.names import Names
+
+JUDGED_TIMES = 4                       # a recorded success, under its own task or a similar one
+LOOKED_AT_TASKS, SIMILAR_TASKS = 200, 8  # of the most similar tasks, the first few that name something else
+ONE_SIDED_SUCCESSES = 20               # at least, before a number counts as always above or below a limit
+MOST_NUMBERS = 6                       # of a page that a limit in the task is compared with
+REFUSED_PROBABILITY = 0.6              # chance of a refused action before a recorded one
+TRIES = 8                              # draws of an action that the state lacks something for
+CHANCE = 0.001                         # that all states in which an action was taken show a word; below it,
+OWN_CHANCE = 0.05                      # the action needs the word. The same for words of the action itself
+TAKEN_TIMES = 3                        # at least, before an action needs words that it does not say
+
+
+# ---- reasoning ----
+
+def compare_words(names: Names, task: Task, history: list[Step], step: Step) -> tuple[str, str]:
+    """Reasoning of any environment, from the texts alone (ours). Why the next state follows: the line of the
+    state that is most like the action; whether the next state is the same, known or new; its first line that
+    is. Why the reward follows: each name in the task beside the names of its kind in the last line, of state,
+    action and next state, that has any ("red : blue no"), and each decimal number beside the first ones of
+    the states ("30.00 : 40 more"). A small model compares words that stand side by side."""
+    said, pages = _words(step.shown_action), [page for s in history for page in (s.state, s.next_state)]
+    shared = lambda line: len(said & _words(line))
+    before, after = step.state.split("\n"), step.next_state.split("\n")
+    like, changed = max(before, key=shared), next((line for line in after if line not in before), after[0])
+    outcome = f"{'known' if step.next_state in pages else 'new'} : {changed}" if after != before else "same"
+    lines = [_NAME.findall(line.lower()) for line in (*before, step.shown_action, *after)]
+    facts = []
+    for name in dict.fromkeys(_NAME.findall(task.text.lower())):
+        if (kind := names.kind(name)) is not None:
+            alike = ([word for word in words if names.kind(word) == kind] for words in reversed(lines))
+            found = next(filter(None, alike), ["none"])
+            facts.append(f"{name} : {prompts.compared(found, name)}")
+    for limit in _LIMIT.findall(task.text):
+        facts.append(" ".join([limit, ":", *(f"{n:g} {'more' if n > float(limit) else 'less'}"
+                                             for _, n in _numbers(step))]))
+    return f"{like} ; {outcome}" if shared(like) else outcome, " , ".join(facts)
+
+
+# ---- counterfactual rewards ----
+
+def counterfactual_rewards(episodes: list[Episode], count: int, rng: np.random.Generator) -> list[Episode]:
+    """Counterfactual rewards of any environment, from recorded episodes alone (ours; the idea of hindsight
+    relabelling, arXiv 1707.01495, turned round). Half of the examples are the last steps of successes under
+    their own tasks (reward 1). The others (reward 0) are the same steps under a similar task, which names
+    something that neither the own task nor the step mentions; under the own task with another number
+    (`another_number`); and recorded failures under their own tasks. An unfulfilled step ends the episode
+    where recorded failures end with such an action (its first word). At most JUDGED_TIMES examples are made
+    of a recorded episode."""
+    played = recorded(episodes)
+    won, tasks = [e for e in played if e.success], {e.task.text: e.task for e in played}
+    lost = [e for e in played if e.steps[-1].done and not e.success and e.stop != StopReason.NOT_JUDGED]
+    texts = sorted(tasks)
+    names, place = [_words(text) for text in texts], {text: i for i, text in enumerate(texts)}
+    vectors_ND = WordEncoder().fit(texts)([""] * len(texts), texts) if won else np.zeros((0, 0))
+    ends, sides = {_verb(e.steps[-1].action) for e in lost}, one_sided(won)
+    limits = sorted({limit for text in texts for limit in _LIMIT.findall(text)})
+
+    def another_task(task: Task, step: Step) -> Task | None:
+        said = _words(f"{task.text} {step.state} {step.shown_action} {step.next_state}")
+        near = np.argsort(-(vectors_ND @ vectors_ND[place[task.text]]), kind="stable")
+        unlike = [texts[j] for j in near[:LOOKED_AT_TASKS] if names[j] - said][:SIMILAR_TASKS]
+        return tasks[unlike[rng.integers(len(unlike))]] if unlike else None
+
+    made, failures = [], iter(rng.permutation(np.tile(np.arange(len(lost)), JUDGED_TIMES)))
+    for i in rng.permutation(np.tile(np.arange(len(won)), JUDGED_TIMES))[:count]:
+        task, step, label = won[i].task, won[i].steps[-1], "none"
+        if rng.random() < 0.5:
+            label = str(rng.choice(["another task", "another number", "recorded failure"]))
+            if label == "recorded failure" and (j := next(failures, None)) is not None:
+                task, step = lost[j].task, lost[j].steps[-1]
+            else:
+                other = another_number(task, step, sides, limits, rng) if label == "another number" else None
+                label = "another number" if other else "another task"
+                task = other or another_task(task, step)
+                step = replace(step, reward=0.0, done=_verb(step.action) in ends, reward_reasoning="")
+        if task:
+            made.append(Episode(id="", task=task, steps=[step], label=label))
+    return made
+
+
+def one_sided(won: list[Episode]) -> dict[str, bool]:
+    """What is written before a number of a successful last step ("$") -> whether the number is above the
+    decimal number of its task. Only where it is so, or never so, in all successes, and they are
+    ONE_SIDED_SUCCESSES or more."""
+    seen = defaultdict(list)
+    for episode in won:
+        limits = [float(limit) for limit in _LIMIT.findall(episode.task.text)]
+        for before, number in _numbers(episode.steps[-1]) if len(limits) == 1 else ():
+            seen[before].append(number > limits[0])
+    return {before: found[0] for before, found in seen.items()
+            if len(found) >= ONE_SIDED_SUCCESSES and len(set(found)) == 1}
+
+
+def another_number(task: Task, step: Step, sides: dict[str, bool], limits: list[str],
+                   rng: np.random.Generator) -> Task | None:
+    """The task with one of the other `limits`, such that a number of the step is on the side on which no
+    recorded success has it (`one_sided`). None where there is no such limit."""
+    own = _LIMIT.findall(task.text)
+    wrong = [limit for limit in limits if len(own) == 1 and any(
+        before in sides and (number > float(limit)) != sides[before] for before, number in _numbers(step))]
+    return replace(task, id="", text=task.text.replace(own[0], str(rng.choice(wrong)))) if wrong else None
+
+
+_NAME = re.compile(r"(?<![\w.])\w+\b(?!\.\d)")          # no part of "30.00"
+_LIMIT = re.compile(r"\d+\.\d+")                        # of a task: a number that is compared, not found
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"[^\W\d_]+", text.lower()))
+
+
+def _numbers(step: Step) -> list[tuple[str, float]]:
+    """The first numbers of the states, each with the word or signs before it."""
+    found = re.findall(r"([^\s\d.]*)\s*(?<![\d.])(\d+(?:\.\d+)?)", f"{step.state}\n{step.next_state}")
+    return [(before, float(number)) for before, number in found[:MOST_NUMBERS]]
+
+
+# ---- refused actions ----
+
+def refused_actions(episodes: list[Episode], needed: dict[str, set[str]], share: float,
+                    rng: np.random.Generator) -> list[Episode]:
+    """Copies of a part of recorded episodes, with actions put in that the environment would probably refuse:
+    recorded ones, in states that lack a word they need (ours). Nothing follows them, and nothing in a copy is
+    imitated. Logs of good players hold none, and a dream that has seen none grants whatever is tried.
+    `needed`: of `needed_words`. `share`: of copies among all episodes."""
+    made, known = [], sorted(needed)
+    for episode in episodes if known else ():
+        own = [step.action for step in episode.steps if step.action in needed] or known
+        steps: list[Step] = []
+        for step in episode.steps if rng.random() < share / (1 - share) else ():
+            words, lacking = _tokens(step.state), None
+            if rng.random() < REFUSED_PROBABILITY:
+                tried = (str(rng.choice(own if rng.random() < 0.5 else known)) for _ in range(TRIES))
+                lacking = next((action for action in tried if needed[action] - words), None)
+            if lacking:
+                steps.append(Step(state=step.state, action=lacking, next_state=step.state, imitate=False))
+            steps.append(replace(step, imitate=False))
+        if len(steps) > len(episode.steps):
+            made.append(replace(episode, id=f"{episode.id}-refused", steps=steps, source=Source.INFERRED))
+    return made
+
+
+def needed_words(episodes: list[Episode]) -> dict[str, set[str]]:
+    """Of each recorded action that changed something, the words that all states show in which it was taken,
+    where chance would seldom do that: its own words, but for those that most actions of its first word have;
+    and, of an action that was often taken, any. An action that ends episodes counts with all others that end
+    them and have its first word."""
+    taken, ending = defaultdict(set), defaultdict(set)
+    for step in (step for episode in recorded(episodes) for step in episode.steps):
+        if step.done or step.next_state != step.state:
+            taken[step.action].add(step.state)
+            if step.done:
+                ending[_verb(step.action)].add(step.action)
+    said, verbs = defaultdict(Counter), Counter(map(_verb, taken))
+    for action in taken:
+        said[_verb(action)].update(_tokens(action))
+    shown = {state: _tokens(state) for states in taken.values() for state in states}
+    frequency = Counter(word for words in shown.values() for word in words)
+    needed = {}
+    for action in taken:
+        verb = _verb(action)
+        alike = ending[verb] if action in ending[verb] else {action}
+        states = set.union(*(taken[other] for other in alike))
+        own = {word for word in _tokens(action) if len(alike) == 1 and 2 * said[verb][word] <= verbs[verb]}
+        chance = {word: (frequency[word] / len(shown)) ** len(states)
+                  for word in set.intersection(*(shown[state] for state in states))}
+        others = CHANCE if len(states) >= TAKEN_TIMES else 0.0
+        needed[action] = {word for word, p in chance.items() if p < (OWN_CHANCE if word in own else others)}
+    return {action: words for action, words in needed.items() if words}
+
+
+def _verb(action: str) -> str:
+    """The first word: "click" of "click[red]"."""
+    return re.split(r"[\s\[(]", action.strip(), maxsplit=1)[0]
+
+
+def _tokens(text: str) -> set[str]:
+    return set(re.findall(r"[^\W_]+", text.lower()))
