@@ -14,12 +14,11 @@ from dreamgym.names import Names
 
 JUDGED_TIMES = 4                       # a recorded success, under its own task or a similar one
 LOOKED_AT_TASKS, SIMILAR_TASKS = 200, 8  # of the most similar tasks, the first few that name something else
-ONE_SIDED_SUCCESSES = 20               # at least, before a number counts as always above or below a limit
 MOST_NUMBERS = 6                       # of a page that a limit in the task is compared with
 REFUSED_PROBABILITY = 0.6              # chance of a refused action before a recorded one
 TRIES = 8                              # draws of an action that the state lacks something for
-CHANCE = 0.001                         # that all states in which an action was taken show a word; below it,
-OWN_CHANCE = 0.05                      # the action needs the word. The same for words of the action itself
+CHANCE = 0.001                         # of what was always so: below it, it counts as a condition
+OWN_CHANCE = 0.05                      # the same, that all states show a word of the action taken there
 TAKEN_TIMES = 3                        # at least, before an action needs words that it does not say
 
 
@@ -93,24 +92,33 @@ def counterfactual_rewards(episodes: list[Episode], count: int, rng: np.random.G
 
 def one_sided(won: list[Episode]) -> dict[str, bool]:
     """What is written before a number of a successful last step ("$") -> whether the number is above the
-    decimal number of its task. Only where it is so, or never so, in all successes, and they are
-    ONE_SIDED_SUCCESSES or more."""
+    decimal number of its task. Only where it is so, or never so, in all successes, and would seldom be by
+    chance, that is with limits of other tasks."""
     seen = defaultdict(list)
     for episode in won:
         limits = [float(limit) for limit in _LIMIT.findall(episode.task.text)]
         for before, number in _numbers(episode.steps[-1]) if len(limits) == 1 else ():
-            seen[before].append(number > limits[0])
-    return {before: found[0] for before, found in seen.items()
-            if len(found) >= ONE_SIDED_SUCCESSES and len(set(found)) == 1}
+            seen[before].append((number, limits[0]))
+    sides = {}
+    for before, pairs in seen.items():
+        numbers, limits = np.array(pairs).T
+        above_NN = numbers[:, None] > limits
+        side = above_NN[0, 0]
+        if (above_NN.diagonal() == side).all() and (above_NN == side).mean(1).prod() < CHANCE:
+            sides[before] = bool(side)
+    return sides
 
 
 def another_number(task: Task, step: Step, sides: dict[str, bool], limits: list[str],
                    rng: np.random.Generator) -> Task | None:
-    """The task with one of the other `limits`, such that a number of the step is on the side on which no
-    recorded success has it (`one_sided`). None where there is no such limit."""
-    own = _LIMIT.findall(task.text)
+    """The task with one of the other `limits`, such that all numbers of the step with the same sign before
+    them are on the side on which no recorded success has one (`one_sided`). None without such a limit."""
+    own, numbers = _LIMIT.findall(task.text), defaultdict(list)
+    for before, number in _numbers(step):
+        numbers[before].append(number)
     wrong = [limit for limit in limits if len(own) == 1 and any(
-        before in sides and (number > float(limit)) != sides[before] for before, number in _numbers(step))]
+        all((number > float(limit)) != sides[before] for number in numbers[before])
+        for before in sides.keys() & numbers.keys())]
     return replace(task, id="", text=task.text.replace(own[0], str(rng.choice(wrong)))) if wrong else None
 
 

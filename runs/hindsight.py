@@ -1,4 +1,4 @@
-"""A data folder whose training counterfactuals are those that need no rules (dreamgym.offline.hindsight), in
+"""A data folder whose training counterfactuals are those that need no rules (dreamgym.hindsight), in
 place of the environment's own. Validation and test, hence all probes, stay as they are.
 
     python -m runs.hindsight webshop out/study/webshop-0/data out/study/webshop-0/data-hindsight

@@ -364,9 +364,9 @@ def test_hindsight_learns_on_which_side_of_a_limit_successes_are():
         step = Step(state=f"pie ${price}, weight {weight}", action="buy", next_state="bought", reward=1.0, done=True)
         return Episode(id=str(i), task=Task(id=str(i), text=f"a pie below {limit}"), steps=[step], stop=StopReason.SUCCESS)
 
-    won = [episode(i, f"{20 + i}.50", 10 + i, 5 if i % 2 else 90) for i in range(24)]
+    won = [episode(i, f"{20 + i}.50", 10 + i, 5 if i % 2 else 90) for i in range(30)]
     assert hindsight.one_sided(won) == {"$": False}
-    assert hindsight.one_sided(won[:19]) == {}                             # fewer than twenty
+    assert hindsight.one_sided(won[:19]) == {}                             # may be chance
     assert hindsight.one_sided([*won, episode(99, "20.50", 21, 5)]) == {}  # once on the other side
     made = [e for e in hindsight.counterfactual_rewards(won, 400, np.random.default_rng(0)) if e.label == "another number"]
     assert len(made) > 5

@@ -153,7 +153,7 @@ class Environment:
     def explain(self, task: Task, history: list[Step], step: Step) -> tuple[str, str] | None:
         """(why the next state follows, why the reward follows) by rule; "" where none can tell, or expects
         another outcome. Facts first, the verdict last: a small model concludes only from what it has written.
-        None: dreamgym.offline.compare_words makes both of the texts alone."""
+        None: dreamgym.hindsight.compare_words makes both of the texts alone."""
         return None
 
     def counterfactuals(self, episodes: list[Episode], count: int, rng: np.random.Generator,
@@ -161,8 +161,8 @@ class Environment:
         """About `count` one-step episodes: a recorded page judged under another task, so that the reward is
         learnt as a judgement of both (played episodes alone would tell it by the task). `label`: the
         constraint that is broken, "none" where all are met. Ids and reasoning may be left empty:
-        dreamgym.offline.counterfactuals fills them in. None: dreamgym.offline.hindsight makes them of the
-        recorded successes."""
+        dreamgym.offline.counterfactuals fills them in. None: dreamgym.hindsight makes them of the recorded
+        episodes."""
         return None
 
     def read_traces(self, path: str, form: str) -> list[Episode]:
