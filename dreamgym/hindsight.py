@@ -12,7 +12,7 @@ from dreamgym.encoder import WordEncoder
 from dreamgym.episode import Episode, Source, Step, StopReason, Task, recorded
 from dreamgym.names import Names
 
-JUDGED_TIMES = 4                       # a recorded success, under its own task or a similar one
+JUDGED_TIMES = 8                       # a recorded success, under its own task or a similar one
 LOOKED_AT_TASKS, SIMILAR_TASKS = 200, 8  # of the most similar tasks, the first few that name something else
 MOST_NUMBERS = 6                       # of a page that a limit in the task is compared with
 REFUSED_PROBABILITY = 0.6              # chance of a refused action before a recorded one

@@ -49,7 +49,7 @@ def test_counterfactuals_without_rules(trained, tmp_path, capsys):
     hindsight.main(EXAMPLE, trained.data, tmp_path)
     before, after = (read_episodes(folder / "train.jsonl") for folder in (trained.data, tmp_path))
     assert recorded(after) == recorded(before)
-    assert {e.label for e in after if e.source == "counterfactual"} == {"none", "another task"}
+    assert {e.label for e in after if e.source == "counterfactual"} == {"none", "another task", "recorded failure"}
     assert "counterfactuals, of which the audit calls 0 wrong" in capsys.readouterr().out
     for name in ("valid.jsonl", "test.jsonl", "tasks_train.jsonl", "meta.json"):
         assert (tmp_path / name).read_bytes() == (trained.data / name).read_bytes()
