@@ -13,23 +13,25 @@ from dreamgym.episode import Episode, Source, Step, StopReason, Task, recorded
 from dreamgym.names import Names
 
 JUDGED_TIMES = 8                       # a recorded success, under its own task or a similar one
+UNPAID = {"another task": 0.6, "another number": 0.2, "recorded failure": 0.2}   # shares of these
 LOOKED_AT_TASKS, SIMILAR_TASKS = 200, 8  # of the most similar tasks, the first few that name something else
-MOST_NUMBERS = 6                       # of a page that a limit in the task is compared with
+MOST_NUMBERS = 6                       # of both states, that a limit in the task is compared with
 REFUSED_PROBABILITY = 0.6              # chance of a refused action before a recorded one
 TRIES = 8                              # draws of an action that the state lacks something for
 CHANCE = 0.001                         # of what was always so: below it, it counts as a condition
 OWN_CHANCE = 0.05                      # the same, that all states show a word of the action taken there
-TAKEN_TIMES = 3                        # at least, before an action needs words that it does not say
+TAKEN_TIMES = 3                        # episodes at least, before an action needs words that it does not say
 
 
 # ---- reasoning ----
 
 def compare_words(names: Names, task: Task, history: list[Step], step: Step) -> tuple[str, str]:
     """Reasoning of any environment, from the texts alone (ours). Why the next state follows: the line of the
-    state that is most like the action; whether the next state is the same, known or new; its first line that
-    is. Why the reward follows: each name in the task beside the names of its kind in the last line, of state,
-    action and next state, that has any ("red : blue no"), and each decimal number beside the first ones of
-    the states ("30.00 : 40 more"). A small model compares words that stand side by side."""
+    state that is most like the action; then whether the next state is the same, known or new, and its first
+    line that the state lacks. Why the reward follows: each name of the task stands beside the names of its
+    kind ("red : blue no"). They come from the last line, of state, action and next state, that has any. A
+    decimal number stands beside the first numbers of the states ("30.00 : 40 more"). A small model compares
+    words that stand side by side."""
     said, pages = _words(step.shown_action), [page for s in history for page in (s.state, s.next_state)]
     shared = lambda line: len(said & _words(line))
     before, after = step.state.split("\n"), step.next_state.split("\n")
@@ -43,7 +45,7 @@ def compare_words(names: Names, task: Task, history: list[Step], step: Step) -> 
             found = next(filter(None, alike), ["none"])
             facts.append(f"{name} : {prompts.compared(found, name)}")
     for limit in _LIMIT.findall(task.text):
-        facts.append(" ".join([limit, ":", *(f"{n:g} {'more' if n > float(limit) else 'less'}"
+        facts.append(" ".join([limit, ":", *(f"{n} {'more' if _value(n) > float(limit) else 'less'}"
                                              for _, n in _numbers(step))]))
     return f"{like} ; {outcome}" if shared(like) else outcome, " , ".join(facts)
 
@@ -52,17 +54,18 @@ def compare_words(names: Names, task: Task, history: list[Step], step: Step) -> 
 
 def counterfactual_rewards(episodes: list[Episode], count: int, rng: np.random.Generator) -> list[Episode]:
     """Counterfactual rewards of any environment, from recorded episodes alone (ours; the idea of hindsight
-    relabelling, arXiv 1707.01495, turned round). Half of the examples are the last steps of successes under
-    their own tasks (reward 1). The others (reward 0) are the same steps under a similar task, which names
-    something that neither the own task nor the step mentions; under the own task with another number
-    (`another_number`); and recorded failures under their own tasks. An unfulfilled step ends the episode
-    where recorded failures end with such an action (its first word). At most JUDGED_TIMES examples are made
-    of a recorded episode."""
+    relabelling, arXiv 1707.01495, turned round). About half of the examples are last steps of successes under
+    their own tasks (reward 1). The others have reward 0. Some are the same steps under a similar task: it
+    names something that neither the own task nor the step mentions. Some are under the own task with another
+    limit (`another_number`). Some are recorded failures under their own tasks. An unfulfilled step ends the
+    episode where recorded failures end with such an action (its first word). At most JUDGED_TIMES examples
+    are made of a recorded episode."""
     played = recorded(episodes)
     won, tasks = [e for e in played if e.success], {e.task.text: e.task for e in played}
     lost = [e for e in played if e.steps[-1].done and not e.success and e.stop != StopReason.NOT_JUDGED]
+    fulfilled = {(e.task.text, e.steps[-1].state, e.steps[-1].action) for e in won}
     texts = sorted(tasks)
-    names, place = [_words(text) for text in texts], {text: i for i, text in enumerate(texts)}
+    words, place = [_words(text) for text in texts], {text: i for i, text in enumerate(texts)}
     vectors_ND = WordEncoder().fit(texts)([""] * len(texts), texts) if won else np.zeros((0, 0))
     ends, sides = {_verb(e.steps[-1].action) for e in lost}, one_sided(won)
     limits = sorted({limit for text in texts for limit in _LIMIT.findall(text)})
@@ -70,14 +73,15 @@ def counterfactual_rewards(episodes: list[Episode], count: int, rng: np.random.G
     def another_task(task: Task, step: Step) -> Task | None:
         said = _words(f"{task.text} {step.state} {step.shown_action} {step.next_state}")
         near = np.argsort(-(vectors_ND @ vectors_ND[place[task.text]]), kind="stable")
-        unlike = [texts[j] for j in near[:LOOKED_AT_TASKS] if names[j] - said][:SIMILAR_TASKS]
+        unlike = [texts[j] for j in near[:LOOKED_AT_TASKS]
+                  if words[j] - said and (texts[j], step.state, step.action) not in fulfilled][:SIMILAR_TASKS]
         return tasks[unlike[rng.integers(len(unlike))]] if unlike else None
 
     made, failures = [], iter(rng.permutation(np.tile(np.arange(len(lost)), JUDGED_TIMES)))
     for i in rng.permutation(np.tile(np.arange(len(won)), JUDGED_TIMES))[:count]:
         task, step, label = won[i].task, won[i].steps[-1], "none"
         if rng.random() < 0.5:
-            label = str(rng.choice(["another task", "another number", "recorded failure"]))
+            label = str(rng.choice(list(UNPAID), p=list(UNPAID.values())))
             if label == "recorded failure" and (j := next(failures, None)) is not None:
                 task, step = lost[j].task, lost[j].steps[-1]
             else:
@@ -92,32 +96,32 @@ def counterfactual_rewards(episodes: list[Episode], count: int, rng: np.random.G
 
 def one_sided(won: list[Episode]) -> dict[str, bool]:
     """What is written before a number of a successful last step ("$") -> whether the number is above the
-    decimal number of its task. Only where it is so, or never so, in all successes, and would seldom be by
-    chance, that is with limits of other tasks."""
-    seen = defaultdict(list)
+    decimal number of its task. Only where this is the same in all successes, and hardly by chance: with
+    limits of other tasks it would differ."""
+    seen = defaultdict(set)
     for episode in won:
-        limits = [float(limit) for limit in _LIMIT.findall(episode.task.text)]
+        limits = _LIMIT.findall(episode.task.text)
         for before, number in _numbers(episode.steps[-1]) if len(limits) == 1 else ():
-            seen[before].append((number, limits[0]))
+            seen[before].add((_value(number), float(limits[0]), episode.task.text))
     sides = {}
-    for before, pairs in seen.items():
-        numbers, limits = np.array(pairs).T
-        above_NN = numbers[:, None] > limits
-        side = above_NN[0, 0]
-        if (above_NN.diagonal() == side).all() and (above_NN == side).mean(1).prod() < CHANCE:
-            sides[before] = bool(side)
+    for before, found in seen.items():
+        numbers, limits = np.array([pair for *pair, _ in sorted(found)]).T
+        above = numbers > limits
+        chance = np.searchsorted(np.sort(limits), numbers) / len(limits)      # of being above a limit
+        if (above == above[0]).all() and (chance if above[0] else 1 - chance).prod() < CHANCE:
+            sides[before] = bool(above[0])
     return sides
 
 
 def another_number(task: Task, step: Step, sides: dict[str, bool], limits: list[str],
                    rng: np.random.Generator) -> Task | None:
-    """The task with one of the other `limits`, such that all numbers of the step with the same sign before
-    them are on the side on which no recorded success has one (`one_sided`). None without such a limit."""
+    """The task with one of the other `limits`. With it, all numbers of the step behind one sign are on the
+    side on which no recorded success has one (`one_sided`). None without such a limit."""
     own, numbers = _LIMIT.findall(task.text), defaultdict(list)
     for before, number in _numbers(step):
-        numbers[before].append(number)
+        numbers[before].append(_value(number))
     wrong = [limit for limit in limits if len(own) == 1 and any(
-        all((number > float(limit)) != sides[before] for number in numbers[before])
+        all(number != float(limit) and (number > float(limit)) != sides[before] for number in numbers[before])
         for before in sides.keys() & numbers.keys())]
     return replace(task, id="", text=task.text.replace(own[0], str(rng.choice(wrong)))) if wrong else None
 
@@ -127,49 +131,60 @@ _LIMIT = re.compile(r"\d+\.\d+")                        # of a task: a number th
 
 
 def _words(text: str) -> set[str]:
+    """Without numbers."""
     return set(re.findall(r"[^\W\d_]+", text.lower()))
 
 
-def _numbers(step: Step) -> list[tuple[str, float]]:
-    """The first numbers of the states, each with the word or signs before it."""
-    found = re.findall(r"([^\s\d.]*)\s*(?<![\d.])(\d+(?:\.\d+)?)", f"{step.state}\n{step.next_state}")
-    return [(before, float(number)) for before, number in found[:MOST_NUMBERS]]
+def _numbers(step: Step) -> list[tuple[str, str]]:
+    """The first numbers of both states together, each with the word or signs before it."""
+    number = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?"
+    return re.findall(rf"([^\s\d.]{{0,20}})\s*(?<![\d.])({number})",
+                      f"{step.state}\n{step.next_state}")[:MOST_NUMBERS]
+
+
+def _value(number: str) -> float:
+    return float(number.replace(",", ""))
 
 
 # ---- refused actions ----
 
 def refused_actions(episodes: list[Episode], needed: dict[str, set[str]], share: float,
                     rng: np.random.Generator) -> list[Episode]:
-    """Copies of a part of recorded episodes, with actions put in that the environment would probably refuse:
-    recorded ones, in states that lack a word they need (ours). Nothing follows them, and nothing in a copy is
-    imitated. Logs of good players hold none, and a dream that has seen none grants whatever is tried.
-    `needed`: of `needed_words`. `share`: of copies among all episodes."""
+    """Copies of recorded episodes, with actions put in that the environment would probably refuse (ours):
+    recorded actions, in states that lack a word they need. Nothing follows them. Nothing in a copy is
+    imitated. A copy without such an action is left out. Logs of good players hold no refused action, and a
+    dream that has seen none grants whatever is tried. `needed`: of `needed_words`. `share`: of copies among
+    all episodes, at most 0.5."""
     made, known = [], sorted(needed)
     for episode in episodes if known else ():
+        if episode.source == Source.INFERRED or rng.random() >= share / (1 - share):
+            continue
         own = [step.action for step in episode.steps if step.action in needed] or known
         steps: list[Step] = []
-        for step in episode.steps if rng.random() < share / (1 - share) else ():
-            words, lacking = _tokens(step.state), None
+        for step in episode.steps:
+            shown, lacking = _tokens(step.state), None
             if rng.random() < REFUSED_PROBABILITY:
-                tried = (str(rng.choice(own if rng.random() < 0.5 else known)) for _ in range(TRIES))
-                lacking = next((action for action in tried if needed[action] - words), None)
+                pools = (own if rng.random() < 0.5 else known for _ in range(TRIES))
+                tried = (pool[rng.integers(len(pool))] for pool in pools)
+                lacking = next((action for action in tried if needed[action] - shown), None)
             if lacking:
                 steps.append(Step(state=step.state, action=lacking, next_state=step.state, imitate=False))
             steps.append(replace(step, imitate=False))
         if len(steps) > len(episode.steps):
-            made.append(replace(episode, id=f"{episode.id}-refused", steps=steps, source=Source.INFERRED))
+            made.append(replace(episode, id=f"inferred-{len(made)}", steps=steps, source=Source.INFERRED))
     return made
 
 
 def needed_words(episodes: list[Episode]) -> dict[str, set[str]]:
-    """Of each recorded action that changed something, the words that all states show in which it was taken,
-    where chance would seldom do that: its own words, but for those that most actions of its first word have;
-    and, of an action that was often taken, any. An action that ends episodes counts with all others that end
-    them and have its first word."""
-    taken, ending = defaultdict(set), defaultdict(set)
-    for step in (step for episode in recorded(episodes) for step in episode.steps):
-        if step.done or step.next_state != step.state:
-            taken[step.action].add(step.state)
+    """The words that each recorded action needs: all states show them in which it was taken and changed
+    something, and hardly by chance. The action's own words need less evidence, but for those that most
+    actions of its first word have. Actions that end episodes are counted together with those of the same
+    first word; all their words need the same evidence."""
+    taken, ending = defaultdict(dict), defaultdict(set)      # action -> {state: an episode}
+    for i, episode in enumerate(recorded(episodes)):
+        for step in episode.steps:
+            if step.done or step.next_state != step.state:
+                taken[step.action][step.state] = i
             if step.done:
                 ending[_verb(step.action)].add(step.action)
     said, verbs = defaultdict(Counter), Counter(map(_verb, taken))
@@ -177,15 +192,22 @@ def needed_words(episodes: list[Episode]) -> dict[str, set[str]]:
         said[_verb(action)].update(_tokens(action))
     shown = {state: _tokens(state) for states in taken.values() for state in states}
     frequency = Counter(word for words in shown.values() for word in words)
+
+    def always(states: dict[str, int]) -> tuple[dict[str, float], int]:
+        """(the words that all states show, with the chance of that; in how many episodes)"""
+        times = len(set(states.values()))
+        return {word: (frequency[word] / len(shown)) ** times
+                for word in set.intersection(*(shown[state] for state in states))}, times
+
+    ends = {verb: always({state: i for action in actions for state, i in taken[action].items()})
+            for verb, actions in ending.items()}
     needed = {}
-    for action in taken:
+    for action, states in taken.items():
         verb = _verb(action)
-        alike = ending[verb] if action in ending[verb] else {action}
-        states = set.union(*(taken[other] for other in alike))
-        own = {word for word in _tokens(action) if len(alike) == 1 and 2 * said[verb][word] <= verbs[verb]}
-        chance = {word: (frequency[word] / len(shown)) ** len(states)
-                  for word in set.intersection(*(shown[state] for state in states))}
-        others = CHANCE if len(states) >= TAKEN_TIMES else 0.0
+        is_end = action in ending[verb]
+        chance, times = ends[verb] if is_end else always(states)
+        own = set() if is_end else {w for w in _tokens(action) if 2 * said[verb][w] <= verbs[verb]}
+        others = CHANCE if times >= TAKEN_TIMES else 0.0
         needed[action] = {word for word, p in chance.items() if p < (OWN_CHANCE if word in own else others)}
     return {action: words for action, words in needed.items() if words}
 
@@ -196,4 +218,5 @@ def _verb(action: str) -> str:
 
 
 def _tokens(text: str) -> set[str]:
+    """Words and numbers."""
     return set(re.findall(r"[^\W_]+", text.lower()))

@@ -281,7 +281,7 @@ def by_split(env: Environment, episodes: list[Episode],
              tasks: dict[str, list[Task]]) -> dict[str, list[Episode]]:
     """Recorded episodes by the split of their task; unknown tasks are for training."""
     home = {prompts.clean(task.text): split for split in reversed(SPLITS) for task in tasks[split]}
-    ours = (*env.players(), Source.LANGUAGE_MODEL, Source.PROBER, Source.COUNTERFACTUAL)
+    ours = (*env.players(), Source.LANGUAGE_MODEL, Source.PROBER, Source.COUNTERFACTUAL, Source.INFERRED)
     parts: dict[str, list[Episode]] = {split: [] for split in SPLITS}
     for episode in episodes:
         task = replace(episode.task, env=episode.task.env or env.name,

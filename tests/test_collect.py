@@ -112,7 +112,7 @@ def test_a_killed_collection_is_none(again, workspace, tmp_path, monkeypatch):
 def test_import(again, workspace, tmp_path):
     """Logs whose optional fields stay empty, ids that collide with ours, held-out tasks in training, and probes of a
     log of our own that a policy would imitate."""
-    own = read_episodes(workspace.data / "train.jsonl")[:8]
+    own = read_episodes(workspace.data / "train.jsonl")[:40]
     held_out = read_episodes(workspace.data / "test.jsonl")[:1]
     path = write_log(tmp_path / "log.jsonl", own + held_out)
     printed, out = again("--import-file", path, "--fresh")
@@ -120,7 +120,7 @@ def test_import(again, workspace, tmp_path):
     inferred = [e for e in train if e.source == "inferred"]
     assert inferred and not any(step.imitate for e in inferred for step in e.steps)
     train = [e for e in train if e.source != "inferred"]
-    assert "8 of 9 recorded episodes are for training" in printed
+    assert "40 of 41 recorded episodes are for training" in printed
     sources = ["prober" if e.source == "prober" else "imported" for e in own]
     assert [(e.id, e.source) for e in train] == [(f"imported-{e.id}", source) for e, source in zip(own, sources)]
     assert len(set(sources)) == 2
@@ -356,6 +356,8 @@ def test_hindsight_judges_successes_under_tasks_that_name_something_else():
             assert e.label != "another task" or set(e.task.text.split()) - set(own.split())
         assert {e.steps[0].state for e in made if e.label != "recorded failure"} == {e.steps[0].state for e in won}
     assert hindsight.counterfactual_rewards([lost], 10, np.random.default_rng(0)) == []
+    same = replace(won[0], task=Task(id="same", text="fetch red hat"))           # other words for what the same step fulfils
+    assert {e.label for e in hindsight.counterfactual_rewards([won[0], same], 50, np.random.default_rng(0))} == {"none"}
 
 
 def test_hindsight_learns_on_which_side_of_a_limit_successes_are():
@@ -374,6 +376,9 @@ def test_hindsight_learns_on_which_side_of_a_limit_successes_are():
         price, limit = (float(re.search(pattern, text)[1]) for pattern, text in
                         ((r"\$(\d+)", e.steps[0].state), (r"below (.*)", e.task.text)))
         assert price > limit and (e.steps[0].reward, e.task.id) == (0.0, "")
+    assert hindsight.one_sided(won[:2] * 20) == {}                         # one success, recorded often
+    equal = Task(id="t", text="a pie from 20.50"), replace(won[0].steps[0], state="pie $10.50")
+    assert hindsight.another_number(*equal, {"$": True}, ["10.50", "9.50"], np.random.default_rng(0)) is None
     two = Task(id="t", text="a pie between 10.50 and 20.50")
     assert hindsight.another_number(two, won[0].steps[0], {"$": False}, ["5.50"], np.random.default_rng(0)) is None
 
@@ -392,6 +397,8 @@ def test_logs_tell_what_an_action_needs():
     assert needed["click[pear]"] == {"pear", "shop"} and needed["click[buy]"] == {"item"}
     assert "start" in needed["search[apple]"] and "apple" not in needed["search[apple]"]
     assert hindsight.needed_words([episode(0, ("a door", "look", "a door"))]) == {}         # refused: tells nothing
+    once = [(f"mug {i}", "look around", f"mug {i + 1}") for i in range(30)] + [("mug 30", "go", "end")]
+    assert "look around" not in hindsight.needed_words([episode(0, *once)])                 # all in one episode
     made = hindsight.refused_actions(log, needed, 0.4, np.random.default_rng(0))
     put_in = [step for e in made for step in e.steps if step.state == step.next_state]
     assert 0.2 < len(made) / (len(made) + len(log)) < 0.6 and len(put_in) > 20

@@ -129,7 +129,8 @@ def test_random_walks(shops, which):
     """An unreadable page, a number that opens another product, and an audit other than the engine."""
     shop, rng, pages, kinds = shops[which], random.Random(0), Counter(), Counter()
     titles = [product.title for product in shop.catalogue.products if product.title.split()]
-    values = [text.clean(value) for values in shop.catalogue.option_values.values() for value in values]
+    values = [text.clean(value) for product in shop.catalogue.products for values in product.options.values()
+              for value in values]
     tasks, scores = shop.tasks("train"), set()
     for _ in range(150):
         [session] = shop.reset([rng.choice(tasks)])

@@ -1,15 +1,14 @@
-"""WebShop's players, the traces of the rules, counterfactual purchases, and the audit."""
+"""WebShop's players, and the audit of what they did and of counterfactual purchases."""
 from collections import Counter
 
 import numpy as np
 import pytest
 
-from dreamgym import offline
+from dreamgym import hindsight, offline
 from dreamgym.envs.base import Player, Session
 from dreamgym.envs.webshop import text
-from dreamgym.envs.webshop.relabel import BREAKABLE, other_goal
 from dreamgym.envs.webshop.scripted import Shopper
-from dreamgym.episode import Episode, Step, Task, check_episode
+from dreamgym.episode import Episode, Step, Task
 from tests.conftest import probed
 
 PAGE = "item red vest $20\ncolor: red / blue\nchosen: none"
@@ -50,8 +49,7 @@ def played(shop):
 
 @pytest.fixture(scope="module")
 def counterfactuals(shop, played):
-    made = shop.counterfactuals(sum(played.values(), []), 1500, np.random.default_rng(1))
-    return [offline.explained(shop, episode) for episode in made]
+    return hindsight.counterfactual_rewards(sum(played.values(), []), 1500, np.random.default_rng(1))
 
 
 def steps_of(*groups) -> list[tuple[Episode, Step]]:
@@ -82,7 +80,7 @@ def test_only_the_prober_is_refused(shop, played):
     assert [kind for kind, steps in refused.items() if steps] == ["prober"]
     assert len(refused["prober"]) > 200 and not any(step.valid or step.reward for step in refused["prober"])
     assert {text.page_kind(step.state) for step in refused["prober"]} == {"index", "results", "item", "sub"}
-    values = set(sum(shop.catalogue.option_values.values(), []))
+    values = {value for product in shop.catalogue.products for values in product.options.values() for value in values}
     assert any(step.action[6:-1] in values for step in refused["prober"])
 
 
@@ -115,67 +113,6 @@ def test_odd_pages_and_tasks_do_not_crash_a_player(shop, instruction):
             assert isinstance(act(state), str)
 
 
-def test_every_step_has_two_true_traces_on_one_line(played):
-    """Rows without reasoning, and a purchase's trace that contradicts its own facts."""
-    verdicts = Counter()
-    for episode, step in steps_of(*played.values()):
-        assert step.reasoning and step.reasoning.isprintable() and step.reasoning == step.reasoning.strip()
-        if step.done:
-            assert step.reasoning == "the order is placed"
-            assert step.reward_reasoning or is_range(step.state)
-            facts, _, verdict = step.reward_reasoning.rpartition(" so ")
-            assert not facts or verdict == episode.stop.value == ("success", "failure")["missing" in facts.split()]
-            verdicts[verdict] += 1
-        else:
-            assert step.reward_reasoning == "no purchase"
-    assert min(verdicts["success"], verdicts["failure"]) > 100 and verdicts[""] < 10
-
-
-SIZED = PAGE.replace("\nchosen", "\nsize: s / m\nchosen")
-BLUE_VEST = "find me vest with color: blue"
-SLIM = "find me slim vest with color: blue, and price lower than 50.00 dollars"
-MET = "slim yes met vest : slim no vest yes met blue : blue yes met"
-MISSING = "check vest : red no vest yes met blue : missing so failure"
-LISTED = "results page 1 of 2\nclassic slim jacket $40 [1]\nroyal vest $20 [2]"
-HERE = "results page 1 of 2 : "
-REFUSED = HERE + "not possible here so the same page"
-
-
-@pytest.mark.parametrize("instruction, state, action, next_state, reward, done, traces", [
-    (BLUE_VEST, PAGE, "click[buy now]", text.PLACED, 0, True, ("the order is placed", MISSING)),
-    (BLUE_VEST, PAGE, "click[buy now]", text.PLACED, 1, True, ("the order is placed", "")),
-    *((SLIM, PAGE.replace("red vest $20\n", f"{item}\n").replace("none", "blue"), "click[buy now]", text.PLACED, paid,
-       True, ("the order is placed", f"check slim : {why}")) for item, paid, why in (
-        ("red vest $20", 0, "red no vest no missing vest : red no vest yes met blue : blue yes met "
-         "20 under 50 : met so failure"),
-        ("slim vest $60", 0, f"{MET} 60 under 50 : missing so failure"),
-        ("slim vest $20", 1, f"{MET} 20 under 50 : met so success"))),
-    (BLUE_VEST, PAGE, "click[buy now]", "search page", 0, True, ("", MISSING)),
-    ("find me vest", PAGE, "click[buy now]", PAGE, 0, False, ("", "")),
-    ("no wish at all:", PAGE, "click[buy now]", text.PLACED, 1, True, ("the order is placed", "")),
-    ("find me vest", PAGE, "click[green]", PAGE, 0, False,
-     ("look for green : red no blue no so the same page", "no purchase")),
-    ("find me vest", PAGE, "click[green]", PAGE.replace("none", "green"), 0, False, ("", "no purchase")),
-    ("find me vest", PAGE, "click[blue]", PAGE, 0, False, ("", "no purchase")),
-    ("find me vest", PAGE, "click[blue]", PAGE.replace("none", "blue"), 0, False,
-     ("look for blue : red no blue yes ; color takes blue so blue", "no purchase")),
-    ("find me vest", SIZED, "click[red]", SIZED.replace("none", "red"), 0, False,
-     ("look for red : red yes ; color takes red ; size has none so red", "no purchase")),
-    ("find me vest", SIZED.replace("none", "red / m"), "click[m]", SIZED.replace("none", "red / m"), 0, False,
-     ("look for m : red no blue no s no m yes ; color has red ; size has m so the same page", "no purchase")),
-    ("find me vest", PAGE, "click[< prev]", "search page", 1, True, ("", "")),
-    *(("find me vest", LISTED, action, LISTED, 0, False, (trace, "no purchase")) for action, trace in (
-        ("click[2]", "2 is royal vest $20 and opens"), ("click[3]", REFUSED), ("buy it", REFUSED),
-        ("search[slim vest]", HERE + "the shop lists matches for slim vest"),
-        ("click[back to search]", HERE + "back to the search page"), ("click[< prev]", REFUSED),
-        ("click[next >]", HERE + "the next page of the same results"))),
-    ("find me vest", PAGE, "click[< prev]", LISTED, 0, False, ("item : back to the results before", "no purchase")),
-])
-def test_traces_match_the_record(shop, instruction, state, action, next_state, reward, done, traces):
-    step = Step(state=state, action=action, next_state=next_state, reward=float(reward), done=done)
-    assert shop.explain(task_of(instruction), [], step) == traces
-
-
 # ---- the audit ----
 
 def test_audit_agrees_with_the_engine(shop, played, counterfactuals):
@@ -204,35 +141,13 @@ def test_audit_finds_pages_that_change(shop, played):
     assert shop.audit.inconsistencies(steps) == (2, 1)
 
 
-# ---- counterfactuals ----
-
 def test_counterfactuals_break_what_their_label_says(counterfactuals):
-    """Near misses that break two things or none: each constraint must be learnt by itself."""
+    """Rewards made without rules that the shop's own rules contradict: they teach a wrong judge."""
     labels = Counter(episode.label for episode in counterfactuals)
-    assert set(labels) == {"none", *BREAKABLE} and min(labels.values()) > 40 and 500 < labels["none"] < 900
-    assert len(counterfactuals) == 1500
-    for episode in map(check_episode, counterfactuals):
-        [step], broken = episode.steps, episode.label
-        assert (step.action, step.next_state, step.done) == ("click[buy now]", "order placed", True)
-        assert bool(step.reward) == (broken == "none") == (episode.raw_score == 1.0)
-        missing = step.reward_reasoning.split().count("missing")
-        assert missing >= 1 if broken == "many" else missing == (broken != "none")
-        wanted = text.read_task(episode.task.text)
-        kinds = [*["attribute"] * (len(wanted.words) - 1), "noun", *["option"] * len(wanted.options), "price"]
-        checks = text.checks(wanted, text.read_item(step.state))
-        if not is_range(step.state) and broken != "many":
-            unmet = [kind for kind, (_, _, met) in zip(kinds, checks, strict=True) if not met]
-            assert unmet == ([] if broken == "none" else [broken]), episode.task.text
-
-
-def test_counterfactuals_depend_on_the_seed_alone(shop, played):
-    one, two = (shop.counterfactuals(played["imperfect"], 20, np.random.default_rng(3)) for _ in range(2))
-    assert one == two and len(one) == 20
-    assert shop.counterfactuals([], 20, np.random.default_rng(3)) == []
-
-
-def test_what_cannot_be_broken_is_left_alone(shop):
-    product = next(p for p in shop.catalogue.products if not p.options)
-    single = product._replace(options={"finish": ("matte",)})
-    for bought, chosen in ((product, {}), (single, {"finish": "matte"})):
-        assert other_goal(shop.catalogue, bought, chosen, "option", np.random.default_rng(0)) is None
+    assert set(labels) == {"none", "another task", "another number", "recorded failure"} and min(labels.values()) > 60
+    for episode in counterfactuals:
+        [step] = episode.steps
+        wanted, item = text.read_task(episode.task.text), text.read_item(step.state)
+        missed = {kind for kind, _, met in text.checks(wanted, item) if not met}
+        assert is_range(step.state) or bool(missed) != (episode.label == "none") == bool(step.reward)
+        assert episode.label != "another number" or missed == {"price"}

@@ -8,7 +8,6 @@ import re
 import sys
 from array import array
 from bisect import bisect_right
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache
 from itertools import accumulate
@@ -158,22 +157,6 @@ class Catalogue:
     def _search(self, query: str) -> tuple[Product, ...]:
         """The at most 50 best products for a query, best first."""
         return tuple(self.products[i] for i in self.index.search(query, TOP_K))
-
-    @cached_property
-    def category_attributes(self) -> dict[str, set[str]]:
-        found = defaultdict(set)
-        for product in self.products:
-            found[product.category].update(product.attributes)
-        return found
-
-    @cached_property
-    def option_values(self) -> dict[str, list[str]]:
-        """Option name -> all values that it has in the catalogue, in order of appearance."""
-        found = defaultdict(dict)
-        for product in self.products:
-            for name, values in product.options.items():
-                found[name].update(dict.fromkeys(values))
-        return {name: list(values) for name, values in found.items()}
 
 
 def _contents(product: Product) -> str:

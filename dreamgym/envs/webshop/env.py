@@ -4,16 +4,15 @@ import os
 from functools import cached_property
 from pathlib import Path
 
-import numpy as np
 
 from dreamgym.envs.base import Environment, Player, Session, StepResult, real_goal
-from dreamgym.envs.webshop import relabel, scripted, text
+from dreamgym.envs.webshop import scripted, text
 from dreamgym.envs.webshop.audit import WebShopAudit
 from dreamgym.envs.webshop.catalogue import Catalogue
 from dreamgym.envs.webshop.engine import WebShopEngine
 from dreamgym.envs.webshop.prompts import PROMPTS
 from dreamgym.envs.webshop.toy_catalogue import embedded_nouns, make_catalogue
-from dreamgym.episode import Episode, Task
+from dreamgym.episode import Task
 
 # Goal numbers; upstream calls "valid" eval.
 OFFICIAL_SPLITS = {"test": slice(0, 500), "valid": slice(500, 1500), "train": slice(1500, None)}
@@ -92,11 +91,6 @@ class WebShop(Environment):
 
     def players(self) -> dict[str, Player]:
         return scripted.PLAYERS
-
-    explain = staticmethod(relabel.explain)
-
-    def counterfactuals(self, episodes: list[Episode], count: int, rng: np.random.Generator) -> list[Episode]:
-        return relabel.counterfactuals(self.catalogue, episodes, count, rng)
 
 
 def official_action(engine: WebShopEngine, state: str, action: str) -> str:
