@@ -74,7 +74,9 @@ def counterfactual_rewards(episodes: list[Episode], count: int, rng: np.random.G
         said = _words(f"{task.text} {step.state} {step.shown_action} {step.next_state}")
         near = np.argsort(-(vectors_ND @ vectors_ND[place[task.text]]), kind="stable")
         unlike = [texts[j] for j in near[:LOOKED_AT_TASKS]
-                  if words[j] - said and (texts[j], step.state, step.action) not in fulfilled][:SIMILAR_TASKS]
+                  if words[j] - said and (texts[j], step.state, step.action) not in fulfilled]
+        if rng.random() < 0.5:
+            unlike = unlike[:SIMILAR_TASKS]
         return tasks[unlike[rng.integers(len(unlike))]] if unlike else None
 
     made, failures = [], iter(rng.permutation(np.tile(np.arange(len(lost)), JUDGED_TIMES)))
