@@ -12,9 +12,9 @@ from dreamgym.encoder import WordEncoder
 from dreamgym.episode import Episode, Source, Step, StopReason, Task, recorded
 from dreamgym.names import Names
 
-JUDGED_TIMES = 8                       # a recorded success, under its own task or a similar one
-UNPAID = {"another task": 0.6, "another number": 0.2, "recorded failure": 0.2}   # shares of these
-LOOKED_AT_TASKS, SIMILAR_TASKS = 200, 8  # of the most similar tasks, the first few that name something else
+JUDGED_TIMES = 8                       # at most, a recorded episode
+UNPAID = {"another task": 0.6, "another number": 0.2, "recorded failure": 0.2}   # shares
+LOOKED_AT_TASKS, SIMILAR_TASKS = 200, 8  # of the most similar tasks, any; or one of the first few
 MOST_NUMBERS = 6                       # of both states, that a limit in the task is compared with
 REFUSED_PROBABILITY = 0.6              # chance of a refused action before a recorded one
 TRIES = 8                              # draws of an action that the state lacks something for
@@ -52,12 +52,13 @@ def compare_words(names: Names, task: Task, history: list[Step], step: Step) -> 
 
 # ---- counterfactual rewards ----
 
-def counterfactual_rewards(episodes: list[Episode], count: int, rng: np.random.Generator) -> list[Episode]:
+def counterfactual_rewards(episodes: list[Episode], count: int, rng: np.random.Generator,
+                           sides: dict[str, bool]) -> list[Episode]:
     """Counterfactual rewards of any environment, from recorded episodes alone (ours; the idea of hindsight
     relabelling, arXiv 1707.01495, turned round). About half of the examples are last steps of successes under
     their own tasks (reward 1). The others have reward 0. Some are the same steps under a similar task: it
     names something that neither the own task nor the step mentions. Some are under the own task with another
-    limit (`another_number`). Some are recorded failures under their own tasks. An unfulfilled step ends the
+    limit (`another_number`; `sides`: of `one_sided`). Some are recorded failures under their own tasks. An unfulfilled step ends the
     episode where recorded failures end with such an action (its first word). At most JUDGED_TIMES examples
     are made of a recorded episode."""
     played = recorded(episodes)
@@ -67,7 +68,7 @@ def counterfactual_rewards(episodes: list[Episode], count: int, rng: np.random.G
     texts = sorted(tasks)
     words, place = [_words(text) for text in texts], {text: i for i, text in enumerate(texts)}
     vectors_ND = WordEncoder().fit(texts)([""] * len(texts), texts) if won else np.zeros((0, 0))
-    ends, sides = {_verb(e.steps[-1].action) for e in lost}, one_sided(won)
+    ends = {_verb(e.steps[-1].action) for e in lost}
     limits = sorted({limit for text in texts for limit in _LIMIT.findall(text)})
 
     def another_task(task: Task, step: Step) -> Task | None:
@@ -96,14 +97,14 @@ def counterfactual_rewards(episodes: list[Episode], count: int, rng: np.random.G
     return made
 
 
-def one_sided(won: list[Episode]) -> dict[str, bool]:
+def one_sided(episodes: list[Episode]) -> dict[str, bool]:
     """What is written before a number of a successful last step ("$") -> whether the number is above the
     decimal number of its task. Only where this is the same in all successes, and hardly by chance: with
     limits of other tasks it would differ."""
     seen = defaultdict(set)
-    for episode in won:
+    for episode in recorded(episodes):
         limits = _LIMIT.findall(episode.task.text)
-        for before, number in _numbers(episode.steps[-1]) if len(limits) == 1 else ():
+        for before, number in _numbers(episode.steps[-1]) if episode.success and len(limits) == 1 else ():
             seen[before].add((_value(number), float(limits[0]), episode.task.text))
     sides = {}
     for before, found in seen.items():

@@ -309,7 +309,8 @@ def counterfactuals(env: Environment, parts: dict[str, list[Episode]], tasks: di
     made: list[Episode] = []
     found = env.counterfactuals(parts[split], count, rng) if count else []
     if found is None:
-        found = hindsight.counterfactual_rewards(parts[split], count, rng)
+        sides = hindsight.one_sided(parts["train"])      # the other splits hold too few successes
+        found = hindsight.counterfactual_rewards(parts[split], count, rng, sides)
     for episode in found:
         step, task, name = episode.steps[0], episode.task, f"counterfactual-{split}-{len(made)}"
         if task.text not in others and (step.state, step.action) not in trained:

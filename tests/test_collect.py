@@ -345,8 +345,8 @@ def test_hindsight_judges_successes_under_tasks_that_name_something_else():
     lost = episode("find green shoe", 0.0, StopReason.FAILURE)
     going_on = replace(lost, stop=StopReason.STEP_LIMIT, steps=[replace(lost.steps[0], done=False)])
     for failures, ends in (([lost], True), ([replace(lost, stop="")], True), ([going_on], False)):     # a log may say no `stop`
-        made = hindsight.counterfactual_rewards(won + failures, 200, np.random.default_rng(0))
-        assert len(hindsight.counterfactual_rewards(won + failures, 3, np.random.default_rng(0))) <= 3
+        made = hindsight.counterfactual_rewards(won + failures, 200, np.random.default_rng(0), {})
+        assert len(hindsight.counterfactual_rewards(won + failures, 3, np.random.default_rng(0), {})) <= 3
         assert {e.label for e in made} == {"none", "another task", *["recorded failure"] * ends} and 16 <= len(made) <= 48
         for e in made:
             step, own = e.steps[0], e.steps[0].state.removeprefix("page of ")
@@ -355,9 +355,9 @@ def test_hindsight_judges_successes_under_tasks_that_name_something_else():
             assert (e.task.text == own) == (e.label != "another task")
             assert e.label != "another task" or set(e.task.text.split()) - set(own.split())
         assert {e.steps[0].state for e in made if e.label != "recorded failure"} == {e.steps[0].state for e in won}
-    assert hindsight.counterfactual_rewards([lost], 10, np.random.default_rng(0)) == []
+    assert hindsight.counterfactual_rewards([lost], 10, np.random.default_rng(0), {}) == []
     same = replace(won[0], task=Task(id="same", text="fetch red hat"))           # other words for what the same step fulfils
-    assert {e.label for e in hindsight.counterfactual_rewards([won[0], same], 50, np.random.default_rng(0))} == {"none"}
+    assert {e.label for e in hindsight.counterfactual_rewards([won[0], same], 50, np.random.default_rng(0), {})} == {"none"}
 
 
 def test_hindsight_learns_on_which_side_of_a_limit_successes_are():
@@ -370,7 +370,7 @@ def test_hindsight_learns_on_which_side_of_a_limit_successes_are():
     assert hindsight.one_sided(won) == {"$": False}
     assert hindsight.one_sided(won[:19]) == {}                             # may be chance
     assert hindsight.one_sided([*won, episode(99, "20.50", 21, 5)]) == {}  # once on the other side
-    made = [e for e in hindsight.counterfactual_rewards(won, 400, np.random.default_rng(0)) if e.label == "another number"]
+    made = [e for e in hindsight.counterfactual_rewards(won, 400, np.random.default_rng(0), hindsight.one_sided(won)) if e.label == "another number"]
     assert len(made) > 5
     for e in made:
         price, limit = (float(re.search(pattern, text)[1]) for pattern, text in

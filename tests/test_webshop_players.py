@@ -49,7 +49,8 @@ def played(shop):
 
 @pytest.fixture(scope="module")
 def counterfactuals(shop, played):
-    return hindsight.counterfactual_rewards(sum(played.values(), []), 1500, np.random.default_rng(1))
+    episodes = sum(played.values(), [])
+    return hindsight.counterfactual_rewards(episodes, 1500, np.random.default_rng(1), hindsight.one_sided(episodes))
 
 
 def steps_of(*groups) -> list[tuple[Episode, Step]]:
