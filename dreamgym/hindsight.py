@@ -58,9 +58,9 @@ def counterfactual_rewards(episodes: list[Episode], count: int, rng: np.random.G
     relabelling, arXiv 1707.01495, turned round). About half of the examples are last steps of successes under
     their own tasks (reward 1). The others have reward 0. Some are the same steps under a similar task: it
     names something that neither the own task nor the step mentions. Some are under the own task with another
-    limit (`another_number`; `sides`: of `one_sided`). Some are recorded failures under their own tasks. An unfulfilled step ends the
-    episode where recorded failures end with such an action (its first word). At most JUDGED_TIMES examples
-    are made of a recorded episode."""
+    limit (`another_number`; `sides`: of `one_sided`). Some are recorded failures under their own tasks. An
+    unfulfilled step ends the episode where recorded failures end with such an action (its first word). At
+    most JUDGED_TIMES examples are made of a recorded episode."""
     played = recorded(episodes)
     won, tasks = [e for e in played if e.success], {e.task.text: e.task for e in played}
     lost = [e for e in played if e.steps[-1].done and not e.success and e.stop != StopReason.NOT_JUDGED]
