@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Each row leaves one part out ("hindsight": the rules that label counterfactual rewards). The full run is cell "dream-grpo" of
+# Each row leaves one part out ("hindsight": rules that label counterfactual rewards; the shop has none). The full run is cell "dream-grpo" of
 # runs/seeds.sh; all but "hindsight" and "tried" start from its imitation.
 #   bash runs/ablations.sh webshop 0 60                   # environment, seed, iterations
 #   bash runs/ablations.sh webshop 0 60 "reasoning naive"    # some rows
