@@ -237,6 +237,7 @@ def annotate(episodes: list[Episode], ask: Ask, prompts: Prompts, done_path: Pat
         if isinstance(result, Episode):
             with lock:
                 run.write_jsonl(done_path, [to_json(result)], append=True)
+                done[result.id] = result       # here: results are looked at in no order
         return result
 
     for i, result in _in_threads(explain_and_keep, todo, workers, "teacher"):
@@ -245,9 +246,7 @@ def annotate(episodes: list[Episode], ask: Ask, prompts: Prompts, done_path: Pat
         if outages == MAX_OUTAGES:
             raise EndpointError(f"{result}; stopped after {outages} episodes in a row without an answer. "
                                 f"What is done is in {done_path}: the same command continues from there")
-        if isinstance(result, Episode):
-            done[result.id] = result
-        else:
+        if not isinstance(result, Episode):
             failed[todo[i].id] = str(result)
     return [done.get(episode.id, episode) for episode in episodes], failed
 
