@@ -7,7 +7,6 @@ from collections import Counter, defaultdict
 import numpy as np
 from msgspec.structs import replace
 
-from dreamgym import prompts
 from dreamgym.encoder import WordEncoder
 from dreamgym.episode import Episode, Source, Step, StopReason, Task, recorded
 from dreamgym.names import Names
@@ -43,11 +42,17 @@ def compare_words(names: Names, task: Task, history: list[Step], step: Step) -> 
         if (kind := names.kind(name)) is not None:
             alike = ([word for word in words if names.kind(word) == kind] for words in reversed(lines))
             found = next(filter(None, alike), ["none"])
-            facts.append(f"{name} : {prompts.compared(found, name)}")
+            facts.append(f"{name} : {_compared(found, name)}")
     for limit in _LIMIT.findall(task.text):
         facts.append(" ".join([limit, ":", *(f"{n} {'more' if _value(n) > float(limit) else 'less'}"
                                              for _, n in _numbers(step))]))
     return f"{like} ; {outcome}" if shared(like) else outcome, " , ".join(facts)
+
+
+def _compared(found: list[str], wanted: str) -> str:
+    """'red no blue yes': what was found, up to the wanted word, each with the outcome of the comparison."""
+    looked = found[:found.index(wanted) + 1] if wanted in found else found
+    return " ".join(f"{word} {'yes' if word == wanted else 'no'}" for word in looked)
 
 
 # ---- counterfactual rewards ----

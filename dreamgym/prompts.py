@@ -49,12 +49,6 @@ def plain_state(text: str) -> str:
     return escape("".join(c if c.isprintable() or c == "\n" else " " for c in text).strip())
 
 
-def compared(found: Sequence[str], wanted: str) -> str:
-    """'red no blue yes': what was found, up to the wanted word, each with the outcome of the comparison."""
-    looked = found[:found.index(wanted) + 1] if wanted in found else found
-    return " ".join(f"{word} {'yes' if word == wanted else 'no'}" for word in looked)
-
-
 def plain_episode(episode: Episode) -> Episode:
     """Somebody's recorded episode with plain states and a task of one clean line."""
     task = replace(episode.task, text=clean(episode.task.text), start=plain_state(episode.task.start))

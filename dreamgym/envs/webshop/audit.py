@@ -12,7 +12,7 @@ class WebShopAudit(Audit):
         item, wanted = text.read_item(state), text.read_task(task.text)
         if text.action_type(state, action) != "buy" or item is None or wanted is None:
             return None
-        return all(met for _, _, met in text.checks(wanted, item))
+        return all(met for _, met in text.checks(wanted, item))
 
     def inconsistencies(self, steps: list[Step]) -> tuple[int, int]:
         """(item pages seen again, those of them whose options differ from the first time)."""

@@ -4,7 +4,6 @@ import os
 from functools import cached_property
 from pathlib import Path
 
-
 from dreamgym.envs.base import Environment, Player, Session, StepResult, real_goal
 from dreamgym.envs.webshop import scripted, text
 from dreamgym.envs.webshop.audit import WebShopAudit

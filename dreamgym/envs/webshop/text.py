@@ -177,11 +177,6 @@ class Wanted:
     options: dict[str, str]
     price: float | None = None
 
-    def text(self) -> str:
-        options = ", and ".join(f"{k}: {v}" for k, v in self.options.items())
-        price = f", and price lower than {self.price:.2f} dollars" if self.price is not None else ""
-        return f"find me {' '.join(self.words)}" + (f" with {options}" if options else "") + price
-
 
 def title_words(text: str) -> list[str]:
     """The words of an instruction that say something about the product."""
@@ -204,11 +199,11 @@ def read_task(text: str) -> Wanted | None:
     return Wanted(words, options, float(match["price"]) if match["price"] else None)
 
 
-def checks(wanted: Wanted, item: Item) -> list[tuple[str, str, bool]]:
-    """(title | option | price, what is wanted, met) for each constraint of a task against an item page."""
+def checks(wanted: Wanted, item: Item) -> list[tuple[str, bool]]:
+    """(title | option | price, met) for each constraint of a task against an item page."""
     title = item.title.lower().split()
-    rows = [("title", word, word in title) for word in wanted.words]
-    rows += [("option", value, value in item.chosen) for value in wanted.options.values()]
+    rows = [("title", word in title) for word in wanted.words]
+    rows += [("option", value in item.chosen) for value in wanted.options.values()]
     if wanted.price is not None:
-        rows.append(("price", f"{item.price_low:g} under {wanted.price:g}", item.price_low <= wanted.price))
+        rows.append(("price", item.price_low <= wanted.price))
     return rows
