@@ -1,6 +1,6 @@
 """A real environment, or logs of one -> offline trajectories with reasoning, for the experience model.
 
-    python collect.py --env webshop                           # scripted players, explained by rule
+    python collect.py --env webshop                           # scripted players
     python collect.py --env examples/files.py                 # your own environment: docs/your-environment.md
     python collect.py --env logs --import-file FILE.jsonl     # recorded episodes alone: docs/data.md
     python collect.py --player http://127.0.0.1:8000/v1 --player-model NAME      # a language model plays
@@ -50,7 +50,7 @@ class Args:
     # share of episodes that replay an earlier task and try wrong actions before the right ones; of recorded
     # episodes, of copies with actions put in that would probably be refused (ours)
     probe_share: BelowOne = 0.4
-    teacher: str = "rules"             # who explains: rules, or a model: URL of an endpoint, path, hub name
+    teacher: str = ""                  # a model that explains: URL of an endpoint, path, hub name
     teacher_model: str = ""            # the model's name at the endpoint
     teacher_key_env: str = "OPENAI_API_KEY"  # environment variable that holds the endpoint's key
     fresh: bool = False                # collect again even where the folder fits, or a language model made it
@@ -93,7 +93,7 @@ def gather(env: Environment, args: Args, out: Path, settings: dict) -> None:
     players, ask = make_players(env, args), None
     if is_url(args.teacher):
         ask = Endpoint(args.teacher, args.teacher_model, args.teacher_key_env).complete
-    elif args.teacher != "rules":
+    elif args.teacher:
         ask = offline.local_teacher(args.teacher)
     parts: dict[str, list[Episode]] = {split: [] for split in SPLITS}
     if args.import_file:
@@ -124,8 +124,7 @@ def gather(env: Environment, args: Args, out: Path, settings: dict) -> None:
         rng = run.rng(args.seed, "counterfactuals", split)
         parts[split] += offline.counterfactuals(env, parts, tasks, split, count, rng)
         if split == "train" and args.import_file:
-            needed = hindsight.needed_words(parts[split])
-            parts[split] += hindsight.refused_actions(recorded(parts[split]), needed, args.probe_share, rng)
+            parts[split] += hindsight.refused_actions(recorded(parts[split]), args.probe_share, rng)
         parts[split] = [offline.explained(env, episode, names) for episode in parts[split]]
         if ask:
             path = unfinished(f"reasoning-{split}")

@@ -2,6 +2,7 @@
 (docs/data.md): one episode a line, with a `schema` number. msgspec checks the types, `check_episode` the
 rest, and an error names file, line and field.
 """
+import re
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -117,6 +118,11 @@ def recorded(episodes: Iterable[Episode]) -> list[Episode]:
 def successes(episodes: list[Episode]) -> float:
     """Share of successful episodes; 0 for none."""
     return sum(episode.success for episode in episodes) / max(1, len(episodes))
+
+
+def verb_of(action: str) -> str:
+    """The first word of an action: "click" of "click[red]"."""
+    return re.split(r"[\s\[(]", action.strip(), maxsplit=1)[0]
 
 
 def number_lines(text: str) -> str:

@@ -1,4 +1,4 @@
-"""What recorded episodes of any environment tell beyond themselves, without its rules: reasoning
+"""What recorded episodes tell beyond themselves, without rules of their environment: reasoning
 (`compare_words`), rewards under other tasks (`counterfactual_rewards`), refused actions (`refused_actions`).
 """
 import re
@@ -8,7 +8,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from dreamgym.encoder import WordEncoder
-from dreamgym.episode import Episode, Source, Step, StopReason, Task, recorded
+from dreamgym.episode import Episode, Source, Step, StopReason, Task, recorded, verb_of
 from dreamgym.names import Names
 
 JUDGED_TIMES = 8                       # at most, a recorded episode
@@ -73,7 +73,7 @@ def counterfactual_rewards(episodes: list[Episode], count: int, rng: np.random.G
     texts = sorted(tasks)
     words, place = [_words(text) for text in texts], {text: i for i, text in enumerate(texts)}
     vectors_ND = WordEncoder().fit(texts)([""] * len(texts), texts) if won else np.zeros((0, 0))
-    ends = {_verb(e.steps[-1].action) for e in lost}
+    ends = {verb_of(e.steps[-1].action) for e in lost}
     limits = sorted({limit for text in texts for limit in _LIMIT.findall(text)})
 
     def another_task(task: Task, step: Step) -> Task | None:
@@ -96,7 +96,7 @@ def counterfactual_rewards(episodes: list[Episode], count: int, rng: np.random.G
                 other = another_number(task, step, sides, limits, rng) if label == "another number" else None
                 label = "another number" if other else "another task"
                 task = other or another_task(task, step)
-                step = replace(step, reward=0.0, done=_verb(step.action) in ends, reward_reasoning="")
+                step = replace(step, reward=0.0, done=verb_of(step.action) in ends, reward_reasoning="")
         if task:
             made.append(Episode(id="", task=task, steps=[step], label=label))
     return made
@@ -156,13 +156,13 @@ def _value(number: str) -> float:
 
 # ---- refused actions ----
 
-def refused_actions(episodes: list[Episode], needed: dict[str, set[str]], share: float,
-                    rng: np.random.Generator) -> list[Episode]:
+def refused_actions(episodes: list[Episode], share: float, rng: np.random.Generator) -> list[Episode]:
     """Copies of recorded episodes, with actions put in that the environment would probably refuse (ours):
-    recorded actions, in states that lack a word they need. Nothing follows them. Nothing in a copy is
-    imitated. A copy without such an action is left out. Logs of good players hold no refused action, and a
-    dream that has seen none grants whatever is tried. `needed`: of `needed_words`. `share`: of copies among
-    all episodes, at most 0.5."""
+    recorded actions, in states that lack a word they need (`needed_words`). Nothing follows them. Nothing in
+    a copy is imitated. A copy without such an action is left out. Logs of good players hold no refused
+    action, and a dream that has seen none grants whatever is tried. `share`: of copies among all episodes, at
+    most 0.5."""
+    needed = needed_words(episodes) if share else {}
     made, known = [], sorted(needed)
     for episode in episodes if known else ():
         if episode.source == Source.INFERRED or rng.random() >= share / (1 - share):
@@ -194,10 +194,10 @@ def needed_words(episodes: list[Episode]) -> dict[str, set[str]]:
             if step.done or step.next_state != step.state:
                 taken[step.action][step.state] = i
             if step.done:
-                ending[_verb(step.action)].add(step.action)
-    said, verbs = defaultdict(Counter), Counter(map(_verb, taken))
+                ending[verb_of(step.action)].add(step.action)
+    said, verbs = defaultdict(Counter), Counter(map(verb_of, taken))
     for action in taken:
-        said[_verb(action)].update(_tokens(action))
+        said[verb_of(action)].update(_tokens(action))
     shown = {state: _tokens(state) for states in taken.values() for state in states}
     frequency = Counter(word for words in shown.values() for word in words)
 
@@ -211,18 +211,13 @@ def needed_words(episodes: list[Episode]) -> dict[str, set[str]]:
             for verb, actions in ending.items()}
     needed = {}
     for action, states in taken.items():
-        verb = _verb(action)
+        verb = verb_of(action)
         is_end = action in ending[verb]
         chance, times = ends[verb] if is_end else always(states)
         own = set() if is_end else {w for w in _tokens(action) if 2 * said[verb][w] <= verbs[verb]}
         others = CHANCE if times >= TAKEN_TIMES else 0.0
         needed[action] = {word for word, p in chance.items() if p < (OWN_CHANCE if word in own else others)}
     return {action: words for action, words in needed.items() if words}
-
-
-def _verb(action: str) -> str:
-    """The first word: "click" of "click[red]"."""
-    return re.split(r"[\s\[(]", action.strip(), maxsplit=1)[0]
 
 
 def _tokens(text: str) -> set[str]:

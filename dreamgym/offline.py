@@ -227,7 +227,7 @@ def local_teacher(name: str) -> teacher.Ask:
 
 def made_by_language_model(settings: dict) -> bool:
     """Whether one played or explained the data of these `settings`: to collect them again costs as much."""
-    return bool(settings["player"]) or settings["teacher"] != "rules"
+    return bool(settings["player"]) or bool(settings["teacher"])
 
 
 def environment_of(name: str, data: Path, dist, **more) -> tuple[Environment, dict]:

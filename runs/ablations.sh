@@ -1,12 +1,11 @@
 #!/usr/bin/env bash
-# Each row leaves one part out ("hindsight": rules that label counterfactual rewards; the shop has none). The full run is cell "dream-grpo" of
-# runs/seeds.sh; all but "hindsight" and "tried" start from its imitation.
+# Each row leaves one part out. The full run is cell "dream-grpo" of runs/seeds.sh; all but "tried" start from its imitation.
 #   bash runs/ablations.sh webshop 0 60                   # environment, seed, iterations
 #   bash runs/ablations.sh webshop 0 60 "reasoning naive"    # some rows
 # Then: python -m runs.table runs/results/webshop-*.json --against dream-grpo
 set -euo pipefail
 cd "$(dirname "$0")/.."
-env=$1 seed=$2 iterations=$3 rows=${4:-reasoning replay history generation curriculum naive hindsight tried}
+env=$1 seed=$2 iterations=$3 rows=${4:-reasoning replay history generation curriculum naive tried}
 label=$(basename "$env" .py)
 base=${STUDY:-out/study}/$label-$seed
 cell() { # name, flags of train_policy.py
@@ -19,10 +18,6 @@ own() { # name, flags of train_expmodel.py, --, flags of train_policy.py: an exp
     python train_expmodel.py --env "$env" --seed "$seed" --data "$base/data" --out "$base/expmodel-$name" "${flags[@]}"
     cell "$name" --expmodel "$base/expmodel-$name" "${@:2}"
 }
-start() { # name, flags of train_policy.py: an imitation of its own
-    python train_policy.py --env "$env" --seed "$seed" --data "$base/data" --out "$base/start-$1" --algo imitation --test-tasks 1 \
-        --eval-tasks 1 "${@:2}"
-}
 bash runs/cell.sh "$env" "$seed" dream-grpo --algo grpo --iterations "$iterations"
 for row in $rows; do
     case $row in
@@ -30,22 +25,15 @@ for row in $rows; do
     replay) own $row --k 0 -- --no-enrich ;;
     history) own $row --history 0 -- ;;
     naive) own $row --counterfactual-share 0 -- ;;
-    hindsight) # counterfactual rewards without rules; other data have another tokenizer, hence a start of their own
-        python -m runs.hindsight "$env" "$base/data" "$base/data-$row"
-        python train_expmodel.py --env "$env" --seed "$seed" --data "$base/data-$row" --out "$base/expmodel-$row"
-        start $row --expmodel "$base/expmodel-$row"
-        for name in "$row --iterations $iterations" "$row-start --algo imitation"; do
-            bash runs/cell.sh "$env" "$seed" $name --expmodel "$base/expmodel-$row" --imitation "$base/start-$row/imitation"
-        done
-        ;;
     generation) cell $row --max-generated-fraction 0 ;;
     curriculum) cell $row --no-curriculum ;;
     tried) # the start, too, reads other prompts
-        start $row --expmodel "$base/expmodel" --tried-actions 0
+        python train_policy.py --env "$env" --seed "$seed" --data "$base/data" --out "$base/start-$row" --expmodel "$base/expmodel" \
+            --algo imitation --test-tasks 1 --eval-tasks 1 --tried-actions 0
         cell $row --tried-actions 0 --imitation "$base/start-$row/imitation"
         ;;
     *)
-        echo "runs/ablations.sh: expected reasoning, replay, history, generation, curriculum, naive, hindsight or tried, found $row" >&2
+        echo "runs/ablations.sh: expected reasoning, replay, history, generation, curriculum, naive or tried, found $row" >&2
         exit 2
         ;;
     esac

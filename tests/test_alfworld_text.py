@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
-from alfworld_official import needs_packages, page, random_command
+from alfworld_official import page, random_command
 
 from dreamgym.envs.alfworld import text
 from dreamgym.envs.alfworld.audit import ALFWorldAudit
@@ -379,12 +379,3 @@ def test_malformed_text_is_no_exception_and_no_reward():
         assert text.read_view(long + "\nholding: nothing") is None
         assert text.read_action(long) is None and text.read_task(long) is None
         text.ObservationMemory().read("You arrive at desk 1. On the desk 1, you see " + long)
-
-
-@needs_packages
-def test_what_can_be_made_is_the_engines():
-    from dreamgym.envs.alfworld.rooms import shipped
-
-    able = shipped()[1].VAL_ACTION_OBJECTS
-    for made, name in (("clean", "Cleanable"), ("hot", "Heatable"), ("cool", "Coolable")):
-        assert text.MAKEABLE[made] == {kind for kind in map(str.lower, able[name]) if not kind.endswith("sliced")}

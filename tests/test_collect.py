@@ -399,7 +399,7 @@ def test_logs_tell_what_an_action_needs():
     assert hindsight.needed_words([episode(0, ("a door", "look", "a door"))]) == {}         # refused: tells nothing
     once = [(f"mug {i}", "look around", f"mug {i + 1}") for i in range(30)] + [("mug 30", "go", "end")]
     assert "look around" not in hindsight.needed_words([episode(0, *once)])                 # all in one episode
-    made = hindsight.refused_actions(log, needed, 0.4, np.random.default_rng(0))
+    made = hindsight.refused_actions(log, 0.4, np.random.default_rng(0))
     put_in = [step for e in made for step in e.steps if step.state == step.next_state]
     assert 0.2 < len(made) / (len(made) + len(log)) < 0.6 and len(put_in) > 20
     assert all(needed[step.action] - set(re.findall(r"\w+", step.state)) and not step.reward for step in put_in)
@@ -407,7 +407,7 @@ def test_logs_tell_what_an_action_needs():
     recorded_steps = [[s for s in e.steps if s.state != s.next_state] for e in made]
     assert all(any(len(e.steps) == 3 and [s.action for s in e.steps] == [s.action for s in steps] for e in log)
                for steps in recorded_steps)
-    assert hindsight.refused_actions(log, {}, 0.4, np.random.default_rng(0)) == []
+    assert hindsight.refused_actions(log, 0.0, np.random.default_rng(0)) == []
 
 
 def test_counterfactuals_do_not_leak():

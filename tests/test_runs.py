@@ -6,8 +6,8 @@ import torch
 from safetensors.torch import load_file
 
 from dreamgym import run
-from dreamgym.episode import Task, read_episodes, recorded
-from runs import hindsight, latency, record, splits, table
+from dreamgym.episode import Task
+from runs import latency, record, splits, table
 from runs.dpo import make_pairs
 from tests.conftest import EXAMPLE, SMALL_RUN, one_step, run_main
 
@@ -42,17 +42,6 @@ def test_from_a_cell_to_its_table(trained, tmp_path, monkeypatch, capsys):
         table.read(files)
     with pytest.raises(ValueError, match="--dream: expected --no-enrich"):
         run_main("train_policy", "--dream", "pages=lookup")
-
-
-def test_counterfactuals_without_rules(trained, tmp_path, capsys):
-    """Rules that stay in training, or other played episodes and held-out files than before."""
-    hindsight.main(EXAMPLE, trained.data, tmp_path)
-    before, after = (read_episodes(folder / "train.jsonl") for folder in (trained.data, tmp_path))
-    assert recorded(after) == recorded(before)
-    assert {e.label for e in after if e.source == "counterfactual"} == {"none", "another task", "recorded failure"}
-    assert "counterfactuals, of which the audit calls 0 wrong" in capsys.readouterr().out
-    for name in ("valid.jsonl", "test.jsonl", "tasks_train.jsonl", "meta.json"):
-        assert (tmp_path / name).read_bytes() == (trained.data / name).read_bytes()
 
 
 @pytest.mark.parametrize("played, said", [(300, "break-even latency: 80.0 ms"), (100, "no break-even")])

@@ -11,7 +11,7 @@ from dreamgym.envs.webarena.direct import InProcessBrowser
 from dreamgym.envs.webarena.evaluators import as_task, evaluate, located
 from dreamgym.envs.webarena.sites import DATABASES, SiteDatabase
 from dreamgym.envs.webarena.tasks import (
-    COUNTS, checks, drawn, fact, fields, filled, find, make_tasks, read_task, rule_success,
+    COUNTS, drawn, fact, fields, filled, find, make_tasks, read_task, rule_success,
     sentence_split, task_record)
 from dreamgym.envs.webarena.templates import TEMPLATES
 
@@ -189,26 +189,26 @@ text 'price $25.00'
 text 'stock 3'"""
 
 
-def test_patterns_and_checks_on_a_page():
+def test_patterns_on_a_page():
     """Patterns that match half a line or a line too far."""
-    blue, red = read_task("What is the price of Blue Lamp?"), read_task("What is the price of Red Lamp?")
-    met = lambda wanted, action: [check.met for check in checks(wanted, STATE, action)]
+    price, red = "What is the price of Blue Lamp?", "What is the price of Red Lamp?"
+    blue = read_task(price)
     assert find("text 'price {answer}'", STATE) == {"answer": "$25.00"}
     assert find("heading '*' > text 'price *' > text 'stock {n}'", STATE) == {"n": "3"}
     assert find("searchbox 'Search'", STATE) == {} and find("text 'stock'", STATE) is None
-    assert fact(blue, STATE) == "$25.00" and met(blue, "stop [$25.00]") == [True, True, True]
-    assert met(blue, "stop [$25.00] text 'price $25.00'") == [True, True, True]          # grounded
-    assert met(blue, "stop [$2.00]") == [True, True, False]
-    assert met(red, "stop [$25.00]") == [False, False, True]
+    assert fact(blue, STATE) == "$25.00" and rule_success(price, STATE, "stop [$25.00]")
+    assert rule_success(price, STATE, "stop [$25.00] text 'price $25.00'")                # grounded
+    assert rule_success(price, STATE, "stop [$2.00]") is False
+    assert rule_success(red, STATE, "stop [$25.00]") is False and rule_success(price, STATE, "go_back") is None
     missing = ("page: Results\nurl: shopping/search?q=Red+Lamp\nheading 'Results for Red Lamp'\n"
                "text 'No products found.'")
-    assert fact(red, missing) == "N/A" and fact(blue, missing) == ""
+    assert fact(read_task(red), missing) == "N/A" and fact(blue, missing) == ""
     assert read_task("Win the lottery.") is None and read_task(f"What is the price of {'a' * 500}?") is None
 
 
 REVIEW = STATE + "\nlink 'Write Review'\ntext 'Ann Lee, stars 4'"
 ORDER = "page: Order 7\nurl: shopping_admin/orders/7\nheading 'Order 7'\ntext 'status Pending'"
-STOCK = STATE.replace("shopping/", "shopping_admin/products/")
+STOCK = STATE.replace("shopping/product/", "shopping_admin/products/")
 FORUM = "page: tech\nurl: reddit/f/tech\nheading 'tech'\nbutton 'Subscribe'"
 PLACE = "page: Address\nurl: shopping/address\nheading 'Address'\ntext 'city Boston'\ntext 'phone 555-1234'"
 POST = ("page: A rake\nurl: reddit/f/garden/3\nheading 'A rake'\ntext 'ann, score 4'\ntext 'No way'\n"
@@ -216,18 +216,15 @@ POST = ("page: A rake\nurl: reddit/f/garden/3\nheading 'A rake'\ntext 'ann, scor
 
 
 @pytest.mark.parametrize("task, state, answer, expected", [
-    ("What is the price of Blue Lamp?", STATE, "$2.00", ("answer", "price", "$2.00", "$25.00", False)),
-    ("Who wrote the last review of Blue Lamp?", REVIEW, "Ann Lee",
-     ("answer", "Write Review", "Ann Lee", "Ann Lee", True)),
-    ("Cancel order 7.", ORDER, "done", ("done", "status", "Canceled", "Pending", False)),
-    ("Cancel order 7.", ORDER.replace("status", "state"), "done",
-     ("done", "status", "Canceled", "none", False)),
-    ("Set the stock of Blue Lamp to 3.", STOCK, "done", ("done", "stock", "3", "3", True)),
-    ("Subscribe to the forum tech.", FORUM, "done", ("done", "button", "Unsubscribe", "Subscribe", False)),
-    ("Change my city to Boston.", PLACE, "done", ("done", "city", "Boston", "Boston", True)),
-    ('Comment "No way" on the post A rake.', POST.format("ben"), "done",         # another's comment
-     ("done", "MarvelsGrantMan136, score", "No way", "none", False))])
-def test_what_stands_before_what_is_found(task, state, answer, expected):
-    """A constraint that is compared with something else than what the page shows there."""
-    last = [check for check in checks(read_task(task), state, f"stop [{answer}]") if check.kind != "page"][-1]
-    assert last == expected
+    ("Who wrote the last review of Blue Lamp?", REVIEW, "Ann Lee", True),
+    ("Cancel order 7.", ORDER, "done", False),
+    ("Cancel order 7.", ORDER.replace("Pending", "Canceled"), "done", True),
+    ("Set the stock of Blue Lamp to 3.", STOCK, "done", True),
+    ("Set the stock of Blue Lamp to 4.", STOCK, "done", False),
+    ("Subscribe to the forum tech.", FORUM, "done", False),
+    ("Subscribe to the forum tech.", FORUM.replace("'Sub", "'Unsub"), "done", True),
+    ("Change my city to Boston.", PLACE, "done", True),
+    ('Comment "No way" on the post A rake.', POST.format("ben"), "done", False)])         # another's comment
+def test_what_fulfils_a_task(task, state, answer, expected):
+    """A constraint that is looked for elsewhere on the page than the task means."""
+    assert rule_success(task, state, f"stop [{answer}]") is expected

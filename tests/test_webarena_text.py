@@ -4,7 +4,7 @@ import pytest
 
 from dreamgym.envs.webarena.audit import WebArenaAudit
 from dreamgym.envs.webarena.page import Node, abstract
-from dreamgym.envs.webarena.text import action_type, bare, ground, is_stop, read_action
+from dreamgym.envs.webarena.text import action_type, bare, ground, read_action
 from dreamgym.episode import Step, Task
 
 PAGE = """page: Cart
@@ -49,7 +49,6 @@ def test_names_with_marks_ground_and_read_back():
 def test_action_types(action, kind):
     """Stops tables from counting the raw and the grounded form of an action as different kinds."""
     assert AUDIT.action_type(PAGE, action) == kind == action_type(PAGE, ground(PAGE, action))
-    assert is_stop(action) == (kind == "stop")
 
 
 def test_the_audit_judges_stop_alone():

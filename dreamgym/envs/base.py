@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from dreamgym.episode import Episode, Step, StopReason, Task
+from dreamgym.episode import Episode, Step, StopReason, Task, verb_of
 from dreamgym.prompts import Prompts
 
 BUILT_IN = {
@@ -97,7 +97,7 @@ class Audit:
 
     def action_type(self, state: str, action: str) -> str:
         """The kind of an action, for tables."""
-        return action.split()[0].split("[")[0] if action.split() else "none"
+        return verb_of(action) or "none"
 
     def success(self, task: Task, state: str, action: str, next_state: str) -> bool | None:
         """Whether this step fulfils the task, by rule; None where no rule can tell."""

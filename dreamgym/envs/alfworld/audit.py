@@ -1,8 +1,10 @@
 """What the truth says about ALFWorld's steps, for reports only."""
-from dreamgym.envs.alfworld.relabel import conditions, judge
-from dreamgym.envs.alfworld.text import LAMPS, kind_of, read_action, read_view
+from dreamgym.envs.alfworld.text import (
+    LAMPS, MADE, TREATED, Command, View, Wanted, kind_of, read_action, read_task, read_view, tags_of)
 from dreamgym.envs.base import Audit
 from dreamgym.episode import Step, Task
+
+BLADES = ("knife", "butterknife")
 
 
 class ALFWorldAudit(Audit):
@@ -11,26 +13,18 @@ class ALFWorldAudit(Audit):
         """go | open | close | take | move | clean | heat | cool | slice | use | look | refused (by what this
         page shows; whether a place exists, and what is within reach, it does not show)."""
         command, view = read_action(action), read_view(state)
-        if command is None or view is None:
+        if command is None or view is None or not _fits(command, view):
             return "refused"
-        verb, here = command.verb, command.place == view.place
-        fits = {
-            "go": not here,
-            "open": here and view.opened is False,
-            "close": here and view.opened is True,
-            "use": command.thing in view.names and kind_of(command.thing) in LAMPS,
-            "examine": command.place in (view.place, view.held),
-            "look": True,
-            "inventory": True,
-        }.get(verb)
-        if not (all(met for _, _, met in conditions(command, view)) if fits is None else fits):
-            return "refused"
-        return "look" if verb in ("inventory", "examine") else verb
+        return "look" if command.verb in ("inventory", "examine") else command.verb
 
     def success(self, task: Task, state: str, action: str, next_state: str) -> bool | None:
         """None where a step cannot end an episode, or where task or pages cannot be read."""
-        rows = judge(task.text, Step(state=state, action=action, next_state=next_state))
-        return None if rows is None else all(met for _, _, met in rows)
+        wanted, command = read_task(task.text), read_action(action)
+        before, after = read_view(state), read_view(next_state)
+        if not (wanted and command and before and after and state != next_state
+                and _may_end(command, before, after)):
+            return None
+        return _fulfils(wanted, command, before, after)
 
     def inconsistencies(self, steps: list[Step]) -> tuple[int, int]:
         """(pages that show what a place holds, those of them that contradict an earlier page): a thing that
@@ -61,3 +55,44 @@ class ALFWorldAudit(Audit):
             where.update(dict.fromkeys(things, view.place))
             held_by[view.place] = things
         return checked, broken
+
+
+def _fits(command: Command, view: View) -> bool:
+    """Whether a page shows all that a command needs."""
+    verb, thing, place = command.verb, command.thing, command.place
+    here, held = place == view.place, view.held
+    if verb in TREATED:
+        return here and held == thing and kind_of(place) == TREATED[verb][0]
+    return {
+        "go": not here,
+        "open": here and view.opened is False,
+        "close": here and view.opened is True,
+        "take": here and not held and view.opened is not False and thing in view.names,
+        "move": here and held == thing and view.opened is not False,
+        "slice": held == place and kind_of(place) in BLADES and thing in view.names,
+        "use": thing in view.names and kind_of(thing) in LAMPS,
+        "examine": place in (view.place, held),
+        "look": True,
+        "inventory": True,
+    }[verb]
+
+
+def _may_end(command: Command, before: View, after: View) -> bool:
+    """Whether a step that changed something may fulfil a task: it put a thing down, lit a lamp, or brought a
+    thing under a lit one."""
+    if command.verb == "move":
+        return before.place == command.place and before.held == command.thing
+    if command.verb == "use":
+        return command.thing in before.names
+    brought = command.verb == "go" or (command.verb == "take" and after.held == command.thing)
+    return brought and bool(after.holding) and any("lit" in tags_of(thing) for thing in after.things)
+
+
+def _fulfils(wanted: Wanted, command: Command, before: View, after: View) -> bool:
+    if wanted.kind == "look":
+        lit = {kind_of(thing) for thing in after.things if "lit" in tags_of(thing)}
+        return kind_of(after.holding) == wanted.thing and wanted.place in lit
+    return (command.verb == "move"
+            and (kind_of(command.thing), kind_of(command.place)) == (wanted.thing, wanted.place)
+            and (wanted.kind not in MADE or wanted.kind in tags_of(before.holding))
+            and (wanted.kind != "two" or wanted.thing in before.kinds))

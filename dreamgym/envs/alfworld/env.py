@@ -5,7 +5,7 @@ import os
 import re
 from pathlib import Path
 
-from dreamgym.envs.alfworld import relabel, scripted, text
+from dreamgym.envs.alfworld import scripted, text
 from dreamgym.envs.alfworld.audit import ALFWorldAudit
 from dreamgym.envs.alfworld.engine import read_game, require
 from dreamgym.envs.alfworld.games import DATA, find_games, generate
@@ -117,6 +117,3 @@ class ALFWorld(Environment):
 
     def players(self) -> dict[str, Player]:
         return scripted.PLAYERS
-
-    explain = staticmethod(relabel.explain)
-    counterfactuals = staticmethod(relabel.counterfactuals)

@@ -4,9 +4,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dreamgym.envs.alfworld.relabel import think
 from dreamgym.envs.alfworld.text import (
-    LAMPS, TOOL, View, by_name, kind_of, name_of, read_task, read_view, tags_of,
+    LAMPS, TOOL, View, Wanted, by_name, kind_of, name_of, read_task, read_view, tags_of,
 )
 from dreamgym.envs.base import Act, Player, Session
 
@@ -55,6 +54,47 @@ def engine_of(session: Session):
         raise ValueError("this player reads the engine: it needs a session of ALFWorld with workers=1")
     return session.inner.engine
 
+
+# ---- why an agent acts so: from task and state alone ----
+
+def think(wanted: Wanted, view: View) -> str:
+    """What a player looks at before it acts: whether the thing that it holds, or one of those it sees, is the
+    wanted one; whether that is as wanted; whether this is the place for it."""
+    here = kind_of(view.place) if view.place else "room"
+    if not view.holding:
+        seek = f"look for {wanted.thing}"
+        if view.opened is False or not view.place:
+            return seek + " : closed" * bool(view.place)
+        if wanted.kind == "two" and here == wanted.place:              # what lies there stays there
+            return f"{seek} : at {here} : {wanted.place} yes"
+        return _seek(wanted.thing, view)
+    kind, goal = kind_of(view.holding), wanted.place
+    facts = [f"hold {view.held} {kind} : {wanted.thing} {_yes(kind == wanted.thing)}"]
+    if kind == wanted.thing and wanted.kind == "look":
+        facts.append(_seek(goal, view))
+    elif kind == wanted.thing:
+        tags = tags_of(view.holding)
+        if wanted.kind in TOOL:
+            facts.append(f"{wanted.kind} : {' '.join(tags) or 'plain'} {_yes(wanted.kind in tags)}")
+            goal = goal if wanted.kind in tags else TOOL[wanted.kind][1]
+        facts.append(f"at {here} : {goal} {_yes(here == goal)}")
+        facts += ["closed"] * (here == goal and view.opened is False)
+    return " ; ".join(facts)
+
+
+def _seek(kind: str, view: View) -> str:
+    """Whether a thing of a kind is in sight. Each thing up to the first stands beside that kind."""
+    found = view.kinds
+    looked = found[:found.index(kind) + 1] if kind in found else found
+    compared = " no ".join(f"{name} {other} : {kind}" for name, other in zip(view.names, looked))
+    return f"look for {kind} : {compared or 'none'} {_yes(kind in found)}"
+
+
+def _yes(met: bool) -> str:
+    return "yes" if met else "no"
+
+
+# ---- players ----
 
 class Searcher:
     """Looks for the wanted thing where such things usually are, does to it what the task says, and puts it

@@ -23,11 +23,6 @@ LAMPS = ("desklamp", "floorlamp")                     # all that can be switched
 TREATED = {"clean": ("sinkbasin", "clean"), "heat": ("microwave", "hot"), "cool": ("fridge", "cool")}
 TOOL = {result: (verb, tool) for verb, (tool, result) in TREATED.items()}
 MADE = tuple(TOOL)
-MAKEABLE = {made: frozenset(kinds.split()) for made, kinds in (   # alfworld's constants
-    ("clean", "apple bowl butterknife cloth cup dishsponge egg fork kettle knife ladle lettuce mug pan plate "
-              "pot potato soapbar spatula spoon tomato"),
-    ("hot", "apple bread cup egg mug plate potato tomato"),
-    ("cool", "apple bowl bread cup egg lettuce mug pan plate pot potato tomato winebottle"))}
 MAX_TASK_CHARS = 200
 
 _NAME = r"[a-z]+ [0-9]{1,4}"

@@ -17,10 +17,9 @@ from random import Random
 from typing import Any
 from urllib.parse import urlsplit
 
-import numpy as np
 
 from dreamgym.envs.base import Environment, Player, Session, StepResult, real_goal
-from dreamgym.envs.webarena import importers, live, relabel, verified
+from dreamgym.envs.webarena import importers, live, verified
 from dreamgym.envs.webarena.actions import parse
 from dreamgym.envs.webarena.audit import WebArenaAudit
 from dreamgym.envs.webarena.direct import InProcessBrowser
@@ -32,7 +31,7 @@ from dreamgym.envs.webarena.scripted import PLAYERS
 from dreamgym.envs.webarena.sites import DATABASES, SiteDatabase
 from dreamgym.envs.webarena.tasks import COUNTS, make_tasks
 from dreamgym.envs.webarena.text import ground
-from dreamgym.episode import Episode, Step, StopReason, Task
+from dreamgym.episode import Episode, StopReason, Task
 from dreamgym.prompts import clean
 
 STATE_FORM = 3                                   # grows when pages, tasks or their texts change
@@ -163,12 +162,6 @@ class WebArena(Environment):
         if self.own:
             return PLAYERS
         return {name: replace(PLAYERS[name], share=0) for name in ("null", "random")}
-
-    def explain(self, task: Task, history: list[Step], step: Step) -> tuple[str, str]:
-        return relabel.explain(task.text, history, step, self.own)
-
-    def counterfactuals(self, episodes: list[Episode], count: int, rng: np.random.Generator) -> list[Episode]:
-        return relabel.counterfactuals(episodes, count, rng, self.seed) if self.own else []
 
     def read_traces(self, path: str, form: str) -> list[Episode]:
         """Other people's recorded episodes (importers.py), at the addresses that are played on, too."""

@@ -22,17 +22,6 @@ SENTENCES = {"train": 0.5, "valid": 0.25, "test": 0.25}        # shares of what 
 FOUND_PER_MISSING = 2                            # where a template may ask for absent things
 MAX_TASK_CHARS = 400
 DONE = "done"  # what `stop` says when no answer was asked for
-ENTITIES = frozenset("product noun category order customer review month forum post member project issue "
-                     "request place goal".split())
-
-
-class Check(NamedTuple):
-    """A constraint of a task against a page."""
-    kind: str                                    # page | entity (what the page is about) | done | answer
-    before: str                                  # the words before `found` on the page; "": it stands alone
-    asked: str
-    found: str
-    met: bool
 
 
 class TaskConstraints(NamedTuple):
@@ -59,11 +48,9 @@ def filled(text: str, values: Mapping[str, str] | Iterable[tuple[str, str]]) -> 
     return text.format(**{name: Word(value) for name, value in dict(values).items()})
 
 
-def fields(text: str, as_said: bool = False) -> list[str]:
-    """The names of a text's parameters, in order. `as_said`: without those in another form
-    ({product.slug})."""
-    return list(dict.fromkeys(match[1] for match in _FIELD.finditer(text)
-                              if match[1] and not (as_said and match[2])))
+def fields(text: str) -> list[str]:
+    """The names of a text's parameters, in order."""
+    return list(dict.fromkeys(match[1] for match in _FIELD.finditer(text) if match[1]))
 
 
 @lru_cache(maxsize=20_000)
@@ -94,7 +81,7 @@ def find(pattern: str, state: str, values: tuple[tuple[str, str], ...] = ()) -> 
     return match and match.groupdict()
 
 
-# ---- sentences and checks
+# ---- sentences and what fulfils them
 
 @lru_cache(maxsize=20_000)
 def read_task(text: str) -> TaskConstraints | None:
@@ -122,77 +109,23 @@ def fact(wanted: TaskConstraints, state: str) -> str:
     return (find(wanted.template.answer, state, wanted.values) or {}).get("answer", "")
 
 
-def checks(wanted: TaskConstraints, state: str, action: str) -> list[Check]:
-    """A task against the page on which `stop [answer]` is said; the address is first."""
-    template, missing = wanted.template, is_missing(wanted, state)
-    place, lines = (template.missing[0], template.missing[1:]) if missing else (template.page, template.shows)
-    asked = filled(place, wanted.values).split(" |OR| ")[0]
-    found = [Check("page", "", asked, address(state), _on(place, wanted, state)),
-             *(_line_check(pattern, wanted.values, state) for pattern in lines)]
-    if template.answer:
-        said, right = read_action(state, action)[0].text, fact(wanted, state)
-        before = "" if missing else _before(template.answer, "answer")
-        found.append(Check("answer", before, said or "none", right or "none",
-                           bool(right) and exact_match(right, said)))
-    return found
-
-
 def rule_success(task_text: str, state: str, action: str) -> bool | None:
-    """None for other actions than `stop`, and where task or page cannot be read."""
-    wanted = read_task(task_text)
-    if wanted is None or read_action(state, action)[0].kind != "stop" or read_page(state) is None:
+    """Whether a task asks for this `stop` on this page. None for other actions, and where task or page cannot
+    be read."""
+    wanted, (said, _) = read_task(task_text), read_action(state, action)
+    if wanted is None or said.kind != "stop" or read_page(state) is None:
         return None
-    return all(check.met for check in checks(wanted, state, action))
-
-
-def _before(pattern: str, name: str) -> str:
-    """The words before a parameter of a pattern: in its own line, else in the line before."""
-    before = pattern.partition(f"{{{name}")[0]
-    own = before.rpartition("'")[2].strip(" *$")
-    return own if own or "' > " not in before else _FIELD.sub("", _literal(before)).strip()
+    template = wanted.template
+    place, *lines = template.missing if is_missing(wanted, state) else (template.page, *template.shows)
+    shown = ((find(line.removeprefix("no "), state, wanted.values) is None) == line.startswith("no ")
+             for line in lines)
+    return _on(place, wanted, state) and all(shown) and (
+        not template.answer or bool(right := fact(wanted, state)) and exact_match(right, said.text))
 
 
 def _on(place: str, wanted: TaskConstraints, state: str) -> bool:
     places = filled(place, wanted.values).split(" |OR| ")
     return url_match(" |OR| ".join(f"http://{one}" for one in places), f"http://{address(state)}")
-
-
-def _kind(pattern: str) -> str:
-    names = fields(pattern)
-    if pattern.startswith("no ") or ("heading" in pattern and not names):
-        return "page"
-    return "entity" if "heading" in pattern and ENTITIES & set(names) else "done"
-
-
-def _line_check(pattern: str, values: tuple[tuple[str, str], ...], state: str) -> Check:
-    """Found is what stands in the place of the parameters; without any, in that of the last word ('status
-    Canceled'); of a button, the one whose name is a part of it ('Star' for 'Unstar')."""
-    kind, literal = _kind(pattern), _literal(pattern)
-    met = find(pattern.removeprefix("no "), state, values) is not None
-    if pattern.startswith("no "):
-        return Check(kind, "", f"no {literal}", literal if met else "none", not met)
-    names, role = [name for name in fields(pattern, as_said=True) if name in dict(values)], pattern.split()[0]
-    before, _, last = literal.rpartition(" ")
-    if not names and kind == "done" and (before or role == "button"):
-        if before:
-            other = (find(pattern.replace(f" {last}'", " {found}'"), state) or {}).get("found", "none")
-        else:
-            buttons = re.findall(r"^button '(.*)'$", state, re.MULTILINE)
-            other = next((button for button in buttons if button.lower() in literal.lower()), "none")
-        return Check(kind, before or role, last, last if met else other, met)
-    label, known = "", ()
-    if kind == "done" and names and (len(names) == 1 or "' > " not in pattern):
-        label, names = filled(_before(pattern, names[-1]), values), names[-1:]
-    if label:
-        known = tuple((name, value) for name, value in values if name not in names)
-    words = " ".join(dict(values)[name] for name in names) or literal
-    other = {} if met else find(pattern, state, known) or {}
-    found = words if met else " ".join(filter(None, map(other.get, names))) or "none"
-    return Check(kind, label, words, found, met)
-
-
-def _literal(pattern: str) -> str:
-    return re.findall(r"'([^']*)'", pattern)[-1]
 
 
 # ---- tasks

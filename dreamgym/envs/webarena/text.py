@@ -38,10 +38,6 @@ def ground(state: str, action: str) -> str:
     return clean(f"{said} {node.role} '{node.name}'" if node else str(said))
 
 
-def is_stop(action: str) -> bool:
-    return read_action("", action)[0].kind == "stop"
-
-
 def action_type(state: str, action: str) -> str:
     """link | button | search | fill | choose | tick | scroll | back | tab | goto | hover | press | stop,
     or refused: an action of which the page shows that nothing comes of it."""
