@@ -14,6 +14,7 @@ from dreamgym.names import Names
 JUDGED_TIMES = 8                       # at most, a recorded episode
 UNPAID = {"another task": 0.6, "another number": 0.2, "recorded failure": 0.2}   # shares
 LOOKED_AT_TASKS, SIMILAR_TASKS = 200, 8  # of the most similar tasks, any; or one of the first few
+MOST_THINGS = 8                        # of a state, that a name in the action is compared with
 MOST_NUMBERS = 6                       # of both states, that a limit in the task is compared with
 REFUSED_PROBABILITY = 0.6              # chance of a refused action before a recorded one
 TRIES = 8                              # draws of an action that the state lacks something for
@@ -31,11 +32,18 @@ def compare_words(names: Names, task: Task, history: list[Step], step: Step) -> 
     kind ("red : blue no"). They come from the last line, of state, action and next state, that has any. A
     decimal number stands beside the first numbers of the states ("30.00 : 40 more"). A small model compares
     words that stand side by side."""
-    said, pages = _words(step.shown_action), [page for s in history for page in (s.state, s.next_state)]
-    shared = lambda line: len(said & _words(line))
+    said, pages = _grams(step.shown_action), [page for s in history for page in (s.state, s.next_state)]
     before, after = step.state.split("\n"), step.next_state.split("\n")
-    like, changed = max(before, key=shared), next((line for line in after if line not in before), after[0])
+    like = max(reversed(before), key=lambda line: len(said & _grams(line)))
+    changed = next((line for line in after if line not in before), after[0])
     outcome = f"{'known' if step.next_state in pages else 'new'} : {changed}" if after != before else "same"
+    why = [like] if said & _grams(like) else []
+    things, shown = _THING.findall(step.state.lower()), _THING.findall(like.lower())
+    for thing in dict.fromkeys(_THING.findall(step.shown_action.lower())):
+        kind = names.kind(thing.split()[0])
+        alike = [other for other in things if names.kind(other.split()[0]) == kind]
+        if kind is not None and thing not in shown and alike:
+            why.append(f"{thing} : {_compared(alike[:MOST_THINGS], thing)}")
     lines = [_NAME.findall(line.lower()) for line in (*before, step.shown_action, *after)]
     facts = []
     for name in dict.fromkeys(_NAME.findall(task.text.lower())):
@@ -46,7 +54,7 @@ def compare_words(names: Names, task: Task, history: list[Step], step: Step) -> 
     for limit in _LIMIT.findall(task.text):
         facts.append(" ".join([limit, ":", *(f"{n} {'more' if _value(n) > float(limit) else 'less'}"
                                              for _, n in _numbers(step))]))
-    return f"{like} ; {outcome}" if shared(like) else outcome, " , ".join(facts)
+    return " ; ".join([*why, outcome]), " , ".join(facts)
 
 
 def _compared(found: list[str], wanted: str) -> str:
@@ -134,6 +142,7 @@ def another_number(task: Task, step: Step, sides: dict[str, bool], limits: list[
     return replace(task, id="", text=task.text.replace(own[0], str(rng.choice(wrong)))) if wrong else None
 
 
+_THING = re.compile(r"[^\W\d_]+(?: \d+\b)?")           # a word, with the number behind it: "drawer 2"
 _NAME = re.compile(r"(?<![\w.])\w+\b(?!\.\d)")          # no part of "30.00"
 _LIMIT = re.compile(r"\d+\.\d+")                        # of a task: a number that is compared, not found
 
@@ -218,6 +227,12 @@ def needed_words(episodes: list[Episode]) -> dict[str, set[str]]:
         others = CHANCE if times >= TAKEN_TIMES else 0.0
         needed[action] = {word for word, p in chance.items() if p < (OWN_CHANCE if word in own else others)}
     return {action: words for action, words in needed.items() if words}
+
+
+def _grams(text: str) -> set:
+    """Things, their words, other numbers, and each two of them that are neighbours."""
+    tokens = re.findall(rf"{_THING.pattern}|\d+", text.lower())
+    return {*tokens, *(token.split()[0] for token in tokens), *zip(tokens, tokens[1:])}
 
 
 def _tokens(text: str) -> set[str]:
