@@ -37,13 +37,14 @@ def compare_words(names: Names, task: Task, history: list[Step], step: Step) -> 
     like = max(reversed(before), key=lambda line: len(said & _grams(line)))
     changed = next((line for line in after if line not in before), after[0])
     outcome = f"{'known' if step.next_state in pages else 'new'} : {changed}" if after != before else "same"
-    why = [like] if said & _grams(like) else []
-    things, shown = _THING.findall(step.state.lower()), _THING.findall(like.lower())
+    why = [like] if said & (shown := _grams(like)) else []
+    things = _THING.findall(step.state.lower())
     for thing in dict.fromkeys(_THING.findall(step.shown_action.lower())):
-        kind = names.kind(thing.split()[0])
-        alike = [other for other in things if names.kind(other.split()[0]) == kind]
-        if kind is not None and thing not in shown and alike:
-            why.append(f"{thing} : {_compared(alike[:MOST_THINGS], thing)}")
+        word, *number = thing.split()
+        if (kind := names.kind(word)) is not None and thing not in shown:
+            alike = [other if number else other.split()[0] for other in things
+                     if names.kind(other.split()[0]) == kind]
+            why += [f"{thing} : {_compared(alike[:MOST_THINGS], thing)}"] * bool(alike)
     lines = [_NAME.findall(line.lower()) for line in (*before, step.shown_action, *after)]
     facts = []
     for name in dict.fromkeys(_NAME.findall(task.text.lower())):
