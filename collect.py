@@ -114,7 +114,6 @@ def gather(env: Environment, args: Args, out: Path, settings: dict) -> None:
             path.unlink(missing_ok=True)
         return path
 
-    names = Names(task.text for task in tasks["train"])
     for split in SPLITS:
         if players and not (split == "train" and args.import_file):
             count = args.transitions if split == "train" else args.heldout
@@ -125,7 +124,9 @@ def gather(env: Environment, args: Args, out: Path, settings: dict) -> None:
         parts[split] += offline.counterfactuals(env, parts, tasks, split, count, rng)
         if split == "train" and args.import_file:
             parts[split] += hindsight.refused_actions(recorded(parts[split]), args.probe_share, rng)
-        parts[split] = [offline.explained(env, episode, names) for episode in parts[split]]
+        if split == "train":
+            reason = hindsight.CompareWords(Names(task.text for task in tasks["train"]), parts["train"])
+        parts[split] = [offline.explained(env, episode, reason) for episode in parts[split]]
         if ask:
             path = unfinished(f"reasoning-{split}")
             workers = teacher.REQUESTS if is_url(args.teacher) else 1

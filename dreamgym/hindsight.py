@@ -1,8 +1,9 @@
 """What recorded episodes tell beyond themselves, without rules of their environment: reasoning
-(`compare_words`), rewards under other tasks (`counterfactual_rewards`), refused actions (`refused_actions`).
+(`CompareWords`), rewards under other tasks (`counterfactual_rewards`), refused actions (`refused_actions`).
 """
 import re
 from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from msgspec.structs import replace
@@ -25,37 +26,79 @@ TAKEN_TIMES = 3                        # episodes at least, before an action nee
 
 # ---- reasoning ----
 
-def compare_words(names: Names, task: Task, history: list[Step], step: Step) -> tuple[str, str]:
-    """Reasoning of any environment, from the texts alone (ours). Why the next state follows: the line of the
-    state that is most like the action; then whether the next state is the same, known or new, and its first
-    line that the state lacks. Why the reward follows: each name of the task stands beside the names of its
-    kind ("red : blue no"). They come from the last line, of state, action and next state, that has any. A
-    decimal number stands beside the first numbers of the states ("30.00 : 40 more"). A small model compares
-    words that stand side by side."""
-    said, pages = _grams(step.shown_action), [page for s in history for page in (s.state, s.next_state)]
-    before, after = step.state.split("\n"), step.next_state.split("\n")
-    like = max(reversed(before), key=lambda line: len(said & _grams(line)))
-    changed = next((line for line in after if line not in before), after[0])
-    outcome = f"{'known' if step.next_state in pages else 'new'} : {changed}" if after != before else "same"
-    why = [like] if said & (shown := _grams(like)) else []
-    things = _THING.findall(step.state.lower())
-    for thing in dict.fromkeys(_THING.findall(step.shown_action.lower())):
-        word, *number = thing.split()
-        if (kind := names.kind(word)) is not None and thing not in shown:
-            alike = [other if number else other.split()[0] for other in things
-                     if names.kind(other.split()[0]) == kind]
-            why += [f"{thing} : {_compared(alike[:MOST_THINGS], thing)}"] * bool(alike)
-    lines = [_NAME.findall(line.lower()) for line in (*before, step.shown_action, *after)]
-    facts = []
-    for name in dict.fromkeys(_NAME.findall(task.text.lower())):
-        if (kind := names.kind(name)) is not None:
-            alike = ([word for word in words if names.kind(word) == kind] for words in reversed(lines))
-            found = next(filter(None, alike), ["none"])
-            facts.append(f"{name} : {_compared(found, name)}")
-    for limit in _LIMIT.findall(task.text):
-        facts.append(" ".join([limit, ":", *(f"{n} {'more' if _value(n) > float(limit) else 'less'}"
-                                             for _, n in _numbers(step))]))
-    return " ; ".join([*why, outcome]), " , ".join(facts)
+class CompareWords:
+    """Reasoning of any environment, from the texts alone (ours). A small model compares words that stand side
+    by side: "red : blue no".
+
+    `episodes`: recorded ones and counterfactual rewards. Their outcomes tell in which line a name of the task
+    is to be looked for: the last or the first one, of state, action and next state, that has names of its
+    kind, or any. It is the one in which most successes have it, and few failures. A kind that most successes
+    lack is left out ("change" in "change the price"), as are numbers that no limit is for (`one_sided`)."""
+
+    def __init__(self, names: Names, episodes: list[Episode] = ()):
+        self.names, self.sides, found, count = names, one_sided(episodes), Counter(), Counter()
+        for episode in episodes:
+            step = episode.steps[-1]
+            judged = step.done or episode.source == Source.COUNTERFACTUAL
+            for name, kind, lines in self._asked(episode.task, step) if judged else ():
+                count[kind, step.reward] += 1
+                found.update((kind, step.reward, look) for look in LOOKS if name in LOOKS[look](lines, name))
+        share = lambda kind, reward, look: found[kind, reward, look] / max(1, count[kind, reward])
+        self.look = {}
+        for kind in {kind for kind, reward in count if reward}:
+            best = max(LOOKS, key=lambda look: share(kind, 1.0, look) - share(kind, 0.0, look))
+            self.look[kind] = best if share(kind, 1.0, best) >= 0.5 else ""
+
+    def __call__(self, task: Task, history: list[Step], step: Step) -> tuple[str, str]:
+        """(why the next state follows, why the reward follows)"""
+        return self._why_next(history, step), self._why_reward(task, step)
+
+    def _why_next(self, history: list[Step], step: Step) -> str:
+        """The line of the state that is most like the action; names of the action that this line lacks,
+        beside those of their kind in the state; whether the next state is the same, known or new, and its
+        first line that the state lacks."""
+        said, pages = _grams(step.shown_action), [page for s in history for page in (s.state, s.next_state)]
+        before, after = step.state.split("\n"), step.next_state.split("\n")
+        like = max(reversed(before), key=lambda line: len(said & _grams(line)))
+        why = [like] if said & (shown := _grams(like)) else []
+        things = _THING.findall(step.state.lower())
+        for thing in dict.fromkeys(_THING.findall(step.shown_action.lower())):
+            word, *number = thing.split()
+            if (kind := self.names.kind(word)) is not None and thing not in shown:
+                alike = [other if number else other.split()[0] for other in things
+                         if self.names.kind(other.split()[0]) == kind]
+                why += [f"{thing} : {_compared(alike[:MOST_THINGS], thing)}"] * bool(alike)
+        changed = next((line for line in after if line not in before), after[0])
+        how = "known" if step.next_state in pages else "new"
+        return " ; ".join([*why, f"{how} : {changed}" if after != before else "same"])
+
+    def _why_reward(self, task: Task, step: Step) -> str:
+        """Each name of the task beside those of its kind where it is looked for; each limit beside the
+        numbers that it is for ("30.00 : 40 more")."""
+        facts = []
+        for name, kind, lines in self._asked(task, step):
+            if look := self.look.get(kind, "last"):
+                facts.append(f"{name} : {_compared(LOOKS[look](lines, name), name)}")
+        numbers = [number for before, number in _numbers(step) if before in self.sides]
+        for limit in _LIMIT.findall(task.text) if numbers else ():
+            facts.append(" ".join([limit, ":", *(f"{n} {'more' if _value(n) > float(limit) else 'less'}"
+                                                 for n in numbers)]))
+        return " , ".join(facts)
+
+    def _asked(self, task: Task, step: Step) -> Iterator[tuple[str, int | str, list[list[str]]]]:
+        """(name of the task, its kind, the names of this kind in each line that has any)"""
+        lines = (*step.state.split("\n"), step.shown_action, *step.next_state.split("\n"))
+        words = [_NAME.findall(line.lower()) for line in lines]
+        for name in dict.fromkeys(_NAME.findall(task.text.lower())):
+            if (kind := self.names.kind(name)) is not None:
+                alike = ([word for word in line if self.names.kind(word) == kind] for line in words)
+                yield name, kind, list(filter(None, alike))
+
+
+LOOKS: dict[str, Callable[[list[list[str]], str], list[str]]] = {       # -> the names that are compared
+    "last": lambda lines, name: lines[-1] if lines else ["none"],
+    "first": lambda lines, name: lines[0] if lines else ["none"],
+    "any": lambda lines, name: [name] if any(name in line for line in lines) else LOOKS["last"](lines, name)}
 
 
 def _compared(found: list[str], wanted: str) -> str:

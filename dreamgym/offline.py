@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from dreamgym import hindsight, prompts, run, teacher
 from dreamgym.envs.base import Act, Environment, Player, env_of_data, one_each, record_step
 from dreamgym.episode import (Episode, Source, Step, StopReason, Task, check_episode, read_episodes, to_json)
+from dreamgym.hindsight import CompareWords
 from dreamgym.names import Names
 
 SPLITS = ("train", "valid", "test")
@@ -28,15 +29,15 @@ TEACHER_ANSWER_TOK = 4_096             # ... and the reasoning alone
 
 # ---- playing ----
 
-def explained(env: Environment, episode: Episode, names: Names | None = None) -> Episode:
-    """The episode with what is missing filled in: grounded actions, and reasoning where rules can tell. With
-    `names`, `hindsight.compare_words` stands in for an environment without rules."""
+def explained(env: Environment, episode: Episode, reason: CompareWords | None = None) -> Episode:
+    """The episode with what is missing filled in: grounded actions, and reasoning by the environment's rules,
+    where it has any, else by `reason`."""
     steps: list[Step] = []
     for i, step in enumerate(episode.steps):
         step = replace(step, grounded=step.grounded or env.ground(step.state, step.action))
         if not (step.reasoning and step.reward_reasoning):
             why, verdict = env.explain(episode.task, episode.steps[:i], step) or (
-                hindsight.compare_words(names, episode.task, steps, step) if names else ("", ""))
+                reason(episode.task, steps, step) if reason else ("", ""))
             step = replace(step, reasoning=step.reasoning or why,
                            reward_reasoning=step.reward_reasoning or verdict)
         steps.append(step)

@@ -291,26 +291,44 @@ ASKED = Names(f"find a {color} {thing} below 9.50 dollars , size {n}" for n in r
 
 
 @pytest.mark.parametrize("state, action, next_state, why, verdict", [
-    ("shop\nred mug 2", "buy", "bought", "new : bought", "red : red yes , mug : mug yes , 2 : 2 yes , 9.50 : 2 less"),
-    ("shop\nred blue jar 2", "buy the jar", "shop\nred blue jar 2", "red blue jar 2 ; same",
-     "red : red yes , mug : jar no , 2 : 2 yes , 9.50 : 2 less 2 less"),
-    ("a red mug", "next", "the shop\nblue red mug\nsize 1 2 3", "known : the shop",
-     "red : blue no red yes , mug : mug yes , 2 : 1 no 2 yes , 9.50 : 1 less 2 less 3 less"),
-    ("shop 12", "look", "empty shop", "new : empty shop", "red : none no , mug : none no , 2 : 12 no , 9.50 : 12 more")])
+    ("shop\nred mug 2 $8", "buy", "bought", "new : bought", "red : red yes , mug : mug yes , 2 : 2 yes , 9.50 : 8 less"),
+    ("shop\nred blue jar 2 $8", "buy the jar", "shop\nred blue jar 2 $8", "red blue jar 2 $8 ; same",
+     "red : red yes , mug : jar no , 2 : 2 yes , 9.50 : 8 less 8 less"),
+    ("a red mug $12", "next", "the shop\nblue red mug\nsize 1 2 3", "known : the shop",
+     "red : blue no red yes , mug : mug yes , 2 : 1 no 2 yes , 9.50 : 12 more"),
+    ("shelf 7\nred mug\ngreen jar", "take the blue jar", "shelf 7\nred mug\ngreen jar", "green jar ; blue : red no green no ; same",
+     "red : green no , mug : jar no , 2 : 7 no"),
+    ("mug 1\npan 2", "take mug 2", "empty shelf", "mug 1 ; mug 2 : mug 1 no pan 2 no ; new : empty shelf",
+     "red : none no , mug : mug yes , 2 : 2 yes")])
 def test_reasoning_without_rules(state, action, next_state, why, verdict):
     """Names that are compared with another kind's or with a price, or with a line further up; a page that is
-    called new the second time; rules that are replaced."""
+    called new the second time; an action on what is not there; rules that are replaced."""
     history = [Step(state="the shop\nblue red mug\nsize 1 2 3", action="open", next_state=state)]
     step = Step(state=state, action=action, next_state=next_state)
     task = Task(id="t", text="find a red mug below 9.50 dollars , size 2")
-    assert hindsight.compare_words(ASKED, task, history, step) == (why, verdict)
+    reason = hindsight.CompareWords(ASKED)
+    reason.sides = {"$": False}
+    assert reason(task, history, step) == (why, verdict)
     played = Episode(id="e", task=task, steps=[*history, step])
-    found = offline.explained(Environment(), played, ASKED).steps[-1]
+    found = offline.explained(Environment(), played, reason).steps[-1]
     assert (found.reasoning, found.reward_reasoning) == (why, verdict)
     assert offline.explained(Environment(), played).steps[-1].reasoning == ""
     ruled = Environment()
     ruled.explain = lambda *_: ("by rule", "")
-    assert offline.explained(ruled, played, ASKED).steps[-1].reward_reasoning == ""
+    assert offline.explained(ruled, played, reason).steps[-1].reward_reasoning == ""
+
+
+def test_outcomes_tell_where_a_name_is_looked_for():
+    """The line of another thing, and a word that no page shows."""
+    names = Names([*(f"{verb} the {color} {thing} now" for verb in ("find", "bring") for color in COLORS for thing in THINGS)])
+    def judged(color, thing, shown, reward):
+        step = Step(state=f"page {shown}\nalso pink\n{thing} pan", action="stop", next_state="end", reward=reward, done=True)
+        return Episode(id="", task=Task(id="", text=f"bring the {color} {thing} now"), steps=[step])
+
+    made = [judged(color, thing, other, float(color == other)) for color in COLORS[:4] for thing in THINGS[:3] for other in COLORS[:4]]
+    reason = hindsight.CompareWords(names, made)
+    assert reason.look == {names.kind("red"): "first", names.kind("jar"): "last"} | ({names.kind("find"): ""} if names.kind("find") else {})
+    assert reason(made[1].task, [], made[1].steps[0])[1] == "red : blue no , mug : mug yes"
 
 
 def test_an_id_of_two_tasks_is_refused():
