@@ -403,7 +403,7 @@ def introduce(args: Args, training: Training, log, dist) -> None:
             f"vocabulary {len(model.tokenizer)}; "
             f"{len(rows.steps)} transitions, {len(rows.counterfactual)} counterfactual steps; "
             f"{args.rows} rows of {length:.0f} tokens a step over {dist.world_size} rank(s); "
-            f"{sum(map(len, rows.names.groups))} names in {len(rows.names.groups)} groups")
+            f"{len(rows.names.words)} names are exchanged")
 
 
 def train_step(args: Args, training: Training, dist) -> dict:

@@ -32,22 +32,26 @@ class CompareWords:
 
     `episodes`: recorded ones and counterfactual rewards. Their outcomes tell in which line a name of the task
     is to be looked for: the last or the first one, of state, action and next state, that has names of its
-    kind, or any. It is the one in which most successes have it, and few failures. A kind that most successes
-    lack is left out ("change" in "change the price"), as are numbers that no limit is for (`one_sided`)."""
+    kind, or any. It is the one in which most successes have it, and few failures. A word that most successes
+    of its tasks lack there is left out ("change" in "change the price"), as are numbers that no limit is for
+    (`one_sided`)."""
 
     def __init__(self, names: Names, episodes: list[Episode] = ()):
-        self.names, self.sides, found, count = names, one_sided(episodes), Counter(), Counter()
+        self.names, self.sides = names, one_sided(episodes)
+        of_kind, of_name = defaultdict(list), defaultdict(list)      # (of what, reward) -> the looks that find it
         for episode in episodes:
             step = episode.steps[-1]
-            judged = step.done or episode.source == Source.COUNTERFACTUAL
-            for name, kind, lines in self._asked(episode.task, step) if judged else ():
-                count[kind, step.reward] += 1
-                found.update((kind, step.reward, look) for look in LOOKS if name in LOOKS[look](lines, name))
-        share = lambda kind, reward, look: found[kind, reward, look] / max(1, count[kind, reward])
-        self.look = {}
-        for kind in {kind for kind, reward in count if reward}:
-            best = max(LOOKS, key=lambda look: share(kind, 1.0, look) - share(kind, 0.0, look))
-            self.look[kind] = best if share(kind, 1.0, best) >= 0.5 else ""
+            if step.done or episode.source == Source.COUNTERFACTUAL:
+                for name, kind, lines in self._asked(episode.task, step):
+                    looks = {look for look in LOOKS if name in LOOKS[look](lines, name)}
+                    of_kind[kind, step.reward].append(looks)
+                    of_name[name, step.reward].append(looks)
+        share = lambda found, look: sum(look in looks for looks in found) / max(1, len(found))
+        gain = lambda kind, look: share(of_kind[kind, 1.0], look) - share(of_kind[kind, 0.0], look)
+        kinds = {kind for kind, reward in of_kind if reward}
+        self.look = {kind: max(LOOKS, key=lambda look: gain(kind, look)) for kind in kinds}
+        self.left_out = {name for (name, reward), found in of_name.items()
+                         if reward and share(found, self.look[names.kind(name)]) < 0.5}
 
     def __call__(self, task: Task, history: list[Step], step: Step) -> tuple[str, str]:
         """(why the next state follows, why the reward follows)"""
@@ -77,8 +81,9 @@ class CompareWords:
         numbers that it is for ("30.00 : 40 more")."""
         facts = []
         for name, kind, lines in self._asked(task, step):
-            if look := self.look.get(kind, "last"):
-                facts.append(f"{name} : {_compared(LOOKS[look](lines, name), name)}")
+            if name not in self.left_out:
+                look = LOOKS[self.look.get(kind, "last")]
+                facts.append(f"{name} : {_compared(look(lines, name), name)}")
         numbers = [number for before, number in _numbers(step) if before in self.sides]
         for limit in _LIMIT.findall(task.text) if numbers else ():
             facts.append(" ".join([limit, ":", *(f"{n} {'more' if _value(n) > float(limit) else 'less'}"

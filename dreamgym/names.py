@@ -16,27 +16,31 @@ from scipy.cluster.hierarchy import DisjointSet
 from dreamgym.episode import Episode, recorded
 
 MANY = 5                  # things that can replace each other; there are seldom as many verbs that do
-RARE, COMMON = 0.1, 0.25  # largest share of the tasks with a thing's name: in a smaller group, among MANY
+RARE = 0.1                # largest share of the tasks with the name of a thing that fewer can replace
+COMMON = 0.25             # largest share with a word that any can replace
 _WORD = re.compile(r"%[0-9A-Fa-f]{2}|[^\W\d_]{2,}")    # may be a name; "%2F" is matched whole and is none
 
 
 class Names:
-    """The names of things in the texts of tasks. `episodes`: words that their states do not show are not
-    exchanged (`unshown`). In "put a mug into my cart" the page has a mug, but no "put": the meaning of "put"
-    must be learnt."""
+    """The names of things in the texts of tasks: words that others replace. `words` are exchanged. A group with
+    a word of more than a tenth of the tasks is not, unless it has five words: it may be one of verbs. Nor are
+    words that the states of `episodes` do not show (`unshown`). In "put a mug into my cart" the page has a
+    mug, but no "put": the meaning of "put" must be learnt."""
 
     def __init__(self, tasks: Iterable[str], episodes: Iterable[Episode] = ()):
-        self.groups = substitutes(tasks)
+        self.groups, share = substitutes(tasks)
+        are_names = lambda words: len(words) >= MANY or all(share[word] <= RARE for word in words)
+        self._names = {word for words in filter(are_names, self.groups) for word in words}
         self._group_of = {word: i for i, words in enumerate(self.groups) for word in words}
         self._episodes = episodes
 
     @cached_property
     def words(self) -> list[str]:
         """What is exchanged. Made when it is first needed: it takes a pass over all states."""
-        return sorted(set(self._group_of) - unshown(self._episodes))
+        return sorted(self._names - unshown(self._episodes))
 
     def kind(self, word: str) -> int | str | None:
-        """What a word names: the number of its group, "number", or None for a word that is no name."""
+        """What a word names: the number of its group, "number", or None for a word that nothing replaces."""
         return "number" if word.isdigit() else self._group_of.get(word.lower())
 
     def draw(self, share: float, rng: np.random.Generator) -> Callable[[str], str]:
@@ -67,11 +71,10 @@ def unshown(episodes: Iterable[Episode]) -> set[str]:
     return {word for word in said if 2 * shown[word] < said[word]}
 
 
-def substitutes(tasks: Iterable[str]) -> list[list[str]]:
-    """Groups of words, in lower case, that can replace each other: in some tasks they stand between the same
-    two tokens before and the same two behind ("find me _ boots with"), or a third word does so with both. A
-    group with a word of more than a tenth of the different texts holds names only where it has five words. A
-    word of more than a quarter is no name."""
+def substitutes(tasks: Iterable[str]) -> tuple[list[list[str]], dict[str, float]]:
+    """(Groups of words, in lower case, that can replace each other, share of the different tasks with a word.)
+    In some tasks they stand between the same two tokens before and the same two behind ("find me _ boots
+    with"), or a third word does so with both. A word of more than a quarter of the tasks is in no group."""
     texts = [re.findall(r"[^\W_]+|\S", text) for text in sorted({task.lower() for task in tasks})]
     counts = Counter(word for text in texts for word in set(text))
     places: dict[tuple, list[str]] = {}
@@ -84,6 +87,5 @@ def substitutes(tasks: Iterable[str]) -> list[list[str]]:
     for first, *others in places.values():
         for word in others:
             groups.merge(first, word)
-    rare = lambda words: all(counts[word] <= RARE * len(texts) for word in words)
-    return sorted(sorted(words) for words in groups.subsets()
-                  if len(words) >= MANY or len(words) > 1 and rare(words))
+    return (sorted(sorted(words) for words in groups.subsets() if len(words) > 1),
+            {word: count / len(texts) for word, count in counts.items()})
