@@ -15,6 +15,8 @@ from dreamgym.names import Names
 JUDGED_TIMES = 8                       # at most, a recorded episode
 UNPAID = {"another task": 0.6, "another number": 0.2, "recorded failure": 0.2}   # shares
 LOOKED_AT_TASKS, SIMILAR_TASKS = 200, 8  # of the most similar tasks, any; or one of the first few
+MEANT = 0.9                            # share of a word's successes that show what it stands for, at least
+MEANT_TASKS = 5                        # tasks with a word, and others, before it may stand for something
 MOST_THINGS = 8                        # of a state, that a name in the action is compared with
 MOST_NUMBERS = 6                       # of both states, that a limit in the task is compared with
 REFUSED_PROBABILITY = 0.6              # chance of a refused action before a recorded one
@@ -30,15 +32,20 @@ class CompareWords:
     """Reasoning of any environment, from the texts alone (ours). A small model compares words that stand side
     by side: "red : blue no".
 
-    `episodes`: recorded ones and counterfactual rewards. Their outcomes tell in which line a name of the task
-    is to be looked for: the last or the first one, of state, action and next state, that has names of its
-    kind, or any. It is the one in which most successes have it, and few failures. A word that most successes
-    of its tasks lack there is left out ("change" in "change the price"), as are numbers that no limit is for
-    (`one_sided`)."""
+    `episodes`: recorded ones and counterfactual rewards. Their outcomes tell three things. First, in which
+    line a name of the task is to be looked for: the last or the first one, of state, action and next state,
+    that has names of its kind, or any; the one in which most successes have it, and few failures. Second,
+    which words most successes lack there: they are left out ("change" in "change the price"). Third, what
+    other words of a task stand for: what all its successes show, and few others ("hot" for "heat")."""
 
     def __init__(self, names: Names, episodes: list[Episode] = ()):
-        self.names, self.sides = names, one_sided(episodes)
-        of_kind, of_name = defaultdict(list), defaultdict(list)      # (of what, reward) -> the looks that find it
+        self.names, self.sides, self.meant = names, one_sided(episodes), {}
+        self._learn_where(episodes)
+        self.meant = self._meanings([episode for episode in recorded(episodes) if episode.success])
+        self._learn_where(episodes)
+
+    def _learn_where(self, episodes: list[Episode]) -> None:
+        of_kind, of_name = defaultdict(list), defaultdict(list)    # (of what, reward) -> the looks that find it
         for episode in episodes:
             step = episode.steps[-1]
             if step.done or episode.source == Source.COUNTERFACTUAL:
@@ -51,7 +58,29 @@ class CompareWords:
         kinds = {kind for kind, reward in of_kind if reward}
         self.look = {kind: max(LOOKS, key=lambda look: gain(kind, look)) for kind in kinds}
         self.left_out = {name for (name, reward), found in of_name.items()
-                         if reward and share(found, self.look[names.kind(name)]) < 0.5}
+                         if reward and share(found, self.look[self.names.kind(name)]) < 0.5}
+
+    def _meanings(self, won: list[Episode]) -> dict[str, str]:
+        """Word of a task -> what it stands for on the last pages of successes."""
+        texts, together = defaultdict(set), defaultdict(Counter)     # of each word of a task
+        count, shown = Counter(), Counter()
+        for episode in won:
+            step = episode.steps[-1]
+            seen = _words(f"{step.state} {step.shown_action} {step.next_state}")
+            shown.update(seen)
+            for word in _words(episode.task.text):
+                if self.names.kind(word) is None or word in self.left_out:
+                    texts[word].add(episode.task.text)
+                    together[word].update(seen)
+                    count[word] += 1
+        meant, tasks = {}, len({episode.task.text for episode in won})
+        for word, seen in together.items():
+            others = len(won) - count[word]
+            gain = {other: n / count[word] - (shown[other] - n) / max(1, others) for other, n in seen.items()
+                    if n >= MEANT * count[word] and shown[other] - n <= (1 - MEANT) * others}
+            if gain and MEANT_TASKS <= len(texts[word]) <= tasks - MEANT_TASKS:
+                meant[word] = word if word in gain else max(sorted(gain), key=gain.get)
+        return meant
 
     def __call__(self, task: Task, history: list[Step], step: Step) -> tuple[str, str]:
         """(why the next state follows, why the reward follows)"""
@@ -90,13 +119,17 @@ class CompareWords:
                                                  for n in numbers)]))
         return " , ".join(facts)
 
-    def _asked(self, task: Task, step: Step) -> Iterator[tuple[str, int | str, list[list[str]]]]:
-        """(name of the task, its kind, the names of this kind in each line that has any)"""
+    def _asked(self, task: Task, step: Step) -> Iterator[tuple[str, int | str | None, list[list[str]]]]:
+        """(name of the task, or what a word of it stands for; its kind; the names of this kind in each line
+        that has any)"""
         lines = (*step.state.split("\n"), step.shown_action, *step.next_state.split("\n"))
-        words = [_NAME.findall(line.lower()) for line in lines]
-        for name in dict.fromkeys(_NAME.findall(task.text.lower())):
-            if (kind := self.names.kind(name)) is not None:
-                alike = ([word for word in line if self.names.kind(word) == kind] for line in words)
+        words, meant = [_NAME.findall(line.lower()) for line in lines], set(self.meant.values())
+        said = (self.meant.get(word, word) for word in _NAME.findall(task.text.lower()))
+        for name in dict.fromkeys(said):
+            kind = self.names.kind(name)
+            alike = ([word for word in line if word == name or self.names.kind(word) == kind is not None]
+                     for line in words)
+            if kind is not None or name in meant:
                 yield name, kind, list(filter(None, alike))
 
 

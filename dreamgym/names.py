@@ -22,10 +22,10 @@ _WORD = re.compile(r"%[0-9A-Fa-f]{2}|[^\W\d_]{2,}")    # may be a name; "%2F" is
 
 
 class Names:
-    """The names of things in the texts of tasks: words that others replace. `words` are exchanged. A group with
-    a word of more than a tenth of the tasks is not, unless it has five words: it may be one of verbs. Nor are
-    words that the states of `episodes` do not show (`unshown`). In "put a mug into my cart" the page has a
-    mug, but no "put": the meaning of "put" must be learnt."""
+    """The names of things in the texts of tasks: words that others replace. `words` are exchanged. A group
+    with a word of more than a tenth of the tasks is not, unless it has five words: it may be one of verbs.
+    Nor are words that the states of `episodes` do not show (`unshown`). In "put a mug into my cart" the page
+    has a mug, but no "put": the meaning of "put" must be learnt."""
 
     def __init__(self, tasks: Iterable[str], episodes: Iterable[Episode] = ()):
         self.groups, share = substitutes(tasks)
@@ -72,9 +72,10 @@ def unshown(episodes: Iterable[Episode]) -> set[str]:
 
 
 def substitutes(tasks: Iterable[str]) -> tuple[list[list[str]], dict[str, float]]:
-    """(Groups of words, in lower case, that can replace each other, share of the different tasks with a word.)
-    In some tasks they stand between the same two tokens before and the same two behind ("find me _ boots
-    with"), or a third word does so with both. A word of more than a quarter of the tasks is in no group."""
+    """(Groups of words, in lower case, that can replace each other; share of the different tasks with a
+    word.) In some tasks they stand between the same two tokens before and the same two behind ("find me _
+    boots with"), or a third word does so with both. A word of more than a quarter of the tasks is in no
+    group."""
     texts = [re.findall(r"[^\W_]+|\S", text) for text in sorted({task.lower() for task in tasks})]
     counts = Counter(word for text in texts for word in set(text))
     places: dict[tuple, list[str]] = {}
