@@ -13,7 +13,7 @@ from dreamgym.episode import Episode, Source, Step, StopReason, Task, recorded, 
 from dreamgym.names import Names
 
 JUDGED_TIMES = 8                       # at most, a recorded episode
-UNPAID = {"another task": 0.6, "another number": 0.2, "recorded failure": 0.2}   # shares
+UNPAID = {"another task": 0.6, "another number": 0.2, "unpaid step": 0.2}   # shares
 LOOKED_AT_TASKS, SIMILAR_TASKS = 200, 8  # of the most similar tasks, any; or one of the first few
 MEANT = 0.9                            # share of a word's successes that show what it stands for, at least
 MEANT_TASKS = 5                        # tasks with a word, and others, before it may stand for something
@@ -45,7 +45,7 @@ class CompareWords:
         self._learn_where(episodes)
 
     def _learn_where(self, episodes: list[Episode]) -> None:
-        of_kind, of_name = defaultdict(list), defaultdict(list)    # (of what, reward) -> the looks that find it
+        of_kind, of_name = defaultdict(list), defaultdict(list)    # (of what, reward) -> looks that find it
         for episode in episodes:
             step = episode.steps[-1]
             if step.done or episode.source == Source.COUNTERFACTUAL:
@@ -66,7 +66,7 @@ class CompareWords:
         count, shown = Counter(), Counter()
         for episode in won:
             step = episode.steps[-1]
-            seen = _words(f"{step.state} {step.shown_action} {step.next_state}")
+            seen = _shown(step)
             shown.update(seen)
             for word in _words(episode.task.text):
                 if self.names.kind(word) is None or word in self.left_out:
@@ -153,21 +153,21 @@ def counterfactual_rewards(episodes: list[Episode], count: int, rng: np.random.G
     relabelling, arXiv 1707.01495, turned round). About half of the examples are last steps of successes under
     their own tasks (reward 1). The others have reward 0. Some are the same steps under a similar task: it
     names something that neither the own task nor the step mentions. Some are under the own task with another
-    limit (`another_number`; `sides`: of `one_sided`). Some are recorded failures under their own tasks. An
-    unfulfilled step ends the episode where recorded failures end with such an action (its first word). At
-    most JUDGED_TIMES examples are made of a recorded episode."""
+    limit (`another_number`; `sides`: of `one_sided`). Some are recorded steps under their own tasks that were
+    not paid (`unpaid_steps`). An unfulfilled step ends the episode where recorded failures end with such an
+    action (its first word). At most JUDGED_TIMES examples are made of a recorded step."""
     played = recorded(episodes)
     won, tasks = [e for e in played if e.success], {e.task.text: e.task for e in played}
-    lost = [e for e in played if e.steps[-1].done and not e.success and e.stop != StopReason.NOT_JUDGED]
+    unpaid = unpaid_steps(played)
     fulfilled = {(e.task.text, e.steps[-1].state, e.steps[-1].action) for e in won}
     texts = sorted(tasks)
     words, place = [_words(text) for text in texts], {text: i for i, text in enumerate(texts)}
     vectors_ND = WordEncoder().fit(texts)([""] * len(texts), texts) if won else np.zeros((0, 0))
-    ends = {verb_of(e.steps[-1].action) for e in lost}
+    ends = {verb_of(step.action) for _, step in unpaid if step.done}
     limits = sorted({limit for text in texts for limit in _LIMIT.findall(text)})
 
     def another_task(task: Task, step: Step) -> Task | None:
-        said = _words(f"{task.text} {step.state} {step.shown_action} {step.next_state}")
+        said = _words(task.text) | _shown(step)
         near = np.argsort(-(vectors_ND @ vectors_ND[place[task.text]]), kind="stable")
         unlike = [texts[j] for j in near[:LOOKED_AT_TASKS]
                   if words[j] - said and (texts[j], step.state, step.action) not in fulfilled]
@@ -175,13 +175,13 @@ def counterfactual_rewards(episodes: list[Episode], count: int, rng: np.random.G
             unlike = unlike[:SIMILAR_TASKS]
         return tasks[unlike[rng.integers(len(unlike))]] if unlike else None
 
-    made, failures = [], iter(rng.permutation(np.tile(np.arange(len(lost)), JUDGED_TIMES)))
+    made, own = [], iter(rng.permutation(np.tile(np.arange(len(unpaid)), JUDGED_TIMES)))
     for i in rng.permutation(np.tile(np.arange(len(won)), JUDGED_TIMES))[:count]:
         task, step, label = won[i].task, won[i].steps[-1], "none"
         if rng.random() < 0.5:
             label = str(rng.choice(list(UNPAID), p=list(UNPAID.values())))
-            if label == "recorded failure" and (j := next(failures, None)) is not None:
-                task, step = lost[j].task, lost[j].steps[-1]
+            if label == "unpaid step" and (j := next(own, None)) is not None:
+                task, step = unpaid[j]
             else:
                 other = another_number(task, step, sides, limits, rng) if label == "another number" else None
                 label = "another number" if other else "another task"
@@ -190,6 +190,20 @@ def counterfactual_rewards(episodes: list[Episode], count: int, rng: np.random.G
         if task:
             made.append(Episode(id="", task=task, steps=[step], label=label))
     return made
+
+
+def unpaid_steps(episodes: list[Episode]) -> list[tuple[Task, Step]]:
+    """Recorded steps without reward, with their tasks: those that ended an episode, and those that look like
+    the last step of a success. Such a one changes something, has the same words beside those of the task
+    ("move", "to"), and shows all words of the task but those that some success does not show ("put"). A first
+    of two things that is put down is one."""
+    lacks = lambda task, step: _words(task.text) - _shown(step)
+    form = lambda task, step: frozenset(_words(step.action) - _words(task.text))
+    last = [(e.task, e.steps[-1]) for e in episodes if e.success]
+    forms, lacked = {form(*one) for one in last}, set().union(*(lacks(*one) for one in last))
+    return [(e.task, step) for e in episodes for step in e.steps if not step.reward and (
+        e.stop != StopReason.NOT_JUDGED if step.done else
+        step.valid and form(e.task, step) in forms and lacks(e.task, step) <= lacked)]
 
 
 def one_sided(episodes: list[Episode]) -> dict[str, bool]:
@@ -232,6 +246,11 @@ _LIMIT = re.compile(r"\d+\.\d+")                        # of a task: a number th
 def _words(text: str) -> set[str]:
     """Without numbers."""
     return set(re.findall(r"[^\W\d_]+", text.lower()))
+
+
+def _shown(step: Step) -> set[str]:
+    """The words of the three texts of a step."""
+    return _words(f"{step.state} {step.shown_action} {step.next_state}")
 
 
 def _numbers(step: Step) -> list[tuple[str, str]]:

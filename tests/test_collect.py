@@ -55,7 +55,7 @@ def test_files(workspace):
         everything = read_episodes(workspace.data / f"{split}.jsonl")
         episodes = recorded(everything)
         judged = {e.label for e in everything if e.source == "counterfactual"}
-        assert judged == {"none", "another task", "recorded failure"} or split != "train"
+        assert judged == {"none", "another task", "unpaid step"} or split != "train"
         tasks = read_tasks(workspace.data / f"tasks_{split}.jsonl")
         assert transitions <= sum(len(e.steps) for e in episodes) < transitions + 15
         sources = {e.source for e in episodes}
@@ -365,14 +365,14 @@ def test_hindsight_judges_successes_under_tasks_that_name_something_else():
     for failures, ends in (([lost], True), ([replace(lost, stop="")], True), ([going_on], False)):     # a log may say no `stop`
         made = hindsight.counterfactual_rewards(won + failures, 200, np.random.default_rng(0), {})
         assert len(hindsight.counterfactual_rewards(won + failures, 3, np.random.default_rng(0), {})) <= 3
-        assert {e.label for e in made} == {"none", "another task", *["recorded failure"] * ends} and 16 <= len(made) <= 48
+        assert {e.label for e in made} == {"none", "another task", *["unpaid step"] * ends} and 16 <= len(made) <= 48
         for e in made:
             step, own = e.steps[0], e.steps[0].state.removeprefix("page of ")
             assert (step.reward, step.done, step.reward_reasoning) == {
-                "none": (1.0, True, "x"), "another task": (0.0, ends, ""), "recorded failure": (0.0, True, "x")}[e.label]
+                "none": (1.0, True, "x"), "another task": (0.0, ends, ""), "unpaid step": (0.0, True, "x")}[e.label]
             assert (e.task.text == own) == (e.label != "another task")
             assert e.label != "another task" or set(e.task.text.split()) - set(own.split())
-        assert {e.steps[0].state for e in made if e.label != "recorded failure"} == {e.steps[0].state for e in won}
+        assert {e.steps[0].state for e in made if e.label != "unpaid step"} == {e.steps[0].state for e in won}
     assert hindsight.counterfactual_rewards([lost], 10, np.random.default_rng(0), {}) == []
     same = replace(won[0], task=Task(id="same", text="fetch red hat"))           # other words for what the same step fulfils
     assert {e.label for e in hindsight.counterfactual_rewards([won[0], same], 50, np.random.default_rng(0), {})} == {"none"}
