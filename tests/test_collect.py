@@ -378,6 +378,38 @@ def test_hindsight_judges_successes_under_tasks_that_name_something_else():
     assert {e.label for e in hindsight.counterfactual_rewards([won[0], same], 50, np.random.default_rng(0), {})} == {"none"}
 
 
+def test_words_that_stand_for_others_are_learnt_from_successes():
+    """A meaning of few tasks, of what other tasks show too, or of what is seldom there."""
+    def won(verb, thing, tag, i):
+        step = Step(state=f"holding {tag} {thing}", action=f"put {thing}", next_state="shelf", reward=1.0, done=True)
+        return Episode(id=str(i), task=Task(id=str(i), text=f"{verb} the {thing} {i}"), steps=[step], stop=StopReason.SUCCESS)
+
+    verbs = {"heat": "hot", "wash": "clean", "bring": ""}
+    episodes = [won(verb, thing, tag, i) for i in range(6) for verb, tag in verbs.items() for thing in THINGS]
+    assert hindsight.CompareWords(Names([]), episodes).meant == {"heat": "hot", "wash": "clean"} | {name: name for name in THINGS}
+    names = Names([f"{episode.task.text} now" for episode in episodes])
+    reason = hindsight.CompareWords(names, episodes)
+    assert reason.meant == {"heat": "hot", "wash": "clean"}
+    cold = replace(episodes[0].steps[0], state=f"holding clean {THINGS[0]}", reward=0.0)
+    assert "hot : none no" in reason(episodes[0].task, [], cold)[1] and "hot : hot yes" in reason(episodes[0].task, [], episodes[0].steps[0])[1]
+    few = [episode for episode in episodes if not episode.task.text.startswith("heat") or int(episode.id) < 1]
+    assert "heat" in hindsight.CompareWords(names, few).meant and "heat" not in hindsight.CompareWords(names, few[1:]).meant
+
+
+def test_unpaid_steps_look_like_successes():
+    """A first of two things that nothing teaches; a step that nobody would pay; an action that went wrong by itself."""
+    def step(state, action, after, reward=0.0, done=False):
+        return Step(state=state, action=action, next_state=after, reward=reward, done=done)
+
+    first, other, refused = (step("at desk, mug", "move mug to desk", "desk: mug"), step("at bed, mug", "move mug to bed", "bed: mug"),
+                             step("at desk, mug", "move mug to desk", "at desk, mug"))
+    two = Episode(id="e", task=Task(id="t", text="put two mug in desk"), stop=StopReason.SUCCESS,
+                  steps=[refused, other, first, step("", "take mug", "mug"), step("at desk, mug", "move mug to desk", "desk: mug mug", 1.0, True)])
+    lost = replace(two, steps=[step("bed", "look", "lost", done=True)], stop=StopReason.FAILURE)
+    assert hindsight.unpaid_steps([two, lost]) == [(two.task, first), (lost.task, lost.steps[0])]
+    assert hindsight.unpaid_steps([replace(lost, stop=StopReason.NOT_JUDGED)]) == []
+
+
 def test_hindsight_learns_on_which_side_of_a_limit_successes_are():
     """A near miss whose number is on the right side, one made of a number that was on both sides, or of too few successes."""
     def episode(i, limit, price, weight):

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from dreamgym.episode import Episode, Step, Task
-from dreamgym.names import Names, substitutes
+from dreamgym.names import Names
 
 TASKS = [f"buy a {colour} {thing} in size {number}" for number in range(5)
          for colour, thing in (("red", "mug"), ("red", "hat"), ("blue", "hat"))]
@@ -12,22 +12,23 @@ OTHERS = [f"read page {number}" for number in range(200)]
 
 def test_words_that_can_replace_each_other_are_found():
     """Words of unlike things in one group, words of every task, a colour and a thing, or single words."""
-    assert substitutes(TASKS + OTHERS) == [["blue", "red"], ["hat", "mug"]]
-    assert substitutes(TASKS) == []                      # no word is rare
-    assert substitutes([text.upper() for text in TASKS] + OTHERS) == [["blue", "red"], ["hat", "mug"]]
+    groups = [["blue", "red"], ["hat", "mug"]]
+    assert Names(TASKS + OTHERS).groups == Names([text.upper() for text in TASKS] + OTHERS).groups == groups
+    assert Names(TASKS).groups == [] and Names(TASKS + OTHERS[:30]).words == []      # words of most, or of many tasks
+    assert Names(TASKS + OTHERS[:30]).groups == groups
 
 
 def test_a_chain_of_places_is_one_group():
     pairs = ["put a mug here now", "put a cup here now", "take the cup off it", "take the jar off it"]
-    assert substitutes(pairs + OTHERS)[0] == ["cup", "jar", "mug"]
+    assert Names(pairs + OTHERS).groups[0] == ["cup", "jar", "mug"]
 
 
 def test_few_words_that_are_common_are_verbs():
     """The ten things of a small world that are missed because each is common; its three verbs that are taken."""
     things = [f"thing{letter}" for letter in "abcdefgh"]
     tasks = [f"{verb} the {thing} now" for verb in ("heat", "cool", "wash") for thing in things]
-    assert substitutes(tasks) == [sorted(things)]
-    assert substitutes([text for text in tasks if text.split()[2][-1] < "e"]) == []
+    assert Names(tasks).words == sorted(things)
+    assert Names([text for text in tasks if text.split()[2][-1] < "e"]).words == []
 
 
 @pytest.mark.parametrize("seed", range(4))
