@@ -125,7 +125,8 @@ def gather(env: Environment, args: Args, out: Path, settings: dict) -> None:
         if split == "train" and args.import_file:
             parts[split] += hindsight.refused_actions(recorded(parts[split]), args.probe_share, rng)
         if split == "train":
-            reason = hindsight.CompareWords(Names(task.text for task in tasks["train"]), parts["train"])
+            texts = [task.text for task in (*tasks["train"], *(e.task for e in recorded(parts["train"])))]
+            reason = hindsight.CompareWords(Names(texts), parts["train"])
         parts[split] = [offline.explained(env, episode, reason) for episode in parts[split]]
         if ask:
             path = unfinished(f"reasoning-{split}")

@@ -32,7 +32,7 @@ class Names:
         are_names = lambda words: len(words) >= MANY or all(share[word] <= RARE for word in words)
         self._names = {word for words in filter(are_names, self.groups) for word in words}
         self._group_of = {word: i for i, words in enumerate(self.groups) for word in words}
-        self._episodes = episodes
+        self._episodes = list(episodes)
 
     @cached_property
     def words(self) -> list[str]:

@@ -298,6 +298,8 @@ ASKED = Names(f"find a {color} {thing} below 9.50 dollars , size {n}" for n in r
      "red : blue no red yes , mug : mug yes , 2 : 1 no 2 yes , 9.50 : 12 more"),
     ("shelf 7\nred mug\ngreen jar", "take the blue jar", "shelf 7\nred mug\ngreen jar", "green jar ; blue : red no green no ; same",
      "red : green no , mug : jar no , 2 : 7 no"),
+    ("mug 1\n" + "pan 2\n" * 9 + "mug 2, red_mug", "take mug 2 from pan 4", "empty shelf",
+     "mug 2, red_mug ; pan 4 : mug 1 no" + " pan 2 no" * 7 + " ; new : empty shelf", "red : red yes , mug : mug yes , 2 : 2 yes"),
     ("mug 1\npan 2", "take mug 2", "empty shelf", "mug 1 ; mug 2 : mug 1 no pan 2 no ; new : empty shelf",
      "red : none no , mug : mug yes , 2 : 2 yes")])
 def test_reasoning_without_rules(state, action, next_state, why, verdict):
@@ -327,7 +329,7 @@ def test_outcomes_tell_where_a_name_is_looked_for():
 
     made = [judged(color, thing, other, float(color == other)) for color in COLORS[:4] for thing in THINGS[:3] for other in COLORS[:4]]
     reason = hindsight.CompareWords(names, made)
-    assert reason.look == {names.kind("red"): "first", names.kind("jar"): "last"} | ({names.kind("find"): ""} if names.kind("find") else {})
+    assert reason.place == {names.kind("red"): "first", names.kind("jar"): "last"} | ({names.kind("find"): ""} if names.kind("find") else {})
     assert reason(made[1].task, [], made[1].steps[0])[1] == "red : blue no , mug : mug yes"
 
 
@@ -374,6 +376,9 @@ def test_hindsight_judges_successes_under_tasks_that_name_something_else():
             assert e.label != "another task" or set(e.task.text.split()) - set(own.split())
         assert {e.steps[0].state for e in made if e.label != "unpaid step"} == {e.steps[0].state for e in won}
     assert hindsight.counterfactual_rewards([lost], 10, np.random.default_rng(0), {}) == []
+    orders = [replace(won[0], task=Task(id=str(i), text=f"show order {i}"), steps=[replace(won[0].steps[0], state=f"order {i} of 2.5")])
+              for i in range(9)]
+    assert {e.label for e in hindsight.counterfactual_rewards(orders, 50, np.random.default_rng(0), {})} == {"none", "another task"}
     same = replace(won[0], task=Task(id="same", text="fetch red hat"))           # other words for what the same step fulfils
     assert {e.label for e in hindsight.counterfactual_rewards([won[0], same], 50, np.random.default_rng(0), {})} == {"none"}
 
@@ -386,14 +391,14 @@ def test_words_that_stand_for_others_are_learnt_from_successes():
 
     verbs = {"heat": "hot", "wash": "clean", "bring": ""}
     episodes = [won(verb, thing, tag, i) for i in range(6) for verb, tag in verbs.items() for thing in THINGS]
-    assert hindsight.CompareWords(Names([]), episodes).meant == {"heat": "hot", "wash": "clean"} | {name: name for name in THINGS}
+    assert hindsight.CompareWords(Names([]), episodes).meaning == {"heat": "hot", "wash": "clean"} | {name: name for name in THINGS}
     names = Names([f"{episode.task.text} now" for episode in episodes])
     reason = hindsight.CompareWords(names, episodes)
-    assert reason.meant == {"heat": "hot", "wash": "clean"}
+    assert reason.meaning == {"heat": "hot", "wash": "clean"}
     cold = replace(episodes[0].steps[0], state=f"holding clean {THINGS[0]}", reward=0.0)
     assert "hot : none no" in reason(episodes[0].task, [], cold)[1] and "hot : hot yes" in reason(episodes[0].task, [], episodes[0].steps[0])[1]
     few = [episode for episode in episodes if not episode.task.text.startswith("heat") or int(episode.id) < 1]
-    assert "heat" in hindsight.CompareWords(names, few).meant and "heat" not in hindsight.CompareWords(names, few[1:]).meant
+    assert "heat" in hindsight.CompareWords(names, few).meaning and "heat" not in hindsight.CompareWords(names, few[1:]).meaning
 
 
 def test_unpaid_steps_look_like_successes():
@@ -429,6 +434,10 @@ def test_hindsight_learns_on_which_side_of_a_limit_successes_are():
     assert hindsight.one_sided(won[:2] * 20) == {}                         # one success, recorded often
     equal = Task(id="t", text="a pie from 20.50"), replace(won[0].steps[0], state="pie $10.50")
     assert hindsight.another_number(*equal, {"$": True}, ["10.50", "9.50"], np.random.default_rng(0)) is None
+    dear = Task(id="t", text="a pie below 1,020.50"), replace(won[0].steps[0], state="pie $1,010")
+    assert hindsight.another_number(*dear, {"$": False}, ["9.50"], np.random.default_rng(0)).text == "a pie below 9.50"
+    six = [replace(e, steps=[replace(e.steps[0], state="pie" + f" ${10 + i}" * 6)]) for i, e in enumerate(won[:6])]
+    assert hindsight.one_sided(six) == {}                                  # six numbers of one page are one piece of evidence
     two = Task(id="t", text="a pie between 10.50 and 20.50")
     assert hindsight.another_number(two, won[0].steps[0], {"$": False}, ["5.50"], np.random.default_rng(0)) is None
 
