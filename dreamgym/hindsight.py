@@ -92,22 +92,23 @@ class CompareWords:
         return self._why_next(history, step), self._why_reward(task, step)
 
     def _why_next(self, history: list[Step], step: Step) -> str:
-        """Each name of the action beside those of its kind in the state, from the last line up; the line that
-        is most like the action; whether the next state is the same, known from this episode, or new, and its
-        first line that the state lacks. The comparison comes first: a small model quotes a line out of habit,
-        and believes what it has quoted."""
-        before, after = step.state.split("\n"), step.next_state.split("\n")
-        lines = [_THING.findall(line.lower()) for line in reversed(before)]
-        why = []
-        for thing in dict.fromkeys(_THING.findall(step.shown_action.lower())):
-            word, *number = thing.split()
-            if (kind := self.names.kind(word)) is not None:
-                alike = [other if number else other.split()[0] for line in lines for other in line
-                         if self.names.kind(other.split()[0]) == kind]
-                why.append(f"{thing} : {_compared(alike, thing) or 'none no'}")
-        said = _grams(step.shown_action)
+        """The line of the state that is most like the action, else one with names of its kinds; each name of
+        the action beside those of its kind in this line, else in the state; whether the next state is the
+        same, known from this episode, or new, and its first line that the state lacks."""
+        said, before, after = _grams(step.shown_action), step.state.split("\n"), step.next_state.split("\n")
+        kind = lambda thing: self.names.kind(thing.split()[0])
+        things = [thing for thing in dict.fromkeys(_THING.findall(step.shown_action.lower()))
+                  if kind(thing) is not None]
+        of_kinds = lambda line, kinds: [other for other in _THING.findall(line.lower()) if kind(other) in kinds]
         like = max(reversed(before), key=lambda line: len(said & _grams(line)))
-        why += [like] * bool(said & _grams(like))
+        if not said & _grams(like):
+            like = next((line for line in before if of_kinds(line, [*map(kind, things)])), "")
+        why = [like] * bool(like)
+        for thing in things:
+            alike = of_kinds(like, [kind(thing)]) or of_kinds(step.state, [kind(thing)])
+            if " " not in thing:
+                alike = [other.split()[0] for other in alike]
+            why.append(f"{thing} : {_compared(alike, thing) or 'none no'}")
         changed = next((line for line in after if line not in before), after[0])
         known = any(step.next_state in (earlier.state, earlier.next_state) for earlier in history)
         outcome = f"{'known' if known else 'new'} : {changed}"
