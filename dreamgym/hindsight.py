@@ -3,7 +3,8 @@
 """
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
 from itertools import islice
 
 import numpy as np
@@ -93,25 +94,29 @@ class CompareWords:
 
     def _why_next(self, history: list[Step], step: Step) -> str:
         """The line of the state that is most like the action, else one with names of its kinds; each name of
-        the action beside those of its kind in this line, else in the state; whether the next state is the
-        same, known from this episode, or new, and its first line that the state lacks."""
-        said, before, after = _grams(step.shown_action), step.state.split("\n"), step.next_state.split("\n")
+        the action beside those of its kind in this line, else in the state; the latest line of earlier states
+        with the names that were not found; whether the next state is the same, known from this episode, or
+        new, and its first line that the state lacks."""
+        before, after = step.state.split("\n"), step.next_state.split("\n")
+        pages = dict.fromkeys(page for old in reversed(history) for page in (old.next_state, old.state))
         kind = lambda thing: self.names.kind(thing.split()[0])
+        of_kinds = lambda text, kinds: [one for one in _THING.findall(text.lower()) if kind(one) in kinds]
         things = [thing for thing in dict.fromkeys(_THING.findall(step.shown_action.lower()))
                   if kind(thing) is not None]
-        of_kinds = lambda line, kinds: [other for other in _THING.findall(line.lower()) if kind(other) in kinds]
-        like = max(reversed(before), key=lambda line: len(said & _grams(line)))
-        if not said & _grams(like):
-            like = next((line for line in before if of_kinds(line, [*map(kind, things)])), "")
-        why = [like] * bool(like)
+        like = _most_like(_grams(step.shown_action), reversed(before)) or next(
+            (line for line in before if of_kinds(line, [*map(kind, things)])), "")
+        why, missed = [like] * bool(like), set()
         for thing in things:
             alike = of_kinds(like, [kind(thing)]) or of_kinds(step.state, [kind(thing)])
             if " " not in thing:
                 alike = [other.split()[0] for other in alike]
             why.append(f"{thing} : {_compared(alike, thing) or 'none no'}")
+            if thing not in alike:
+                missed |= {thing, thing.split()[0]}
+        seen = _most_like(missed, (line for page in pages if page != step.state for line in page.split("\n")))
+        why += [f"before : {seen}"] * bool(seen)
         changed = next((line for line in after if line not in before), after[0])
-        known = any(step.next_state in (earlier.state, earlier.next_state) for earlier in history)
-        outcome = f"{'known' if known else 'new'} : {changed}"
+        outcome = f"{'known' if step.next_state in pages else 'new'} : {changed}"
         return " ; ".join([*why, outcome if after != before else "same"])
 
     def _why_reward(self, task: Task, step: Step) -> str:
@@ -146,6 +151,12 @@ PLACES: dict[str, Callable[[list[list[str]], str], list[str]]] = {      # -> the
     "last": lambda lines, name: lines[-1] if lines else [],
     "first": lambda lines, name: lines[0] if lines else [],
     "any": lambda lines, name: [name] if any(name in line for line in lines) else lines[-1] if lines else []}
+
+
+def _most_like(said: set, lines: Iterable[str]) -> str:
+    """The first of the lines that share most of what was said, "" where none shares anything."""
+    found = (line for line in lines if said & _grams(line))
+    return max(found, key=lambda line: len(said & _grams(line)), default="")
 
 
 def _compared(found: list[str], wanted: str) -> str:
@@ -356,6 +367,7 @@ def needed_words(episodes: list[Episode]) -> dict[str, set[str]]:
     return {action: words for action, words in needed.items() if words}
 
 
+@lru_cache(maxsize=100_000)
 def _grams(text: str) -> set:
     """Things, their words, other numbers, and each two of them that are neighbours."""
     tokens = re.findall(rf"{_THING.pattern}|\d+", text.lower())
