@@ -324,6 +324,13 @@ def test_reasoning_without_rules(state, action, next_state, why, verdict):
     assert offline.explained(ruled, played, reason).steps[-1].reward_reasoning == ""
 
 
+def test_long_lists_are_cut():
+    """A name that is called missing because it stands behind many others."""
+    found = [f"mug {i}" for i in range(20)]
+    assert hindsight._compared(found, "mug 15").endswith(" mug 14 no mug 15 yes")
+    assert hindsight._compared(found, "pan 1") == " ".join(f"{thing} no" for thing in found[:8])
+
+
 def test_outcomes_tell_where_a_name_is_looked_for():
     """The line of another thing, and a word that no page shows."""
     names = Names([*(f"{verb} the {color} {thing} now" for verb in ("find", "bring") for color in COLORS for thing in THINGS)])
