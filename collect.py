@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from dreamgym import hindsight, offline, run, teacher
+from dreamgym import hindsight, offline, reasoning, run, teacher
 from dreamgym.envs.base import Environment, Player, make_env, out_folder
 from dreamgym.episode import Episode, Source, recorded, successes, to_json
 from dreamgym.flags import BelowOne, Count, Natural
@@ -126,7 +126,7 @@ def gather(env: Environment, args: Args, out: Path, settings: dict) -> None:
             parts[split] += hindsight.refused_actions(recorded(parts[split]), args.probe_share, rng)
         if split == "train":
             texts = [task.text for task in (*tasks["train"], *(e.task for e in recorded(parts["train"])))]
-            reason = hindsight.CompareWords(Names(texts), parts["train"])
+            reason = reasoning.CompareWords(Names(texts), parts["train"])
         parts[split] = [offline.explained(env, episode, reason) for episode in parts[split]]
         if ask:
             path = unfinished(f"reasoning-{split}")

@@ -1,10 +1,8 @@
-"""What recorded episodes tell beyond themselves, without rules of their environment: reasoning
-(`CompareWords`), rewards under other tasks (`counterfactual_rewards`), refused actions (`refused_actions`).
+"""What recorded episodes tell beyond themselves, without rules of their environment: rewards under other
+tasks (`counterfactual_rewards`), refused actions (`refused_actions`). Reasoning: reasoning.py.
 """
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache
 from itertools import islice
 
 import numpy as np
@@ -12,158 +10,16 @@ from msgspec.structs import replace
 
 from dreamgym.encoder import WordEncoder
 from dreamgym.episode import Episode, Source, Step, StopReason, Task, recorded, verb_of
-from dreamgym.names import Names
 
 JUDGED_TIMES = 8                       # at most, a recorded step
 UNPAID = {"another task": 0.6, "another number": 0.2, "unpaid step": 0.2}   # shares
 NEAR_TASKS, NEAREST_TASKS = 200, 8     # another task is one of the former; in half of the draws, the latter
-MEANT = 0.9                            # share of a word's successes with its meaning, at least (others: 0.1)
-MEANT_TASKS = 5                        # tasks with a word, and others, before it has a meaning
-MOST_COMPARED = 8                      # names that one is compared with
 MOST_NUMBERS = 6                       # of both states, that a limit in the task is compared with
 REFUSED_PROBABILITY = 0.6              # chance of a refused action before a recorded one
 TRIES = 8                              # draws of an action that the state lacks something for
 CHANCE = 0.001                         # below this probability by chance, what was always so is a rule
 OWN_CHANCE = 0.05                      # the same, that all states show a word of the action taken there
 TAKEN_TIMES = 3                        # episodes at least, before an action needs words that it does not say
-
-
-# ---- reasoning ----
-
-class CompareWords:
-    """Reasoning of any environment, from the texts alone (ours). A small model compares words that stand side
-    by side: "red : blue no". Names are words that replace each other in tasks (names.py).
-
-    `episodes` (recorded ones and counterfactual rewards) tell three things:
-    1. Where a name of the task is looked for: the last line, of state, action and next state, that has names
-       of its kind, or the first one, or any. Of each kind, the place that best separates successes from
-       failures.
-    2. Names that most of their successes lack there are left out ("change" in "change the price").
-    3. Other words have a meaning: what nearly all their successes show, and few others ("hot" for "heat")."""
-
-    def __init__(self, names: Names, episodes: list[Episode] = ()):
-        self.names, self.sides, self.meaning = names, one_sided(episodes), {}
-        self._learn_places(episodes)
-        self.meaning = self._meanings([episode for episode in recorded(episodes) if episode.success])
-        self._learn_places(episodes)
-
-    def _learn_places(self, episodes: list[Episode]) -> None:
-        of_kind, of_name = defaultdict(list), defaultdict(list)    # (which, reward) -> places that have it
-        for episode in episodes:
-            step = episode.steps[-1]
-            if step.done or episode.source == Source.COUNTERFACTUAL:
-                for name, kind, lines in self._asked(episode.task, step):
-                    places = {place for place in PLACES if name in PLACES[place](lines, name)}
-                    of_kind[kind, step.reward].append(places)
-                    of_name[name, step.reward].append(places)
-        share = lambda found, place: sum(place in places for places in found) / max(1, len(found))
-        gain = lambda kind, place: share(of_kind[kind, 1.0], place) - share(of_kind[kind, 0.0], place)
-        kinds = {kind for kind, reward in of_kind if reward}
-        self.place = {kind: max(PLACES, key=lambda place: gain(kind, place)) for kind in kinds}
-        self.left_out = {name for (name, reward), found in of_name.items()
-                         if reward and share(found, self.place[self.names.kind(name)]) < 0.5}
-
-    def _meanings(self, won: list[Episode]) -> dict[str, str]:
-        """Word of a task -> what the last steps of its successes show."""
-        texts = defaultdict(set)
-        for text in {episode.task.text for episode in won}:
-            for word in _words(text):
-                if self.names.kind(word) is None or word in self.left_out:
-                    texts[word].add(text)
-        tasks = len({episode.task.text for episode in won})
-        texts = {word: of for word, of in texts.items() if MEANT_TASKS <= len(of) <= tasks - MEANT_TASKS}
-        count, shown, together = Counter(), Counter(), defaultdict(Counter)
-        for episode in won:
-            seen = _shown(episode.steps[-1])
-            shown.update(seen)
-            for word in texts.keys() & _words(episode.task.text):
-                count[word] += 1
-                together[word].update(seen)
-        meaning = {}
-        for word in sorted(together):
-            n, others = count[word], len(won) - count[word]
-            gain = {seen: times / n - (shown[seen] - times) / others for seen, times in together[word].items()
-                    if times >= MEANT * n and shown[seen] - times <= (1 - MEANT) * others}
-            if gain:
-                meaning[word] = word if word in gain else max(sorted(gain), key=gain.get)
-        return meaning
-
-    def __call__(self, task: Task, history: list[Step], step: Step) -> tuple[str, str]:
-        """(why the next state follows, why the reward follows)"""
-        return self._why_next(history, step), self._why_reward(task, step)
-
-    def _why_next(self, history: list[Step], step: Step) -> str:
-        """The line of the state that is most like the action, else one with names of its kinds; each name of
-        the action beside those of its kind in this line, else in the state; the latest line of earlier states
-        with the names that were not found; whether the next state is the same, known from this episode, or
-        new, and its first line that the state lacks."""
-        before, after = step.state.split("\n"), step.next_state.split("\n")
-        pages = dict.fromkeys(page for old in reversed(history) for page in (old.next_state, old.state))
-        kind = lambda thing: self.names.kind(thing.split()[0])
-        of_kinds = lambda text, kinds: [one for one in _THING.findall(text.lower()) if kind(one) in kinds]
-        things = [thing for thing in dict.fromkeys(_THING.findall(step.shown_action.lower()))
-                  if kind(thing) is not None]
-        like = _most_like(_grams(step.shown_action), reversed(before)) or next(
-            (line for line in before if of_kinds(line, [*map(kind, things)])), "")
-        why, missed = [like] * bool(like), set()
-        for thing in things:
-            alike = of_kinds(like, [kind(thing)]) or of_kinds(step.state, [kind(thing)])
-            if " " not in thing:
-                alike = [other.split()[0] for other in alike]
-            why.append(f"{thing} : {_compared(alike, thing) or 'none no'}")
-            if thing not in alike:
-                missed |= {thing, thing.split()[0]}
-        seen = _most_like(missed, (line for page in pages if page != step.state for line in page.split("\n")))
-        why += [f"before : {seen}"] * bool(seen)
-        changed = next((line for line in after if line not in before), after[0])
-        outcome = f"{'known' if step.next_state in pages else 'new'} : {changed}"
-        return " ; ".join([*why, outcome if after != before else "same"])
-
-    def _why_reward(self, task: Task, step: Step) -> str:
-        """Each name of the task beside those of its kind in the place where it is looked for; each limit
-        beside the numbers that it is for ("30.00 : 40 more")."""
-        facts = []
-        for name, kind, lines in self._asked(task, step):
-            if name not in self.left_out:
-                found = PLACES[self.place.get(kind, "last")](lines, name)
-                facts.append(f"{name} : {_compared(found, name) or 'none no'}")
-        limits = _LIMIT.findall(task.text) if self.sides else ()
-        numbers = [number for before, number in _numbers(step) if before in self.sides] if limits else ()
-        for limit in limits if numbers else ():
-            facts.append(" ".join([limit, ":", *(f"{n} {'more' if _value(n) > _value(limit) else 'less'}"
-                                                 for n in numbers)]))
-        return " , ".join(facts)
-
-    def _asked(self, task: Task, step: Step) -> Iterator[tuple[str, int | str | None, list[list[str]]]]:
-        """(name of the task, or the meaning of a word; its kind; the names of this kind in each line that has
-        any)"""
-        lines = (*step.state.split("\n"), step.shown_action, *step.next_state.split("\n"))
-        words, meanings = [_NAME.findall(line.lower()) for line in lines], set(self.meaning.values())
-        for name in dict.fromkeys(self.meaning.get(word, word) for word in _NAME.findall(task.text.lower())):
-            kind = self.names.kind(name)
-            alike = ([word for word in line if word == name or self.names.kind(word) == kind is not None]
-                     for line in words)
-            if kind is not None or name in meanings:
-                yield name, kind, list(filter(None, alike))
-
-
-PLACES: dict[str, Callable[[list[list[str]], str], list[str]]] = {      # -> the names that are compared
-    "last": lambda lines, name: lines[-1] if lines else [],
-    "first": lambda lines, name: lines[0] if lines else [],
-    "any": lambda lines, name: [name] if any(name in line for line in lines) else lines[-1] if lines else []}
-
-
-def _most_like(said: set, lines: Iterable[str]) -> str:
-    """The first of the lines that share most of what was said, "" where none shares anything."""
-    found = (line for line in lines if said & _grams(line))
-    return max(found, key=lambda line: len(said & _grams(line)), default="")
-
-
-def _compared(found: list[str], wanted: str) -> str:
-    """'red no blue yes': what was found, up to the wanted word, each with the outcome of the comparison."""
-    if wanted in found:
-        found = found[:found.index(wanted) + 1][-MOST_COMPARED:]
-    return " ".join(f"{word} {'yes' if word == wanted else 'no'}" for word in found[:MOST_COMPARED])
 
 
 # ---- counterfactual rewards ----
@@ -183,13 +39,13 @@ def counterfactual_rewards(episodes: list[Episode], count: int, rng: np.random.G
     unpaid = unpaid_steps(played)
     fulfilled = {(e.task.text, e.steps[-1].state, e.steps[-1].action) for e in won}
     texts = sorted(tasks)
-    words, place = [_names(text) for text in texts], {text: i for i, text in enumerate(texts)}
+    words, place = [names_of(text) for text in texts], {text: i for i, text in enumerate(texts)}
     vectors_ND = WordEncoder().fit(texts)([""] * len(texts), texts) if won else np.zeros((0, 0))
     ends = {verb_of(step.action) for _, step in unpaid if step.done}
-    limits = sorted({limit for text in texts for limit in _LIMIT.findall(text)})
+    limits = sorted({limit for text in texts for limit in LIMIT.findall(text)})
 
     def another_task(task: Task, step: Step) -> Task | None:
-        said = _names(f"{task.text} {step.state} {step.shown_action} {step.next_state}")
+        said = names_of(f"{task.text} {step.state} {step.shown_action} {step.next_state}")
         near = np.argsort(-(vectors_ND @ vectors_ND[place[task.text]]), kind="stable")
         unlike = [texts[j] for j in near[:NEAR_TASKS]
                   if words[j] - said and (texts[j], step.state, step.action) not in fulfilled]
@@ -219,12 +75,12 @@ def unpaid_steps(episodes: list[Episode]) -> list[tuple[Task, Step]]:
     the last step of a success. Such a step changes the state, has the same words in its action besides those
     of the task ("move", "to"), and shows each word of the task but those that most of their successes lack
     ("put"). Example: the first of two things is put down."""
-    lacks = lambda task, step: _words(task.text) - _shown(step)
-    form = lambda task, step: frozenset(_words(step.action) - _words(task.text))
+    lacks = lambda task, step: words_of(task.text) - shown_words(step)
+    form = lambda task, step: frozenset(words_of(step.action) - words_of(task.text))
     last = [(e.task, e.steps[-1]) for e in episodes if e.success]
     forms = {form(*one) for one in last}
     said, lacked = (Counter(word for words in sets for word in words) for sets in (
-        (_words(task.text) for task, _ in last), (lacks(*one) for one in last)))
+        (words_of(task.text) for task, _ in last), (lacks(*one) for one in last)))
     return [(e.task, step) for e in episodes for step in e.steps if not step.reward and (
         e.stop != StopReason.NOT_JUDGED if step.done else
         step.valid and form(e.task, step) in forms
@@ -237,9 +93,9 @@ def one_sided(episodes: list[Episode]) -> dict[str, bool]:
     so: with the limits of other tasks it would differ."""
     seen = defaultdict(set)
     for episode in recorded(episodes):
-        limits = _LIMIT.findall(episode.task.text) if episode.success else ()
-        for before, number in _numbers(episode.steps[-1]) if len(limits) == 1 else ():
-            seen[before].add((_value(number), _value(limits[0]), episode.task.text))
+        limits = LIMIT.findall(episode.task.text) if episode.success else ()
+        for before, number in numbers_of(episode.steps[-1]) if len(limits) == 1 else ():
+            seen[before].add((value_of(number), value_of(limits[0]), episode.task.text))
     sides = {}
     for before, found in seen.items():
         numbers, limits = np.array([pair for *pair, _ in sorted(found)]).T
@@ -257,47 +113,46 @@ def another_number(task: Task, step: Step, sides: dict[str, bool], limits: list[
                    rng: np.random.Generator) -> Task | None:
     """The task with one of the other `limits`: one for which all numbers of the step behind some sign are on
     the wrong side (`one_sided`). None without such a limit."""
-    own, numbers = _LIMIT.findall(task.text), defaultdict(list)
-    for before, number in _numbers(step):
-        numbers[before].append(_value(number))
+    own, numbers = LIMIT.findall(task.text), defaultdict(list)
+    for before, number in numbers_of(step):
+        numbers[before].append(value_of(number))
     is_wrong = lambda number, limit, above: number != limit and (number > limit) != above
     wrong = [limit for limit in limits if len(own) == 1 and any(
-        all(is_wrong(number, _value(limit), sides[before]) for number in numbers[before])
+        all(is_wrong(number, value_of(limit), sides[before]) for number in numbers[before])
         for before in sides.keys() & numbers.keys())]
     return replace(task, id="", text=task.text.replace(own[0], str(rng.choice(wrong)))) if wrong else None
 
 
 _WHOLE = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
 _NUMBER = re.compile(rf"(?<![\d.,]){_WHOLE}(?:\.\d+)?")
-_LIMIT = re.compile(rf"(?<![\w.,]){_WHOLE}\.\d+\b(?!\.\d)")     # of a task: it is compared, not found
-_THING = re.compile(r"[^\W\d_]+(?: \d+\b)?")           # a word, with the number behind it: "drawer 2"
+LIMIT = re.compile(rf"(?<![\w.,]){_WHOLE}\.\d+\b(?!\.\d)")     # of a task: it is compared, not found
 # a word or a number, no part of "30.00"
-_NAME = re.compile(r"(?<![^\W_])(?<!\d[.,])[^\W_]+(?![^\W_]|(?<=\d)[.,]\d)")
+NAME = re.compile(r"(?<![^\W_])(?<!\d[.,])[^\W_]+(?![^\W_]|(?<=\d)[.,]\d)")
 
 
-def _names(text: str) -> set[str]:
+def names_of(text: str) -> set[str]:
     """Words, and numbers without decimals."""
-    return set(_NAME.findall(text.lower()))
+    return set(NAME.findall(text.lower()))
 
 
-def _words(text: str) -> set[str]:
+def words_of(text: str) -> set[str]:
     """Without numbers."""
     return set(re.findall(r"[^\W\d_]+", text.lower()))
 
 
-def _shown(step: Step) -> set[str]:
+def shown_words(step: Step) -> set[str]:
     """The words of the three texts of a step."""
-    return _words(f"{step.state} {step.shown_action} {step.next_state}")
+    return words_of(f"{step.state} {step.shown_action} {step.next_state}")
 
 
-def _numbers(step: Step) -> list[tuple[str, str]]:
+def numbers_of(step: Step) -> list[tuple[str, str]]:
     """The first numbers of both states together, each with the word or signs before it."""
     text = f"{step.state}\n{step.next_state}"
     before = lambda start: re.search(r"[^\s\d.]*$", text[max(0, start - 20):start].rstrip())[0]
     return [(before(found.start()), found[0]) for found in islice(_NUMBER.finditer(text), MOST_NUMBERS)]
 
 
-def _value(number: str) -> float:
+def value_of(number: str) -> float:
     return float(number.replace(",", ""))
 
 
@@ -365,13 +220,6 @@ def needed_words(episodes: list[Episode]) -> dict[str, set[str]]:
         others = CHANCE if times >= TAKEN_TIMES else 0.0
         needed[action] = {word for word, p in chance.items() if p < (OWN_CHANCE if word in own else others)}
     return {action: words for action, words in needed.items() if words}
-
-
-@lru_cache(maxsize=100_000)
-def _grams(text: str) -> set:
-    """Things, their words, other numbers, and each two of them that are neighbours."""
-    tokens = re.findall(rf"{_THING.pattern}|\d+", text.lower())
-    return {*tokens, *(token.split()[0] for token in tokens), *zip(tokens, tokens[1:])}
 
 
 def _tokens(text: str) -> set[str]:

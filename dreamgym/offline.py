@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from dreamgym import hindsight, prompts, run, teacher
 from dreamgym.envs.base import Act, Environment, Player, env_of_data, one_each, record_step
 from dreamgym.episode import (Episode, Source, Step, StopReason, Task, check_episode, read_episodes, to_json)
-from dreamgym.hindsight import CompareWords
 from dreamgym.names import Names
+from dreamgym.reasoning import CompareWords
 
 SPLITS = ("train", "valid", "test")
 PROBE_PROBABILITY = 0.6                # chance of a probe before an action whose first two words differ from

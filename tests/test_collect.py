@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 import collect
-from dreamgym import hindsight, offline, run, teacher
+from dreamgym import hindsight, offline, reasoning, run, teacher
 from dreamgym.envs.base import Environment, Player, Session, StepResult
 from dreamgym.episode import Episode, Step, StopReason, Task, read_episodes, read_tasks, recorded, to_json
 from dreamgym.names import Names
@@ -312,7 +312,7 @@ def test_reasoning_without_rules(state, action, next_state, why, verdict):
     history = [Step(state="the shop\nblue red mug\nsize 1 2 3", action="open", next_state=state)]
     step = Step(state=state, action=action, next_state=next_state)
     task = Task(id="t", text="find a red mug below 9.50 dollars , size 2")
-    reason = hindsight.CompareWords(ASKED)
+    reason = reasoning.CompareWords(ASKED)
     reason.sides = {"$": False}
     assert reason(task, history, step) == (why, verdict)
     played = Episode(id="e", task=task, steps=[*history, step])
@@ -327,8 +327,8 @@ def test_reasoning_without_rules(state, action, next_state, why, verdict):
 def test_long_lists_are_cut():
     """A name that is called missing because it stands behind many others."""
     found = [f"mug {i}" for i in range(20)]
-    assert hindsight._compared(found, "mug 15").endswith(" mug 14 no mug 15 yes")
-    assert hindsight._compared(found, "pan 1") == " ".join(f"{thing} no" for thing in found[:8])
+    assert reasoning._compared(found, "mug 15").endswith(" mug 14 no mug 15 yes")
+    assert reasoning._compared(found, "pan 1") == " ".join(f"{thing} no" for thing in found[:8])
 
 
 def test_outcomes_tell_where_a_name_is_looked_for():
@@ -339,7 +339,7 @@ def test_outcomes_tell_where_a_name_is_looked_for():
         return Episode(id="", task=Task(id="", text=f"bring the {color} {thing} now"), steps=[step])
 
     made = [judged(color, thing, other, float(color == other)) for color in COLORS[:4] for thing in THINGS[:3] for other in COLORS[:4]]
-    reason = hindsight.CompareWords(names, made)
+    reason = reasoning.CompareWords(names, made)
     assert reason.place == {names.kind("red"): "first", names.kind("jar"): "last"} | ({names.kind("find"): ""} if names.kind("find") else {})
     assert reason(made[1].task, [], made[1].steps[0])[1] == "red : blue no , mug : mug yes"
 
@@ -402,14 +402,14 @@ def test_words_that_stand_for_others_are_learnt_from_successes():
 
     verbs = {"heat": "hot", "wash": "clean", "bring": ""}
     episodes = [won(verb, thing, tag, i) for i in range(6) for verb, tag in verbs.items() for thing in THINGS]
-    assert hindsight.CompareWords(Names([]), episodes).meaning == {"heat": "hot", "wash": "clean"} | {name: name for name in THINGS}
+    assert reasoning.CompareWords(Names([]), episodes).meaning == {"heat": "hot", "wash": "clean"} | {name: name for name in THINGS}
     names = Names([f"{episode.task.text} now" for episode in episodes])
-    reason = hindsight.CompareWords(names, episodes)
+    reason = reasoning.CompareWords(names, episodes)
     assert reason.meaning == {"heat": "hot", "wash": "clean"}
     cold = replace(episodes[0].steps[0], state=f"holding clean {THINGS[0]}", reward=0.0)
     assert "hot : none no" in reason(episodes[0].task, [], cold)[1] and "hot : hot yes" in reason(episodes[0].task, [], episodes[0].steps[0])[1]
     few = [episode for episode in episodes if not episode.task.text.startswith("heat") or int(episode.id) < 1]
-    assert "heat" in hindsight.CompareWords(names, few).meaning and "heat" not in hindsight.CompareWords(names, few[1:]).meaning
+    assert "heat" in reasoning.CompareWords(names, few).meaning and "heat" not in reasoning.CompareWords(names, few[1:]).meaning
 
 
 def test_unpaid_steps_look_like_successes():

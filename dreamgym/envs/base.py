@@ -153,7 +153,7 @@ class Environment:
     def explain(self, task: Task, history: list[Step], step: Step) -> tuple[str, str] | None:
         """(why the next state follows, why the reward follows) by rule; "" where none can tell, or expects
         another outcome. Facts first, the verdict last: a small model concludes only from what it has written.
-        None: dreamgym.hindsight.CompareWords makes both of the texts alone."""
+        None: dreamgym.reasoning.CompareWords makes both of the texts alone."""
         return None
 
     def counterfactuals(self, episodes: list[Episode], count: int, rng: np.random.Generator,

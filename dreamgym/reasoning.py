@@ -1,0 +1,159 @@
+"""Reasoning traces of recorded steps, from their texts alone: words that stand side by side."""
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+
+from dreamgym.episode import Episode, Source, Step, Task, recorded
+from dreamgym.hindsight import LIMIT, NAME, numbers_of, one_sided, shown_words, value_of, words_of
+from dreamgym.names import Names
+
+MEANT = 0.9                            # share of a word's successes with its meaning, at least (others: 0.1)
+MEANT_TASKS = 5                        # tasks with a word, and others, before it has a meaning
+MOST_COMPARED = 8                      # names that one is compared with
+
+
+class CompareWords:
+    """Reasoning of any environment, from the texts alone (ours). A small model compares words that stand side
+    by side: "red : blue no". Names are words that replace each other in tasks (names.py).
+
+    `episodes` (recorded ones and counterfactual rewards) tell three things:
+    1. Where a name of the task is looked for: the last line, of state, action and next state, that has names
+       of its kind, or the first one, or any. Of each kind, the place that best separates successes from
+       failures.
+    2. Names that most of their successes lack there are left out ("change" in "change the price").
+    3. Other words have a meaning: what nearly all their successes show, and few others ("hot" for "heat")."""
+
+    def __init__(self, names: Names, episodes: list[Episode] = ()):
+        self.names, self.sides, self.meaning = names, one_sided(episodes), {}
+        self._learn_places(episodes)
+        self.meaning = self._meanings([episode for episode in recorded(episodes) if episode.success])
+        self._learn_places(episodes)
+
+    def _learn_places(self, episodes: list[Episode]) -> None:
+        of_kind, of_name = defaultdict(list), defaultdict(list)    # (which, reward) -> places that have it
+        for episode in episodes:
+            step = episode.steps[-1]
+            if step.done or episode.source == Source.COUNTERFACTUAL:
+                for name, kind, lines in self._asked(episode.task, step):
+                    places = {place for place in PLACES if name in PLACES[place](lines, name)}
+                    of_kind[kind, step.reward].append(places)
+                    of_name[name, step.reward].append(places)
+        share = lambda found, place: sum(place in places for places in found) / max(1, len(found))
+        gain = lambda kind, place: share(of_kind[kind, 1.0], place) - share(of_kind[kind, 0.0], place)
+        kinds = {kind for kind, reward in of_kind if reward}
+        self.place = {kind: max(PLACES, key=lambda place: gain(kind, place)) for kind in kinds}
+        self.left_out = {name for (name, reward), found in of_name.items()
+                         if reward and share(found, self.place[self.names.kind(name)]) < 0.5}
+
+    def _meanings(self, won: list[Episode]) -> dict[str, str]:
+        """Word of a task -> what the last steps of its successes show."""
+        texts = defaultdict(set)
+        for text in {episode.task.text for episode in won}:
+            for word in words_of(text):
+                if self.names.kind(word) is None or word in self.left_out:
+                    texts[word].add(text)
+        tasks = len({episode.task.text for episode in won})
+        texts = {word: of for word, of in texts.items() if MEANT_TASKS <= len(of) <= tasks - MEANT_TASKS}
+        count, shown, together = Counter(), Counter(), defaultdict(Counter)
+        for episode in won:
+            seen = shown_words(episode.steps[-1])
+            shown.update(seen)
+            for word in texts.keys() & words_of(episode.task.text):
+                count[word] += 1
+                together[word].update(seen)
+        meaning = {}
+        for word in sorted(together):
+            n, others = count[word], len(won) - count[word]
+            gain = {seen: times / n - (shown[seen] - times) / others for seen, times in together[word].items()
+                    if times >= MEANT * n and shown[seen] - times <= (1 - MEANT) * others}
+            if gain:
+                meaning[word] = word if word in gain else max(sorted(gain), key=gain.get)
+        return meaning
+
+    def __call__(self, task: Task, history: list[Step], step: Step) -> tuple[str, str]:
+        """(why the next state follows, why the reward follows)"""
+        return self._why_next(history, step), self._why_reward(task, step)
+
+    def _why_next(self, history: list[Step], step: Step) -> str:
+        """The line of the state that is most like the action, else one with names of its kinds; each name of
+        the action beside those of its kind in this line, else in the state; the latest line of earlier states
+        with the names that were not found; whether the next state is the same, known from this episode, or
+        new, and its first line that the state lacks."""
+        before, after = step.state.split("\n"), step.next_state.split("\n")
+        pages = dict.fromkeys(page for old in reversed(history) for page in (old.next_state, old.state))
+        kind = lambda thing: self.names.kind(thing.split()[0])
+        of_kinds = lambda text, kinds: [one for one in _THING.findall(text.lower()) if kind(one) in kinds]
+        things = [thing for thing in dict.fromkeys(_THING.findall(step.shown_action.lower()))
+                  if kind(thing) is not None]
+        like = _most_like(_grams(step.shown_action), reversed(before)) or next(
+            (line for line in before if of_kinds(line, [*map(kind, things)])), "")
+        why, missed = [like] * bool(like), set()
+        for thing in things:
+            alike = of_kinds(like, [kind(thing)]) or of_kinds(step.state, [kind(thing)])
+            if " " not in thing:
+                alike = [other.split()[0] for other in alike]
+            why.append(f"{thing} : {_compared(alike, thing) or 'none no'}")
+            if thing not in alike:
+                missed |= {thing, thing.split()[0]}
+        seen = _most_like(missed, (line for page in pages if page != step.state for line in page.split("\n")))
+        why += [f"before : {seen}"] * bool(seen)
+        changed = next((line for line in after if line not in before), after[0])
+        outcome = f"{'known' if step.next_state in pages else 'new'} : {changed}"
+        return " ; ".join([*why, outcome if after != before else "same"])
+
+    def _why_reward(self, task: Task, step: Step) -> str:
+        """Each name of the task beside those of its kind in the place where it is looked for; each limit
+        beside the numbers that it is for ("30.00 : 40 more")."""
+        facts = []
+        for name, kind, lines in self._asked(task, step):
+            if name not in self.left_out:
+                found = PLACES[self.place.get(kind, "last")](lines, name)
+                facts.append(f"{name} : {_compared(found, name) or 'none no'}")
+        limits = LIMIT.findall(task.text) if self.sides else ()
+        numbers = [number for before, number in numbers_of(step) if before in self.sides] if limits else ()
+        for limit in limits if numbers else ():
+            facts.append(" ".join([limit, ":", *(f"{n} {'more' if value_of(n) > value_of(limit) else 'less'}"
+                                                 for n in numbers)]))
+        return " , ".join(facts)
+
+    def _asked(self, task: Task, step: Step) -> Iterator[tuple[str, int | str | None, list[list[str]]]]:
+        """(name of the task, or the meaning of a word; its kind; the names of this kind in each line that has
+        any)"""
+        lines = (*step.state.split("\n"), step.shown_action, *step.next_state.split("\n"))
+        words, meanings = [NAME.findall(line.lower()) for line in lines], set(self.meaning.values())
+        for name in dict.fromkeys(self.meaning.get(word, word) for word in NAME.findall(task.text.lower())):
+            kind = self.names.kind(name)
+            alike = ([word for word in line if word == name or self.names.kind(word) == kind is not None]
+                     for line in words)
+            if kind is not None or name in meanings:
+                yield name, kind, list(filter(None, alike))
+
+
+PLACES: dict[str, Callable[[list[list[str]], str], list[str]]] = {      # -> the names that are compared
+    "last": lambda lines, name: lines[-1] if lines else [],
+    "first": lambda lines, name: lines[0] if lines else [],
+    "any": lambda lines, name: [name] if any(name in line for line in lines) else lines[-1] if lines else []}
+
+
+def _most_like(said: set, lines: Iterable[str]) -> str:
+    """The first of the lines that share most of what was said, "" where none shares anything."""
+    found = (line for line in lines if said & _grams(line))
+    return max(found, key=lambda line: len(said & _grams(line)), default="")
+
+
+def _compared(found: list[str], wanted: str) -> str:
+    """'red no blue yes': what was found, up to the wanted word, each with the outcome of the comparison."""
+    if wanted in found:
+        found = found[:found.index(wanted) + 1][-MOST_COMPARED:]
+    return " ".join(f"{word} {'yes' if word == wanted else 'no'}" for word in found[:MOST_COMPARED])
+
+
+_THING = re.compile(r"[^\W\d_]+(?: \d+\b)?")           # a word, with the number behind it: "drawer 2"
+
+
+@lru_cache(maxsize=100_000)
+def _grams(text: str) -> set:
+    """Things, their words, other numbers, and each two of them that are neighbours."""
+    tokens = re.findall(rf"{_THING.pattern}|\d+", text.lower())
+    return {*tokens, *(token.split()[0] for token in tokens), *zip(tokens, tokens[1:])}
