@@ -110,11 +110,10 @@ class CompareWords:
             if name not in self.left_out:
                 found = PLACES[self.place.get(kind, "last")](lines, name)
                 facts.append(f"{name} : {_compared(found, name) or 'none no'}")
-        limits = LIMIT.findall(task.text) if self.sides else ()
-        numbers = [number for before, number in numbers_of(step) if before in self.sides] if limits else ()
-        for limit in limits if numbers else ():
-            facts.append(" ".join([limit, ":", *(f"{n} {'more' if value_of(n) > value_of(limit) else 'less'}"
-                                                 for n in numbers)]))
+        numbers = [n for before, n in numbers_of(step) if before in self.sides] if self.sides else []
+        for limit in LIMIT.findall(task.text) if numbers else ():
+            compared = (f"{n} {'more' if value_of(n) > value_of(limit) else 'less'}" for n in numbers)
+            facts.append(" ".join([limit, ":", *compared]))
         return " , ".join(facts)
 
     def _asked(self, task: Task, step: Step) -> Iterator[tuple[str, int | str | None, list[list[str]]]]:
