@@ -72,8 +72,8 @@ def counterfactual_rewards(episodes: list[Episode], count: int, rng: np.random.G
 
 def unpaid_steps(episodes: list[Episode]) -> list[tuple[Task, Step]]:
     """Recorded steps without reward, with their tasks: those that ended an episode, and those that look like
-    the last step of a success. Such a step changes the state, has the same words in its action besides those
-    of the task ("move", "to"), and shows each word of the task but those that most of their successes lack
+    the last step of a success. Such a step changes the state. Its action has the same words besides those of
+    the task ("move", "to"). It shows each word of the task but those that most of their successes lack
     ("put"). Example: the first of two things is put down."""
     lacks = lambda task, step: words_of(task.text) - shown_words(step)
     form = lambda task, step: frozenset(words_of(step.action) - words_of(task.text))

@@ -76,10 +76,10 @@ class CompareWords:
         return self._why_next(history, step), self._why_reward(task, step)
 
     def _why_next(self, history: list[Step], step: Step) -> str:
-        """The line of the state that is most like the action, else one with names of its kinds; each name of
-        the action beside those of its kind in this line, else in the state; the latest line of earlier states
-        with the names that were not found; whether the next state is the same, known from this episode, or
-        new, and its first line that the state lacks."""
+        """First the line of the state that is most like the action, else one with names of its kinds. Then
+        each name of the action beside those of its kind, in this line or else in the state. Then the latest
+        line of earlier states with a name that was not found. Last, whether the next state is the same, known
+        from this episode or new, and its first line that the state lacks."""
         before, after = step.state.split("\n"), step.next_state.split("\n")
         pages = dict.fromkeys(page for old in reversed(history) for page in (old.next_state, old.state))
         kind = lambda thing: self.names.kind(thing.split()[0])
