@@ -122,11 +122,12 @@ def gather(env: Environment, args: Args, out: Path, settings: dict) -> None:
         count = args.counterfactuals if split == "train" else args.counterfactuals_heldout
         rng = run.rng(args.seed, "counterfactuals", split)
         parts[split] += offline.counterfactuals(env, parts, tasks, split, count, rng)
-        if split == "train" and args.import_file:
-            parts[split] += hindsight.refused_actions(recorded(parts[split]), args.probe_share, rng)
         if split == "train":
-            texts = [task.text for task in (*tasks["train"], *(e.task for e in recorded(parts["train"])))]
-            reason = reasoning.CompareWords(Names(texts), parts["train"])
+            played = recorded(parts[split])
+            if args.import_file:
+                parts[split] += hindsight.refused_actions(played, args.probe_share, rng)
+            texts = [task.text for task in (*tasks[split], *(episode.task for episode in played))]
+            reason = reasoning.CompareWords(Names(texts), parts[split])
         parts[split] = [offline.explained(env, episode, reason) for episode in parts[split]]
         if ask:
             path = unfinished(f"reasoning-{split}")

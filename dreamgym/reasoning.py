@@ -48,18 +48,15 @@ class CompareWords:
 
     def _meanings(self, won: list[Episode]) -> dict[str, str]:
         """Word of a task -> what the last steps of its successes show."""
-        texts = defaultdict(set)
-        for text in {episode.task.text for episode in won}:
-            for word in words_of(text):
-                if self.names.kind(word) is None or word in self.left_out:
-                    texts[word].add(text)
-        tasks = len({episode.task.text for episode in won})
-        texts = {word: of for word, of in texts.items() if MEANT_TASKS <= len(of) <= tasks - MEANT_TASKS}
+        tasks = {episode.task.text for episode in won}
+        said = Counter(word for text in tasks for word in words_of(text)
+                       if self.names.kind(word) is None or word in self.left_out)
+        asked = {word for word, n in said.items() if MEANT_TASKS <= n <= len(tasks) - MEANT_TASKS}
         count, shown, together = Counter(), Counter(), defaultdict(Counter)
         for episode in won:
             seen = shown_words(episode.steps[-1])
             shown.update(seen)
-            for word in texts.keys() & words_of(episode.task.text):
+            for word in asked & words_of(episode.task.text):
                 count[word] += 1
                 together[word].update(seen)
         meaning = {}
@@ -84,13 +81,13 @@ class CompareWords:
         pages = dict.fromkeys(page for old in reversed(history) for page in (old.next_state, old.state))
         kind = lambda thing: self.names.kind(thing.split()[0])
         of_kinds = lambda text, kinds: [one for one in _THING.findall(text.lower()) if kind(one) in kinds]
-        things = [thing for thing in dict.fromkeys(_THING.findall(step.shown_action.lower()))
-                  if kind(thing) is not None]
+        kinds = {thing: kind(thing) for thing in _THING.findall(step.shown_action.lower())
+                 if kind(thing) is not None}
         like = _most_like(_grams(step.shown_action), reversed(before)) or next(
-            (line for line in before if of_kinds(line, [*map(kind, things)])), "")
+            (line for line in before if of_kinds(line, kinds.values())), "")
         why, missed = [like] * bool(like), set()
-        for thing in things:
-            alike = of_kinds(like, [kind(thing)]) or of_kinds(step.state, [kind(thing)])
+        for thing, own in kinds.items():
+            alike = of_kinds(like, [own]) or of_kinds(step.state, [own])
             if " " not in thing:
                 alike = [other.split()[0] for other in alike]
             why.append(f"{thing} : {_compared(alike, thing) or 'none no'}")
