@@ -17,25 +17,27 @@ class CompareWords:
     """Reasoning of any environment, from the texts alone (ours). A small model compares words that stand side
     by side: "red : blue no". Names are words that replace each other in tasks (names.py).
 
-    `episodes` (recorded ones and counterfactual rewards) tell three things:
+    `episodes` (recorded ones and counterfactual rewards) tell four things:
     1. Where a name of the task is looked for: the last line, of state, action and next state, that has names
        of its kind, or the first one, or any. Of each kind, the place that best separates successes from
        failures.
     2. Names that most of their successes lack there are left out ("change" in "change the price").
-    3. Other words have a meaning: what nearly all their successes show, and few others ("hot" for "heat")."""
+    3. Other words have a meaning: what nearly all their successes show, and few others ("hot" for "heat").
+    4. Or they count: their successes show a name of the task so often, and others do not ("two")."""
 
     def __init__(self, names: Names, episodes: list[Episode] = ()):
         self.names, self.sides, self.meaning = names, one_sided(episodes), {}
         self._learn_places(episodes)
         self.meaning = self._meanings([episode for episode in recorded(episodes) if episode.success])
         self._learn_places(episodes)
+        self.counts = self._counts(episodes)
 
     def _learn_places(self, episodes: list[Episode]) -> None:
         of_kind, of_name = defaultdict(list), defaultdict(list)    # (which, reward) -> places that have it
         for episode in episodes:
             step = episode.steps[-1]
-            if step.done or episode.source == Source.COUNTERFACTUAL:
-                for name, kind, lines in self._asked(episode.task, step):
+            if _is_judged(episode):
+                for name, kind, lines in self._asked(episode.task, _lines(step)):
                     places = {place for place in PLACES if name in PLACES[place](lines, name)}
                     of_kind[kind, step.reward].append(places)
                     of_name[name, step.reward].append(places)
@@ -49,8 +51,7 @@ class CompareWords:
     def _meanings(self, won: list[Episode]) -> dict[str, str]:
         """Word of a task -> what the last steps of its successes show."""
         tasks = {episode.task.text for episode in won}
-        said = Counter(word for text in tasks for word in words_of(text)
-                       if self.names.kind(word) is None or word in self.left_out)
+        said = Counter(word for text in tasks for word in filter(self._is_no_name, words_of(text)))
         asked = {word for word, n in said.items() if MEANT_TASKS <= n <= len(tasks) - MEANT_TASKS}
         count, shown, together = Counter(), Counter(), defaultdict(Counter)
         for episode in won:
@@ -68,15 +69,39 @@ class CompareWords:
                 meaning[word] = word if word in gain else max(sorted(gain), key=gain.get)
         return meaning
 
+    def _counts(self, episodes: list[Episode]) -> dict[str, tuple[int, int | str]]:
+        """Word of a task -> (n, kind): nearly all its successes show a name of the task of this kind in n
+        lines of the next state, nearly no failures do, and few successes of other tasks. The most frequent
+        word comes first."""
+        won, lost = defaultdict(list), defaultdict(list)         # word -> times by kind
+        for episode in filter(_is_judged, episodes):
+            lines = episode.steps[-1].next_state.split("\n")
+            times = {kind: sum(name in line for line in found)
+                     for name, kind, found in self._asked(episode.task, lines)}
+            for word in {"", *filter(self._is_no_name, words_of(episode.task.text))}:
+                (won if episode.success else lost)[word].append(times)
+        enough = lambda found, kind, least: sum(times.get(kind, 0) >= least for times in found)
+        counts = {}
+        for word in sorted(won.keys() & lost.keys() - {""}, key=lambda word: (-len(won[word]), word)):
+            own, failed, others = won[word], lost[word], len(won[""]) - len(won[word])
+            for kind in sorted({kind for times in own for kind in times}, key=str):
+                least = sorted(times.get(kind, 0) for times in own)[int((1 - MEANT) * len(own))]
+                if (least > 1 and MEANT_TASKS <= min(len(own), len(failed), others)
+                        and enough(failed, kind, least) <= (1 - MEANT) * len(failed)
+                        and enough(won[""], kind, least) - enough(own, kind, least) <= 0.5 * others):
+                    counts.setdefault(word, (least, kind))
+        return counts
+
     def __call__(self, task: Task, history: list[Step], step: Step) -> tuple[str, str]:
         """(why the next state follows, why the reward follows)"""
         return self._why_next(history, step), self._why_reward(task, step)
 
     def _why_next(self, history: list[Step], step: Step) -> str:
         """First the line of the state that is most like the action, else one with names of its kinds. Then
-        each name of the action beside those of its kind, in this line or else in the state. Then the latest
-        line of earlier states with a name that was not found. Last, whether the next state is the same, known
-        from this episode or new, and its first line that the state lacks."""
+        each name of the action beside those of its kind, in this line or else in the state. Where one was not
+        found, the earlier pages are searched: the first line of one that is most like the missing names, else
+        any line. Last, whether the next state is the same, known from this episode or new, and its first line
+        that the state lacks."""
         before, after = step.state.split("\n"), step.next_state.split("\n")
         pages = dict.fromkeys(page for old in reversed(history) for page in (old.next_state, old.state))
         kind = lambda thing: self.names.kind(thing.split()[0])
@@ -92,31 +117,39 @@ class CompareWords:
                 alike = [other.split()[0] for other in alike]
             why.append(f"{thing} : {_compared(alike, thing) or 'none no'}")
             if thing not in alike:
-                missed |= {thing, thing.split()[0]}
-        seen = _most_like(missed, (line for page in pages if page != step.state for line in page.split("\n")))
-        why += [f"before : {seen}"] * bool(seen)
+                missed.add(thing)
+        if missed:
+            why += _searched(missed, [page.split("\n") for page in pages if page != step.state])
         changed = next((line for line in after if line not in before), after[0])
         outcome = f"{'known' if step.next_state in pages else 'new'} : {changed}"
         return " ; ".join([*why, outcome if after != before else "same"])
 
     def _why_reward(self, task: Task, step: Step) -> str:
         """Each name of the task beside those of its kind in the place where it is looked for; each limit
-        beside the numbers that it is for ("30.00 : 40 more")."""
+        beside the numbers that it is for ("30.00 : 40 more"). A word that counts
+        stands beside the names that it counts."""
         facts = []
-        for name, kind, lines in self._asked(task, step):
+        for name, kind, lines in self._asked(task, _lines(step)):
             if name not in self.left_out:
                 found = PLACES[self.place.get(kind, "last")](lines, name)
                 facts.append(f"{name} : {_compared(found, name) or 'none no'}")
+        if word := next((word for word in self.counts if word in words_of(task.text)), None):
+            times, counted = self.counts[word]
+            facts += [f"{word} : {_counted(sum(lines, []), name, times)}"
+                      for name, kind, lines in self._asked(task, step.next_state.split("\n"))
+                      if kind == counted and name not in self.left_out]
         numbers = [n for before, n in numbers_of(step) if before in self.sides] if self.sides else []
         for limit in LIMIT.findall(task.text) if numbers else ():
             compared = (f"{n} {'more' if value_of(n) > value_of(limit) else 'less'}" for n in numbers)
             facts.append(" ".join([limit, ":", *compared]))
         return " , ".join(facts)
 
-    def _asked(self, task: Task, step: Step) -> Iterator[tuple[str, int | str | None, list[list[str]]]]:
+    def _is_no_name(self, word: str) -> bool:
+        return self.names.kind(word) is None or word in self.left_out
+
+    def _asked(self, task: Task, lines: list[str]) -> Iterator[tuple[str, int | str | None, list[list[str]]]]:
         """(name of the task, or the meaning of a word; its kind; the names of this kind in each line that has
         any)"""
-        lines = (*step.state.split("\n"), step.shown_action, *step.next_state.split("\n"))
         words, meanings = [NAME.findall(line.lower()) for line in lines], set(self.meaning.values())
         for name in dict.fromkeys(self.meaning.get(word, word) for word in NAME.findall(task.text.lower())):
             kind = self.names.kind(name)
@@ -124,6 +157,14 @@ class CompareWords:
                      for line in words)
             if kind is not None or name in meanings:
                 yield name, kind, list(filter(None, alike))
+
+
+def _lines(step: Step) -> list[str]:
+    return [*step.state.split("\n"), step.shown_action, *step.next_state.split("\n")]
+
+
+def _is_judged(episode: Episode) -> bool:
+    return episode.steps[-1].done or episode.source == Source.COUNTERFACTUAL
 
 
 PLACES: dict[str, Callable[[list[list[str]], str], list[str]]] = {      # -> the names that are compared
@@ -138,11 +179,35 @@ def _most_like(said: set, lines: Iterable[str]) -> str:
     return max(found, key=lambda line: len(said & _grams(line)), default="")
 
 
+def _searched(missed: set[str], pages: list[list[str]]) -> list[str]:
+    """['page : at drawer 2: no', 'line : drawer 3 yes']: the line most like the missing names, and whether it
+    has one. Titles come first: whether a page is known must be looked up before it is said."""
+    said, why = missed | {thing.split()[0] for thing in missed}, []
+    titles, every = [page[0] for page in pages], [line for page in pages for line in page]
+    for what, lines in (("page", titles), ("line", every)):
+        found = _most_like(said, lines)
+        has_one = bool(missed & _grams(found))
+        why.append(f"{what} : {found or 'none'} {'yes' if has_one else 'no'}")
+        if has_one:
+            break
+    return why
+
+
 def _compared(found: list[str], wanted: str) -> str:
     """'red no blue yes': what was found, up to the wanted word, each with the outcome of the comparison."""
     if wanted in found:
         found = found[:found.index(wanted) + 1][-MOST_COMPARED:]
     return " ".join(f"{word} {'yes' if word == wanted else 'no'}" for word in found[:MOST_COMPARED])
+
+
+def _counted(found: list[str], wanted: str, times: int) -> str:
+    """As `_compared`, from the first wanted word to the one that is enough: 'mug yes cup no mug yes'."""
+    at = [i for i, word in enumerate(found) if word == wanted]
+    enough, start = len(at) >= times, at[0] if at else len(found)
+    rest = found[start + 1:at[times - 1] + 1] if enough else found[start + 1:]
+    shown = found[start:start + 1] + (rest[1 - MOST_COMPARED:] if enough else rest[:MOST_COMPARED - 1])
+    said = [f"{word} {'yes' if word == wanted else 'no'}" for word in shown]
+    return " ".join(said if enough else [*said, "none no"])
 
 
 _THING = re.compile(r"[^\W\d_]+(?: \d+\b)?")           # a word, with the number behind it: "drawer 2"

@@ -297,14 +297,13 @@ ASKED = Names(f"find a {color} {thing} below 9.50 dollars , size {n}" for n in r
     ("a red mug $12", "next", "the shop\nblue red mug\nsize 1 2 3", "known : the shop",
      "red : blue no red yes , mug : mug yes , 2 : 1 no 2 yes , 9.50 : 12 more"),
     ("shelf 7\nred mug\ngreen jar", "take the blue jar", "shelf 7\nred mug\ngreen jar",
-     "green jar ; blue : green no ; jar : jar yes ; before : blue red mug ; same", "red : green no , mug : jar no , 2 : 7 no"),
-    ("shelf 7\nred mug\ngreen pan", "buy blue", "shelf 7\nred mug\ngreen pan", "red mug ; blue : red no ; before : blue red mug ; same",
-     "red : green no , mug : pan no , 2 : 7 no"),
+     "green jar ; blue : green no ; jar : jar yes ; page : none no ; line : blue red mug yes ; same", "red : green no , mug : jar no , 2 : 7 no"),
+    ("shelf 7\nred mug\ngreen pan", "buy blue", "shelf 7\nred mug\ngreen pan", "red mug ; blue : red no ; page : none no ; line : blue red mug yes ; same", "red : green no , mug : pan no , 2 : 7 no"),
     ("mug 1\n" + "pan 2\n" * 9 + "mug 2, red_mug", "take mug 2 from pan 4", "empty shelf",
-     "mug 2, red_mug ; mug 2 : mug 2 yes ; pan 4 : mug 2 no mug no ; new : empty shelf", "red : red yes , mug : mug yes , 2 : 2 yes"),
+     "mug 2, red_mug ; mug 2 : mug 2 yes ; pan 4 : mug 2 no mug no ; page : none no ; line : none no ; new : empty shelf", "red : red yes , mug : mug yes , 2 : 2 yes"),
     ("red 1\n" + "pan 2\n" * 9 + "mug 2", "take mug 2 from red", "empty shelf",
      "mug 2 ; mug 2 : mug 2 yes ; red : red yes ; new : empty shelf", "red : red yes , mug : mug yes , 2 : 2 yes"),
-    ("mug 1\npan 2", "take mug 2", "empty shelf", "mug 1 ; mug 2 : mug 1 no ; before : blue red mug ; new : empty shelf",
+    ("mug 1\npan 2", "take mug 2", "empty shelf", "mug 1 ; mug 2 : mug 1 no ; page : none no ; line : blue red mug no ; new : empty shelf",
      "red : none no , mug : mug yes , 2 : 2 yes")])
 def test_reasoning_without_rules(state, action, next_state, why, verdict):
     """Names that are compared with another kind's or with a price, or with a line further up; a page that is
@@ -322,6 +321,36 @@ def test_reasoning_without_rules(state, action, next_state, why, verdict):
     ruled = Environment()
     ruled.explain = lambda *_: ("by rule", "")
     assert offline.explained(ruled, played, reason).steps[-1].reward_reasoning == ""
+
+
+def test_a_known_page_is_looked_up_by_its_first_line():
+    """A page that is called new because an older list names it, too, or known because it is listed."""
+    step = lambda state, action, after: Step(state=state, action=action, next_state=after)
+    room, jar, pan = "room\njar 1\njar 2\npan 1", "at jar 1:\nnothing", "at pan 1:\nnothing"
+    history = [step(room, "go to jar 1", jar), step(jar, "go to pan 1", pan)]
+    why = lambda action, after: reasoning.CompareWords(ASKED)(Task(id="", text=""), history, step(pan, action, after))[0]
+    assert why("go to jar 1", jar) == "at pan 1: ; jar 1 : pan 1 no ; page : at jar 1: yes ; known : at jar 1:"
+    assert why("go to jar 2", "at jar 2:") == "at pan 1: ; jar 2 : pan 1 no ; page : at jar 1: no ; line : jar 2 yes ; new : at jar 2:"
+    assert why("go to jar 3", pan) == "at pan 1: ; jar 3 : pan 1 no ; page : at jar 1: no ; line : at jar 1: no ; same"
+
+
+def test_words_that_count():
+    """The first of two things, which looks like the last; other words, which count nothing."""
+    def put(many, thing, there, reward):
+        step = Step(state="shelf", action=f"put {thing} down", next_state="\n".join(["shelf", *there]), reward=reward, done=bool(reward))
+        return Episode(id="", task=Task(id="", text=f"put {many} {thing} down"), steps=[step], label="" if reward else "unpaid step",
+                       source="" if reward else "counterfactual", stop=StopReason.SUCCESS if reward else "")
+
+    episodes = [put("a", thing, [thing], 1.0) for thing in THINGS] + [put("two", thing, [thing, thing], 1.0) for thing in THINGS]
+    names = Names([*(e.task.text for e in episodes), *(f"put it {thing} down" for thing in THINGS)])
+    assert reasoning.CompareWords(names, episodes).counts == {}                    # no failure tells
+    episodes += [put("two", thing, ["tray", thing], 0.0) for thing in THINGS]
+    reason = reasoning.CompareWords(names, episodes)
+    assert reason.counts == {"two": (2, names.kind("mug"))}
+    said = lambda *there: reason(episodes[5].task, [], put("two", "mug", there, 0.0).steps[0])[1].split(" , ")[-1]
+    assert said("mug", "jar", "mug", "mug") == "two : mug yes jar no mug yes" and said("jar", "mug") == "two : mug yes none no"
+    assert said("jar") == "two : none no" and said("mug", *["jar"] * 20, "mug") == "two : mug yes " + "jar no " * 6 + "mug yes"
+    assert "two" not in reason(episodes[0].task, [], episodes[0].steps[0])[1]
 
 
 def test_long_lists_are_cut():
