@@ -1,20 +1,18 @@
 """What recorded episodes tell beyond themselves, without rules of their environment: rewards under other
 tasks (`counterfactual_rewards`), refused actions (`refused_actions`). Reasoning: reasoning.py.
 """
-import re
 from collections import Counter, defaultdict
-from itertools import islice
 
 import numpy as np
 from msgspec.structs import replace
 
 from dreamgym.encoder import WordEncoder
 from dreamgym.episode import Episode, Source, Step, StopReason, Task, recorded, verb_of
+from dreamgym.words import LIMIT, names_of, numbers_of, shown_words, tokens_of, unshown, value_of, words_of
 
 JUDGED_TIMES = 8                       # at most, a recorded step
 UNPAID = {"another task": 0.6, "another number": 0.2, "unpaid step": 0.2}   # shares
 NEAR_TASKS, NEAREST_TASKS = 200, 8     # another task is one of the former; in half of the draws, the latter
-MOST_NUMBERS = 6                       # of both states, that a limit in the task is compared with
 REFUSED_PROBABILITY = 0.6              # chance of a refused action before a recorded one
 TRIES = 8                              # draws of an action that the state lacks something for
 CHANCE = 0.001                         # below this probability by chance, what was always so is a rule
@@ -39,13 +37,13 @@ def counterfactual_rewards(episodes: list[Episode], count: int, rng: np.random.G
     unpaid = unpaid_steps(played)
     fulfilled = {(e.task.text, e.steps[-1].state, e.steps[-1].action) for e in won}
     texts = sorted(tasks)
-    words, place = [names_of(text) for text in texts], {text: i for i, text in enumerate(texts)}
+    words, place = [set(names_of(text)) for text in texts], {text: i for i, text in enumerate(texts)}
     vectors_ND = WordEncoder().fit(texts)([""] * len(texts), texts) if won else np.zeros((0, 0))
     ends = {verb_of(step.action) for _, step in unpaid if step.done}
     limits = sorted({limit for text in texts for limit in LIMIT.findall(text)})
 
     def another_task(task: Task, step: Step) -> Task | None:
-        said = names_of(f"{task.text} {step.state} {step.shown_action} {step.next_state}")
+        said = set(names_of(f"{task.text} {step.state} {step.shown_action} {step.next_state}"))
         near = np.argsort(-(vectors_ND @ vectors_ND[place[task.text]]), kind="stable")
         unlike = [texts[j] for j in near[:NEAR_TASKS]
                   if words[j] - said and (texts[j], step.state, step.action) not in fulfilled]
@@ -77,14 +75,11 @@ def unpaid_steps(episodes: list[Episode]) -> list[tuple[Task, Step]]:
     ("put"). Example: the first of two things is put down."""
     lacks = lambda task, step: words_of(task.text) - shown_words(step)
     form = lambda task, step: frozenset(words_of(step.action) - words_of(task.text))
-    last = [(e.task, e.steps[-1]) for e in episodes if e.success]
-    forms = {form(*one) for one in last}
-    said, lacked = (Counter(word for words in sets for word in words) for sets in (
-        (words_of(task.text) for task, _ in last), (lacks(*one) for one in last)))
+    forms = {form(e.task, e.steps[-1]) for e in episodes if e.success}
+    seldom = unshown(episodes, lambda episode: shown_words(episode.steps[-1]))
     return [(e.task, step) for e in episodes for step in e.steps if not step.reward and (
         e.stop != StopReason.NOT_JUDGED if step.done else
-        step.valid and form(e.task, step) in forms
-        and all(2 * lacked[word] > said[word] for word in lacks(e.task, step)))]
+        step.valid and form(e.task, step) in forms and lacks(e.task, step) <= seldom)]
 
 
 def one_sided(episodes: list[Episode]) -> dict[str, bool]:
@@ -123,39 +118,6 @@ def another_number(task: Task, step: Step, sides: dict[str, bool], limits: list[
     return replace(task, id="", text=task.text.replace(own[0], str(rng.choice(wrong)))) if wrong else None
 
 
-_WHOLE = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
-_NUMBER = re.compile(rf"(?<![\d.,]){_WHOLE}(?:\.\d+)?")
-LIMIT = re.compile(rf"(?<![\w.,]){_WHOLE}\.\d+\b(?!\.\d)")     # of a task: it is compared, not found
-# a word or a number, no part of "30.00"
-NAME = re.compile(r"(?<![^\W_])(?<!\d[.,])[^\W_]+(?![^\W_]|(?<=\d)[.,]\d)")
-
-
-def names_of(text: str) -> set[str]:
-    """Words, and numbers without decimals."""
-    return set(NAME.findall(text.lower()))
-
-
-def words_of(text: str) -> set[str]:
-    """Without numbers."""
-    return set(re.findall(r"[^\W\d_]+", text.lower()))
-
-
-def shown_words(step: Step) -> set[str]:
-    """The words of the three texts of a step."""
-    return words_of(f"{step.state} {step.shown_action} {step.next_state}")
-
-
-def numbers_of(step: Step) -> list[tuple[str, str]]:
-    """The first numbers of both states together, each with the word or signs before it."""
-    text = f"{step.state}\n{step.next_state}"
-    before = lambda start: re.search(r"[^\s\d.]*$", text[max(0, start - 20):start].rstrip())[0]
-    return [(before(found.start()), found[0]) for found in islice(_NUMBER.finditer(text), MOST_NUMBERS)]
-
-
-def value_of(number: str) -> float:
-    return float(number.replace(",", ""))
-
-
 # ---- refused actions ----
 
 def refused_actions(episodes: list[Episode], share: float, rng: np.random.Generator) -> list[Episode]:
@@ -172,7 +134,7 @@ def refused_actions(episodes: list[Episode], share: float, rng: np.random.Genera
         own = [step.action for step in episode.steps if step.action in needed] or known
         steps: list[Step] = []
         for step in episode.steps:
-            shown, lacking = _tokens(step.state), None
+            shown, lacking = tokens_of(step.state), None
             if rng.random() < REFUSED_PROBABILITY:
                 pools = (own if rng.random() < 0.5 else known for _ in range(TRIES))
                 tried = (pool[rng.integers(len(pool))] for pool in pools)
@@ -199,8 +161,8 @@ def needed_words(episodes: list[Episode]) -> dict[str, set[str]]:
                 ending[verb_of(step.action)].add(step.action)
     said, verbs = defaultdict(Counter), Counter(map(verb_of, taken))
     for action in taken:
-        said[verb_of(action)].update(_tokens(action))
-    shown = {state: _tokens(state) for states in taken.values() for state in states}
+        said[verb_of(action)].update(tokens_of(action))
+    shown = {state: tokens_of(state) for states in taken.values() for state in states}
     frequency = Counter(word for words in shown.values() for word in words)
 
     def always(states: dict[str, int]) -> tuple[dict[str, float], int]:
@@ -216,12 +178,7 @@ def needed_words(episodes: list[Episode]) -> dict[str, set[str]]:
         verb = verb_of(action)
         is_end = action in ending[verb]
         chance, times = ends[verb] if is_end else always(states)
-        own = set() if is_end else {w for w in _tokens(action) if 2 * said[verb][w] <= verbs[verb]}
+        own = set() if is_end else {w for w in tokens_of(action) if 2 * said[verb][w] <= verbs[verb]}
         others = CHANCE if times >= TAKEN_TIMES else 0.0
         needed[action] = {word for word, p in chance.items() if p < (OWN_CHANCE if word in own else others)}
     return {action: words for action, words in needed.items() if words}
-
-
-def _tokens(text: str) -> set[str]:
-    """Words and numbers."""
-    return set(re.findall(r"[^\W_]+", text.lower()))

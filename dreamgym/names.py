@@ -13,7 +13,8 @@ from functools import cached_property
 import numpy as np
 from scipy.cluster.hierarchy import DisjointSet
 
-from dreamgym.episode import Episode, recorded
+from dreamgym.episode import Episode
+from dreamgym.words import unshown, words_of
 
 MANY = 5                  # things that can replace each other; there are seldom as many verbs that do
 RARE = 0.1                # largest share of the tasks with the name of a thing that fewer can replace
@@ -24,8 +25,8 @@ _WORD = re.compile(r"%[0-9A-Fa-f]{2}|[^\W\d_]{2,}")    # may be a name; "%2F" is
 class Names:
     """The names of things in the texts of tasks: words that others replace. `words` are exchanged. A group
     with a word of more than a tenth of the tasks is not, unless it has five words: it may be one of verbs.
-    Nor are words that the states of `episodes` do not show (`unshown`). In "put a mug into my cart" the page
-    has a mug, but no "put": the meaning of "put" must be learnt."""
+    Nor are words that no state of most successful `episodes` shows. In "put a mug into my cart" the page has
+    a mug, but no "put": the meaning of "put" must be learnt."""
 
     def __init__(self, tasks: Iterable[str], episodes: Iterable[Episode] = ()):
         self.groups, share = substitutes(tasks)
@@ -37,7 +38,8 @@ class Names:
     @cached_property
     def words(self) -> list[str]:
         """What is exchanged. Made when it is first needed: it takes a pass over all states."""
-        return sorted(self._names - unshown(self._episodes))
+        return sorted(self._names - unshown(self._episodes, lambda episode: words_of(
+            " ".join(step.state for step in episode.steps))))
 
     def kind(self, word: str) -> int | str | None:
         """What a word names: the number of its group, "number", or None for a word that nothing replaces."""
@@ -57,18 +59,6 @@ class Names:
                 return word
             return name.upper() if word.isupper() else name.capitalize() if word[0].isupper() else name
         return lambda text: _WORD.sub(exchanged, text)
-
-
-def unshown(episodes: Iterable[Episode]) -> set[str]:
-    """Words of tasks, in lower case, that stand in no state of most successful episodes of these tasks."""
-    said, shown = Counter(), Counter()
-    for episode in recorded(episodes):
-        if episode.success:
-            words = set(_WORD.findall(episode.task.text.lower()))
-            states = " ".join(step.state.lower() for step in episode.steps)
-            said.update(words)
-            shown.update(words.intersection(_WORD.findall(states)))
-    return {word for word in said if 2 * shown[word] < said[word]}
 
 
 def substitutes(tasks: Iterable[str]) -> tuple[list[list[str]], dict[str, float]]:

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 
 from dreamgym.episode import Episode, Source, Step, Task, recorded
-from dreamgym.hindsight import LIMIT, NAME, numbers_of, one_sided, shown_words, value_of, words_of
+from dreamgym.hindsight import one_sided
 from dreamgym.names import Names
+from dreamgym.words import LIMIT, names_of, numbers_of, shown_words, value_of, words_of
 
 MEANT = 0.9                            # share of a word's successes with its meaning, at least (others: 0.1)
 MEANT_TASKS = 5                        # tasks with a word, and others, before it has a meaning
@@ -150,8 +151,8 @@ class CompareWords:
     def _asked(self, task: Task, lines: list[str]) -> Iterator[tuple[str, int | str | None, list[list[str]]]]:
         """(name of the task, or the meaning of a word; its kind; the names of this kind in each line that has
         any)"""
-        words, meanings = [NAME.findall(line.lower()) for line in lines], set(self.meaning.values())
-        for name in dict.fromkeys(self.meaning.get(word, word) for word in NAME.findall(task.text.lower())):
+        words, meanings = [names_of(line) for line in lines], set(self.meaning.values())
+        for name in dict.fromkeys(self.meaning.get(word, word) for word in names_of(task.text)):
             kind = self.names.kind(name)
             alike = ([word for word in line if word == name or self.names.kind(word) == kind is not None]
                      for line in words)
