@@ -4,12 +4,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 
-from dreamgym.episode import Episode, Source, Step, Task, recorded
+from dreamgym.episode import Episode, Source, Step, StopReason, Task, recorded
 from dreamgym.hindsight import one_sided
 from dreamgym.names import Names
 from dreamgym.words import LIMIT, names_of, numbers_of, shown_words, value_of, words_of
 
-MEANT = 0.9                            # share of a word's successes with its meaning, at least (others: 0.1)
+FEW = 0.1                              # share that does not count: of successes without what a word means
 MEANT_TASKS = 5                        # tasks with a word, and others, before it has a meaning
 MOST_COMPARED = 8                      # names that one is compared with
 
@@ -24,7 +24,7 @@ class CompareWords:
        failures.
     2. Names that most of their successes lack there are left out ("change" in "change the price").
     3. Other words have a meaning: what nearly all their successes show, and few others ("hot" for "heat").
-    4. Or they count: their successes show a name of the task so often, and others do not ("two")."""
+    4. Some words count: their successes show a name of the task so often, their failures do not ("two")."""
 
     def __init__(self, names: Names, episodes: list[Episode] = ()):
         self.names, self.sides, self.meaning = names, one_sided(episodes), {}
@@ -65,30 +65,31 @@ class CompareWords:
         for word in sorted(together):
             n, others = count[word], len(won) - count[word]
             gain = {seen: times / n - (shown[seen] - times) / others for seen, times in together[word].items()
-                    if times >= MEANT * n and shown[seen] - times <= (1 - MEANT) * others}
+                    if n - times <= FEW * n and shown[seen] - times <= FEW * others}
             if gain:
                 meaning[word] = word if word in gain else max(sorted(gain), key=gain.get)
         return meaning
 
     def _counts(self, episodes: list[Episode]) -> dict[str, tuple[int, int | str]]:
-        """Word of a task -> (n, kind): nearly all its successes show a name of the task of this kind in n
-        lines of the next state, nearly no failures do, and few successes of other tasks. The most frequent
-        word comes first."""
-        won, lost = defaultdict(list), defaultdict(list)         # word -> times by kind
+        """{word of a task: (n, kind)}. A word counts if nearly all its successes show a name of the task of
+        this kind n times in the next state, nearly no failure does, and at most half of the other successes
+        do. The most frequent word comes first."""
+        won, lost = defaultdict(list), defaultdict(list)         # word ("": any) -> times by kind
         for episode in filter(_is_judged, episodes):
             lines = episode.steps[-1].next_state.split("\n")
-            times = {kind: sum(name in line for line in found)
-                     for name, kind, found in self._asked(episode.task, lines)}
+            times: Counter = Counter()
+            for name, kind, found in self._asked(episode.task, lines):
+                times[kind] = max(times[kind], sum(found, []).count(name))
             for word in {"", *filter(self._is_no_name, words_of(episode.task.text))}:
                 (won if episode.success else lost)[word].append(times)
-        enough = lambda found, kind, least: sum(times.get(kind, 0) >= least for times in found)
+        enough = lambda found, kind, least: sum(times[kind] >= least for times in found)
         counts = {}
         for word in sorted(won.keys() & lost.keys() - {""}, key=lambda word: (-len(won[word]), word)):
             own, failed, others = won[word], lost[word], len(won[""]) - len(won[word])
             for kind in sorted({kind for times in own for kind in times}, key=str):
-                least = sorted(times.get(kind, 0) for times in own)[int((1 - MEANT) * len(own))]
+                least = sorted(times[kind] for times in own)[int(FEW * len(own))]
                 if (least > 1 and MEANT_TASKS <= min(len(own), len(failed), others)
-                        and enough(failed, kind, least) <= (1 - MEANT) * len(failed)
+                        and enough(failed, kind, least) <= FEW * len(failed)
                         and enough(won[""], kind, least) - enough(own, kind, least) <= 0.5 * others):
                     counts.setdefault(word, (least, kind))
         return counts
@@ -99,10 +100,9 @@ class CompareWords:
 
     def _why_next(self, history: list[Step], step: Step) -> str:
         """First the line of the state that is most like the action, else one with names of its kinds. Then
-        each name of the action beside those of its kind, in this line or else in the state. Where one was not
-        found, the earlier pages are searched: the first line of one that is most like the missing names, else
-        any line. Last, whether the next state is the same, known from this episode or new, and its first line
-        that the state lacks."""
+        each name of the action beside those of its kind, in this line or else in the state. If a name is
+        missing, earlier pages are searched: first their titles, then their other lines. Last, whether the
+        next state is the same, known from this episode or new, and its first line that the state lacks."""
         before, after = step.state.split("\n"), step.next_state.split("\n")
         pages = dict.fromkeys(page for old in reversed(history) for page in (old.next_state, old.state))
         kind = lambda thing: self.names.kind(thing.split()[0])
@@ -113,9 +113,10 @@ class CompareWords:
             (line for line in before if of_kinds(line, kinds.values())), "")
         why, missed = [like] * bool(like), set()
         for thing, own in kinds.items():
-            alike = of_kinds(like, [own]) or of_kinds(step.state, [own])
+            here, anywhere = of_kinds(like, [own]), of_kinds(step.state, [own])
             if " " not in thing:
-                alike = [other.split()[0] for other in alike]
+                here, anywhere = ([other.split()[0] for other in found] for found in (here, anywhere))
+            alike = anywhere if thing in anywhere and thing not in here else here or anywhere
             why.append(f"{thing} : {_compared(alike, thing) or 'none no'}")
             if thing not in alike:
                 missed.add(thing)
@@ -136,9 +137,11 @@ class CompareWords:
                 facts.append(f"{name} : {_compared(found, name) or 'none no'}")
         if word := next((word for word in self.counts if word in words_of(task.text)), None):
             times, counted = self.counts[word]
-            facts += [f"{word} : {_counted(sum(lines, []), name, times)}"
-                      for name, kind, lines in self._asked(task, step.next_state.split("\n"))
-                      if kind == counted and name not in self.left_out]
+            found = {name: sum(lines, []) for name, kind, lines in self._asked(
+                task, step.next_state.split("\n")) if kind == counted and name not in self.left_out}
+            said = names_of(task.text)
+            for name in [name for name in said[said.index(word):] if name in found][:1] or [*found][:1]:
+                facts.append(f"{word} : {_counted(found[name], name, times)}")
         numbers = [n for before, n in numbers_of(step) if before in self.sides] if self.sides else []
         for limit in LIMIT.findall(task.text) if numbers else ():
             compared = (f"{n} {'more' if value_of(n) > value_of(limit) else 'less'}" for n in numbers)
@@ -151,8 +154,9 @@ class CompareWords:
     def _asked(self, task: Task, lines: list[str]) -> Iterator[tuple[str, int | str | None, list[list[str]]]]:
         """(name of the task, or the meaning of a word; its kind; the names of this kind in each line that has
         any)"""
-        words, meanings = [names_of(line) for line in lines], set(self.meaning.values())
-        for name in dict.fromkeys(self.meaning.get(word, word) for word in names_of(task.text)):
+        words, said = [names_of(line) for line in lines], names_of(task.text)
+        meanings = {self.meaning[word] for word in said if word in self.meaning}
+        for name in dict.fromkeys(self.meaning.get(word, word) for word in said):
             kind = self.names.kind(name)
             alike = ([word for word in line if word == name or self.names.kind(word) == kind is not None]
                      for line in words)
@@ -165,7 +169,8 @@ def _lines(step: Step) -> list[str]:
 
 
 def _is_judged(episode: Episode) -> bool:
-    return episode.steps[-1].done or episode.source == Source.COUNTERFACTUAL
+    ended = episode.steps[-1].done and episode.stop != StopReason.NOT_JUDGED
+    return ended or episode.source == Source.COUNTERFACTUAL
 
 
 PLACES: dict[str, Callable[[list[list[str]], str], list[str]]] = {      # -> the names that are compared
@@ -181,15 +186,15 @@ def _most_like(said: set, lines: Iterable[str]) -> str:
 
 
 def _searched(missed: set[str], pages: list[list[str]]) -> list[str]:
-    """['page : at drawer 2: no', 'line : drawer 3 yes']: the line most like the missing names, and whether it
-    has one. Titles come first: whether a page is known must be looked up before it is said."""
+    """['page : at drawer 2: no', 'line : drawer 3 yes']: the title most like the missing names, and whether
+    it has all of them; if not, the same of the other lines."""
     said, why = missed | {thing.split()[0] for thing in missed}, []
-    titles, every = [page[0] for page in pages], [line for page in pages for line in page]
-    for what, lines in (("page", titles), ("line", every)):
+    titles, others = [page[0] for page in pages], [line for page in pages for line in page[1:]]
+    for what, lines in (("page", titles), ("line", others)):
         found = _most_like(said, lines)
-        has_one = bool(missed & _grams(found))
-        why.append(f"{what} : {found or 'none'} {'yes' if has_one else 'no'}")
-        if has_one:
+        has_all = missed <= _grams(found)
+        why.append(f"{what} : {found or 'none'} {'yes' if has_all else 'no'}")
+        if has_all:
             break
     return why
 
@@ -202,16 +207,18 @@ def _compared(found: list[str], wanted: str) -> str:
 
 
 def _counted(found: list[str], wanted: str, times: int) -> str:
-    """As `_compared`, from the first wanted word to the one that is enough: 'mug yes cup no mug yes'."""
-    at = [i for i, word in enumerate(found) if word == wanted]
-    enough, start = len(at) >= times, at[0] if at else len(found)
-    rest = found[start + 1:at[times - 1] + 1] if enough else found[start + 1:]
-    shown = found[start:start + 1] + (rest[1 - MOST_COMPARED:] if enough else rest[:MOST_COMPARED - 1])
-    said = [f"{word} {'yes' if word == wanted else 'no'}" for word in shown]
+    """'mug yes cup no mug yes': the names from the first wanted one to the one that is enough, or 'none no'
+    at the end. Of long lists the last other names."""
+    at = [i for i, word in enumerate(found) if word == wanted][:times]
+    enough = len(at) == times
+    rest = found[at[0]:at[-1] + 1 if enough else None] if at else []
+    others = [i for i, word in enumerate(rest) if word != wanted]
+    skipped = set(others[:max(0, len(rest) - MOST_COMPARED)])
+    said = [f"{word} {'yes' if word == wanted else 'no'}" for i, word in enumerate(rest) if i not in skipped]
     return " ".join(said if enough else [*said, "none no"])
 
 
-_THING = re.compile(r"[^\W\d_]+(?: \d+\b)?")           # a word, with the number behind it: "drawer 2"
+_THING = re.compile(r"[^\W\d_]+(?: \d+\b(?![.,]\d))?")     # a word, with the number behind it: "drawer 2"
 
 
 @lru_cache(maxsize=100_000)

@@ -303,6 +303,10 @@ ASKED = Names(f"find a {color} {thing} below 9.50 dollars , size {n}" for n in r
      "mug 2, red_mug ; mug 2 : mug 2 yes ; pan 4 : mug 2 no mug no ; page : none no ; line : none no ; new : empty shelf", "red : red yes , mug : mug yes , 2 : 2 yes"),
     ("red 1\n" + "pan 2\n" * 9 + "mug 2", "take mug 2 from red", "empty shelf",
      "mug 2 ; mug 2 : mug 2 yes ; red : red yes ; new : empty shelf", "red : red yes , mug : mug yes , 2 : 2 yes"),
+    ("red pan 1\nblue mug", "take mug from red pan 1", "empty shelf", "red pan 1 ; mug : pan no mug yes ; red : red yes ; pan 1 : pan 1 yes ; "
+     "new : empty shelf", "red : red yes , mug : mug yes , 2 : 1 no"),
+    ("mug 1.50\npan 2", "take mug 1", "empty shelf", "mug 1.50 ; mug 1 : mug no ; page : none no ; line : blue red mug no ; new : empty shelf",
+     "red : none no , mug : mug yes , 2 : 1 no"),
     ("mug 1\npan 2", "take mug 2", "empty shelf", "mug 1 ; mug 2 : mug 1 no ; page : none no ; line : blue red mug no ; new : empty shelf",
      "red : none no , mug : mug yes , 2 : 2 yes")])
 def test_reasoning_without_rules(state, action, next_state, why, verdict):
@@ -331,7 +335,7 @@ def test_a_known_page_is_looked_up_by_its_first_line():
     why = lambda action, after: reasoning.CompareWords(ASKED)(Task(id="", text=""), history, step(pan, action, after))[0]
     assert why("go to jar 1", jar) == "at pan 1: ; jar 1 : pan 1 no ; page : at jar 1: yes ; known : at jar 1:"
     assert why("go to jar 2", "at jar 2:") == "at pan 1: ; jar 2 : pan 1 no ; page : at jar 1: no ; line : jar 2 yes ; new : at jar 2:"
-    assert why("go to jar 3", pan) == "at pan 1: ; jar 3 : pan 1 no ; page : at jar 1: no ; line : at jar 1: no ; same"
+    assert why("go to jar 3", pan) == "at pan 1: ; jar 3 : pan 1 no ; page : at jar 1: no ; line : jar 1 no ; same"
 
 
 def test_words_that_count():
@@ -350,6 +354,8 @@ def test_words_that_count():
     said = lambda *there: reason(episodes[5].task, [], put("two", "mug", there, 0.0).steps[0])[1].split(" , ")[-1]
     assert said("mug", "jar", "mug", "mug") == "two : mug yes jar no mug yes" and said("jar", "mug") == "two : mug yes none no"
     assert said("jar") == "two : none no" and said("mug", *["jar"] * 20, "mug") == "two : mug yes " + "jar no " * 6 + "mug yes"
+    assert reasoning._counted(["mug", "mug", *["jar"] * 20, "mug"], "mug", 3) == "mug yes mug yes " + "jar no " * 5 + "mug yes"
+    assert reasoning._counted(["mug", *["jar"] * 20], "mug", 2) == "mug yes " + "jar no " * 7 + "none no"
     assert "two" not in reason(episodes[0].task, [], episodes[0].steps[0])[1]
 
 
