@@ -9,7 +9,7 @@ from dreamgym.hindsight import one_sided
 from dreamgym.names import Names
 from dreamgym.words import LIMIT, names_of, numbers_of, shown_words, value_of, words_of
 
-FEW = 0.1                              # share that does not count: of successes without what a word means
+FEW = 0.1                              # nearly all: all but this share; nearly none: at most this share
 MEANT_TASKS = 5                        # tasks with a word, and others, before it has a meaning
 MOST_COMPARED = 8                      # names that one is compared with
 
@@ -128,25 +128,31 @@ class CompareWords:
 
     def _why_reward(self, task: Task, step: Step) -> str:
         """Each name of the task beside those of its kind in the place where it is looked for; each limit
-        beside the numbers that it is for ("30.00 : 40 more"). A word that counts
-        stands beside the names that it counts."""
+        beside the numbers that it is for ("30.00 : 40 more"); a word that counts beside what it counts."""
         facts = []
         for name, kind, lines in self._asked(task, _lines(step)):
             if name not in self.left_out:
                 found = PLACES[self.place.get(kind, "last")](lines, name)
                 facts.append(f"{name} : {_compared(found, name) or 'none no'}")
-        if word := next((word for word in self.counts if word in words_of(task.text)), None):
-            times, counted = self.counts[word]
-            found = {name: sum(lines, []) for name, kind, lines in self._asked(
-                task, step.next_state.split("\n")) if kind == counted and name not in self.left_out}
-            said = names_of(task.text)
-            for name in [name for name in said[said.index(word):] if name in found][:1] or [*found][:1]:
-                facts.append(f"{word} : {_counted(found[name], name, times)}")
+        facts += self._why_enough(task, step)
         numbers = [n for before, n in numbers_of(step) if before in self.sides] if self.sides else []
         for limit in LIMIT.findall(task.text) if numbers else ():
             compared = (f"{n} {'more' if value_of(n) > value_of(limit) else 'less'}" for n in numbers)
             facts.append(" ".join([limit, ":", *compared]))
         return " , ".join(facts)
+
+    def _why_enough(self, task: Task, step: Step) -> list[str]:
+        """['two : mug yes cup no mug yes'], of the first name of its kind behind the word. [] for a task that
+        counts nothing."""
+        said = names_of(task.text)
+        word = next((word for word in self.counts if word in said), "")
+        if not word:
+            return []
+        times, counted = self.counts[word]
+        found = {name: sum(lines, []) for name, kind, lines in self._asked(task, step.next_state.split("\n"))
+                 if kind == counted and name not in self.left_out}
+        behind = [name for name in [*said[said.index(word):], *found] if name in found]
+        return [f"{word} : {_counted(found[name], name, times)}" for name in behind[:1]]
 
     def _is_no_name(self, word: str) -> bool:
         return self.names.kind(word) is None or word in self.left_out
