@@ -86,7 +86,7 @@ class CompareWords:
         counts = {}
         for word in sorted(won.keys() & lost.keys() - {""}, key=lambda word: (-len(won[word]), word)):
             own, failed, others = won[word], lost[word], len(won[""]) - len(won[word])
-            for kind in sorted({kind for times in own for kind in times}, key=str):
+            for kind in sorted({kind for times in own for kind in times} - {"number"}, key=str):
                 least = sorted(times[kind] for times in own)[int(FEW * len(own))]
                 if (least > 1 and MEANT_TASKS <= min(len(own), len(failed), others)
                         and enough(failed, kind, least) <= FEW * len(failed)
@@ -99,19 +99,21 @@ class CompareWords:
         return self._why_next(history, step), self._why_reward(task, step)
 
     def _why_next(self, history: list[Step], step: Step) -> str:
-        """First the line of the state that is most like the action, else one with names of its kinds. Then
-        each name of the action beside those of its kind, in this line or else in the state. If a name is
-        missing, earlier pages are searched: first their titles, then their other lines. Last, whether the
-        next state is the same, known from this episode or new, and its first line that the state lacks."""
+        """First the lines of the state that are most like the action (of several the first and the last),
+        else one with names of its kinds. Then each name of the action beside those of its kind, in these
+        lines or else in the state. If a name is missing, earlier pages are searched: first their titles, then
+        their other lines. Last, whether the next state is the same, known from this episode or new, and its
+        first line that the state lacks."""
         before, after = step.state.split("\n"), step.next_state.split("\n")
         pages = dict.fromkeys(page for old in reversed(history) for page in (old.next_state, old.state))
         kind = lambda thing: self.names.kind(thing.split()[0])
         of_kinds = lambda text, kinds: [one for one in _THING.findall(text.lower()) if kind(one) in kinds]
         kinds = {thing: kind(thing) for thing in _THING.findall(step.shown_action.lower())
                  if kind(thing) is not None}
-        like = _most_like(_grams(step.shown_action), reversed(before)) or next(
-            (line for line in before if of_kinds(line, kinds.values())), "")
-        why, missed = [like] * bool(like), set()
+        like = _most_like(_grams(step.shown_action), before) or [
+            line for line in before if of_kinds(line, kinds.values())][:1]
+        why, missed = like[:1] + like[1:][-1:], set()
+        like = " ".join(why)
         for thing, own in kinds.items():
             here, anywhere = of_kinds(like, [own]), of_kinds(step.state, [own])
             if " " not in thing:
@@ -142,17 +144,18 @@ class CompareWords:
         return " , ".join(facts)
 
     def _why_enough(self, task: Task, step: Step) -> list[str]:
-        """['two : mug yes cup no mug yes'], of the first name of its kind behind the word. [] for a task that
-        counts nothing."""
+        """['two : mug 1 yes cup 2 no mug 3 yes'], of the first name of the kind behind the word. [] where
+        nothing is counted."""
         said = names_of(task.text)
         word = next((word for word in self.counts if word in said), "")
         if not word:
             return []
         times, counted = self.counts[word]
-        found = {name: sum(lines, []) for name, kind, lines in self._asked(task, step.next_state.split("\n"))
-                 if kind == counted and name not in self.left_out}
-        behind = [name for name in [*said[said.index(word):], *found] if name in found]
-        return [f"{word} : {_counted(found[name], name, times)}" for name in behind[:1]]
+        is_counted = lambda thing: self.names.kind(thing.split()[0]) == counted
+        found = list(filter(is_counted, _THING.findall(step.next_state.lower())))
+        names = [name for name in [*said[said.index(word):], *said]
+                 if is_counted(name) and name not in self.left_out]
+        return [f"{word} : {_counted(found, name, times)}" for name in names[:1]]
 
     def _is_no_name(self, word: str) -> bool:
         return self.names.kind(word) is None or word in self.left_out
@@ -185,10 +188,10 @@ PLACES: dict[str, Callable[[list[list[str]], str], list[str]]] = {      # -> the
     "any": lambda lines, name: [name] if any(name in line for line in lines) else lines[-1] if lines else []}
 
 
-def _most_like(said: set, lines: Iterable[str]) -> str:
-    """The first of the lines that share most of what was said, "" where none shares anything."""
-    found = (line for line in lines if said & _grams(line))
-    return max(found, key=lambda line: len(said & _grams(line)), default="")
+def _most_like(said: set, lines: Iterable[str]) -> list[str]:
+    """The lines that share most of what was said, [] where none shares anything."""
+    shared = {line: len(said & _grams(line)) for line in lines}
+    return [line for line, n in shared.items() if n == max(shared.values()) > 0]
 
 
 def _searched(missed: set[str], pages: list[list[str]]) -> list[str]:
@@ -197,9 +200,9 @@ def _searched(missed: set[str], pages: list[list[str]]) -> list[str]:
     said, why = missed | {thing.split()[0] for thing in missed}, []
     titles, others = [page[0] for page in pages], [line for page in pages for line in page[1:]]
     for what, lines in (("page", titles), ("line", others)):
-        found = _most_like(said, lines)
+        found = [*_most_like(said, lines), "none"][0]
         has_all = missed <= _grams(found)
-        why.append(f"{what} : {found or 'none'} {'yes' if has_all else 'no'}")
+        why.append(f"{what} : {found} {'yes' if has_all else 'no'}")
         if has_all:
             break
     return why
@@ -213,15 +216,15 @@ def _compared(found: list[str], wanted: str) -> str:
 
 
 def _counted(found: list[str], wanted: str, times: int) -> str:
-    """'mug yes cup no mug yes': the names from the first wanted one to the one that is enough, or 'none no'
-    at the end. Of long lists the last other names."""
-    at = [i for i, word in enumerate(found) if word == wanted][:times]
-    enough = len(at) == times
-    rest = found[at[0]:at[-1] + 1 if enough else None] if at else []
-    others = [i for i, word in enumerate(rest) if word != wanted]
-    skipped = set(others[:max(0, len(rest) - MOST_COMPARED)])
-    said = [f"{word} {'yes' if word == wanted else 'no'}" for i, word in enumerate(rest) if i not in skipped]
-    return " ".join(said if enough else [*said, "none no"])
+    """'mug 1 yes cup 2 no mug 3 yes': the things from the first wanted one to the one that is enough, or
+    'none no' at the end. Of long lists the last other things. Numbers tell which mug was counted."""
+    is_wanted = [thing.split()[0] == wanted for thing in found]
+    at = [i for i, counts in enumerate(is_wanted) if counts][:times]
+    shown = range(at[0], at[-1] + 1 if len(at) == times else len(found)) if at else []
+    others = [i for i in shown if not is_wanted[i]]
+    skipped = set(others[:max(0, len(shown) - MOST_COMPARED)])
+    said = [f"{found[i]} {'yes' if is_wanted[i] else 'no'}" for i in shown if i not in skipped]
+    return " ".join(said if len(at) == times else [*said, "none no"])
 
 
 _THING = re.compile(r"[^\W\d_]+(?: \d+\b(?![.,]\d))?")     # a word, with the number behind it: "drawer 2"

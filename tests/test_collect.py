@@ -305,13 +305,15 @@ ASKED = Names(f"find a {color} {thing} below 9.50 dollars , size {n}" for n in r
      "mug 2 ; mug 2 : mug 2 yes ; red : red yes ; new : empty shelf", "red : red yes , mug : mug yes , 2 : 2 yes"),
     ("red pan 1\nblue mug", "take mug from red pan 1", "empty shelf", "red pan 1 ; mug : pan no mug yes ; red : red yes ; pan 1 : pan 1 yes ; "
      "new : empty shelf", "red : red yes , mug : mug yes , 2 : 1 no"),
+    ("color: red blue\nmug\nchosen: red", "click red", "color: red blue\nmug\nchosen: red", "color: red blue ; chosen: red ; red : red yes ; same",
+     "red : red yes , mug : mug yes , 2 : none no"),
     ("mug 1.50\npan 2", "take mug 1", "empty shelf", "mug 1.50 ; mug 1 : mug no ; page : none no ; line : blue red mug no ; new : empty shelf",
      "red : none no , mug : mug yes , 2 : 1 no"),
     ("mug 1\npan 2", "take mug 2", "empty shelf", "mug 1 ; mug 2 : mug 1 no ; page : none no ; line : blue red mug no ; new : empty shelf",
      "red : none no , mug : mug yes , 2 : 2 yes")])
 def test_reasoning_without_rules(state, action, next_state, why, verdict):
-    """Names that are compared with another kind's or with a price, or with a line further up; a page that is
-    called new the second time; an action on what is not there; rules that are replaced."""
+    """Names that are compared with another kind's or with a price, or with a line further up; one of two lines that
+    is not quoted; a page that is called new the second time; an action on what is not there; rules that are replaced."""
     history = [Step(state="the shop\nblue red mug\nsize 1 2 3", action="open", next_state=state)]
     step = Step(state=state, action=action, next_state=next_state)
     task = Task(id="t", text="find a red mug below 9.50 dollars , size 2")
@@ -354,7 +356,7 @@ def test_words_that_count():
     said = lambda *there: reason(episodes[5].task, [], put("two", "mug", there, 0.0).steps[0])[1].split(" , ")[-1]
     assert said("mug", "jar", "mug", "mug") == "two : mug yes jar no mug yes" and said("jar", "mug") == "two : mug yes none no"
     assert said("jar") == "two : none no" and said("mug", *["jar"] * 20, "mug") == "two : mug yes " + "jar no " * 6 + "mug yes"
-    assert reasoning._counted(["mug", "mug", *["jar"] * 20, "mug"], "mug", 3) == "mug yes mug yes " + "jar no " * 5 + "mug yes"
+    assert reasoning._counted(["mug 1", "mug 2", *["jar"] * 20, "mug 3"], "mug", 3) == "mug 1 yes mug 2 yes " + "jar no " * 5 + "mug 3 yes"
     assert reasoning._counted(["mug", *["jar"] * 20], "mug", 2) == "mug yes " + "jar no " * 7 + "none no"
     assert "two" not in reason(episodes[0].task, [], episodes[0].steps[0])[1]
 
