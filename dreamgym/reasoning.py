@@ -191,7 +191,8 @@ PLACES: dict[str, Callable[[list[list[str]], str], list[str]]] = {      # -> the
 def _most_like(said: set, lines: Iterable[str]) -> list[str]:
     """The lines that share most of what was said, [] where none shares anything."""
     shared = {line: len(said & _grams(line)) for line in lines}
-    return [line for line, n in shared.items() if n == max(shared.values()) > 0]
+    most = max(shared.values(), default=0)
+    return [line for line, n in shared.items() if n == most > 0]
 
 
 def _searched(missed: set[str], pages: list[list[str]]) -> list[str]:
