@@ -99,28 +99,31 @@ class CompareWords:
         return self._why_next(history, step), self._why_reward(task, step)
 
     def _why_next(self, history: list[Step], step: Step) -> str:
-        """First the lines of the state that are most like the action (of several the first and the last),
-        else one with names of its kinds. Then each name of the action beside those of its kind, in these
-        lines or else in the state. If a name is missing, earlier pages are searched: first their titles, then
-        their other lines. Last, whether the next state is the same, known from this episode or new, and its
-        first line that the state lacks."""
+        """First the line of the state that is most like the action, else one with names of its kinds. Then
+        each name of the action beside those of its kind, in this line or else in the state, and in the last
+        line that has any ("last : blue no": another color was chosen). If a name is missing, earlier pages
+        are searched: first their titles, then their other lines. Last, whether the next state is the same,
+        known from this episode or new, and its first line that the state lacks."""
         before, after = step.state.split("\n"), step.next_state.split("\n")
         pages = dict.fromkeys(page for old in reversed(history) for page in (old.next_state, old.state))
-        kind = lambda thing: self.names.kind(thing.split()[0])
-        of_kinds = lambda text, kinds: [one for one in _THING.findall(text.lower()) if kind(one) in kinds]
-        kinds = {thing: kind(thing) for thing in _THING.findall(step.shown_action.lower())
-                 if kind(thing) is not None}
-        like = _most_like(_grams(step.shown_action), before) or [
-            line for line in before if of_kinds(line, kinds.values())][:1]
-        why, missed = like[:1] + like[1:][-1:], set()
-        like = " ".join(why)
-        for thing, own in kinds.items():
-            here, anywhere = of_kinds(like, [own]), of_kinds(step.state, [own])
-            if " " not in thing:
-                here, anywhere = ([other.split()[0] for other in found] for found in (here, anywhere))
-            alike = anywhere if thing in anywhere and thing not in here else here or anywhere
-            why.append(f"{thing} : {_compared(alike, thing) or 'none no'}")
-            if thing not in alike:
+        things = lambda text: {one: self.names.kind(one.split()[0]) for one in _THING.findall(text.lower())}
+        kinds = {thing: kind for thing, kind in things(step.shown_action).items() if kind is not None}
+        like = next(iter(_most_like(_grams(step.shown_action), before)), "") or next(
+            (line for line in before if set(kinds.values()) & set(things(line).values())), "")
+
+        def alike(text: str, wanted: str) -> list[str]:
+            return [thing if " " in wanted else thing.split()[0]
+                    for thing, kind in things(text).items() if kind == kinds[wanted]]
+
+        why, missed = [like] * bool(like), set()
+        for thing in kinds:
+            here, anywhere = alike(like, thing), alike(step.state, thing)
+            found = anywhere if thing in anywhere and thing not in here else here or anywhere
+            why.append(f"{thing} : {_compared(found, thing) or 'none no'}")
+            last = next((line for line in reversed(before) if alike(line, thing)), like)
+            if last != like:
+                why.append(f"last : {_compared(alike(last, thing), thing)}")
+            if thing not in found:
                 missed.add(thing)
         if missed:
             why += _searched(missed, [page.split("\n") for page in pages if page != step.state])

@@ -298,22 +298,22 @@ ASKED = Names(f"find a {color} {thing} below 9.50 dollars , size {n}" for n in r
      "red : blue no red yes , mug : mug yes , 2 : 1 no 2 yes , 9.50 : 12 more"),
     ("shelf 7\nred mug\ngreen jar", "take the blue jar", "shelf 7\nred mug\ngreen jar",
      "green jar ; blue : green no ; jar : jar yes ; page : none no ; line : blue red mug yes ; same", "red : green no , mug : jar no , 2 : 7 no"),
-    ("shelf 7\nred mug\ngreen pan", "buy blue", "shelf 7\nred mug\ngreen pan", "red mug ; blue : red no ; page : none no ; line : blue red mug yes ; same", "red : green no , mug : pan no , 2 : 7 no"),
+    ("shelf 7\nred mug\ngreen pan", "buy blue", "shelf 7\nred mug\ngreen pan", "red mug ; blue : red no ; last : green no ; page : none no ; line : blue red mug yes ; same", "red : green no , mug : pan no , 2 : 7 no"),
     ("mug 1\n" + "pan 2\n" * 9 + "mug 2, red_mug", "take mug 2 from pan 4", "empty shelf",
      "mug 2, red_mug ; mug 2 : mug 2 yes ; pan 4 : mug 2 no mug no ; page : none no ; line : none no ; new : empty shelf", "red : red yes , mug : mug yes , 2 : 2 yes"),
     ("red 1\n" + "pan 2\n" * 9 + "mug 2", "take mug 2 from red", "empty shelf",
-     "mug 2 ; mug 2 : mug 2 yes ; red : red yes ; new : empty shelf", "red : red yes , mug : mug yes , 2 : 2 yes"),
-    ("red pan 1\nblue mug", "take mug from red pan 1", "empty shelf", "red pan 1 ; mug : pan no mug yes ; red : red yes ; pan 1 : pan 1 yes ; "
-     "new : empty shelf", "red : red yes , mug : mug yes , 2 : 1 no"),
-    ("color: red blue\nmug\nchosen: red", "click red", "color: red blue\nmug\nchosen: red", "color: red blue ; chosen: red ; red : red yes ; same",
+     "mug 2 ; mug 2 : mug 2 yes ; red : red yes ; last : red yes ; new : empty shelf", "red : red yes , mug : mug yes , 2 : 2 yes"),
+    ("red pan 1\nblue mug", "take mug from red pan 1", "empty shelf", "red pan 1 ; mug : pan no mug yes ; last : mug yes ; red : red yes ; last : blue no ; "
+     "pan 1 : pan 1 yes ; last : mug no ; new : empty shelf", "red : red yes , mug : mug yes , 2 : 1 no"),
+    ("color: red blue\nmug\nchosen: red", "click red", "color: red blue\nmug\nchosen: red", "color: red blue ; red : red yes ; last : red yes ; same",
      "red : red yes , mug : mug yes , 2 : none no"),
-    ("mug 1.50\npan 2", "take mug 1", "empty shelf", "mug 1.50 ; mug 1 : mug no ; page : none no ; line : blue red mug no ; new : empty shelf",
+    ("mug 1.50\npan 2", "take mug 1", "empty shelf", "mug 1.50 ; mug 1 : mug no ; last : pan 2 no ; page : none no ; line : blue red mug no ; new : empty shelf",
      "red : none no , mug : mug yes , 2 : 1 no"),
-    ("mug 1\npan 2", "take mug 2", "empty shelf", "mug 1 ; mug 2 : mug 1 no ; page : none no ; line : blue red mug no ; new : empty shelf",
+    ("mug 1\npan 2", "take mug 2", "empty shelf", "mug 1 ; mug 2 : mug 1 no ; last : pan 2 no ; page : none no ; line : blue red mug no ; new : empty shelf",
      "red : none no , mug : mug yes , 2 : 2 yes")])
 def test_reasoning_without_rules(state, action, next_state, why, verdict):
-    """Names that are compared with another kind's or with a price, or with a line further up; one of two lines that
-    is not quoted; a page that is called new the second time; an action on what is not there; rules that are replaced."""
+    """Names that are compared with another kind's or with a price, or with a line further up; a choice that was made
+    before; a page that is called new the second time; an action on what is not there; rules that are replaced."""
     history = [Step(state="the shop\nblue red mug\nsize 1 2 3", action="open", next_state=state)]
     step = Step(state=state, action=action, next_state=next_state)
     task = Task(id="t", text="find a red mug below 9.50 dollars , size 2")
