@@ -12,6 +12,7 @@ from dreamgym.words import LIMIT, names_of, numbers_of, shown_words, value_of, w
 FEW = 0.1                              # nearly all: all but this share; nearly none: at most this share
 MEANT_TASKS = 5                        # tasks with a word, and others, before it has a meaning
 MOST_COMPARED = 8                      # names that one is compared with
+MOST_COUNTED = 24                      # things that are listed to count some of them
 
 
 class CompareWords:
@@ -147,7 +148,7 @@ class CompareWords:
         return " , ".join(facts)
 
     def _why_enough(self, task: Task, step: Step) -> list[str]:
-        """['two : mug 1 yes cup 2 no mug 3 yes'], of the first name of the kind behind the word. [] where
+        """['two : cup 2 no mug 1 yes mug 3 yes'], of the first name of the kind behind the word. [] where
         nothing is counted."""
         said = names_of(task.text)
         word = next((word for word in self.counts if word in said), "")
@@ -220,15 +221,12 @@ def _compared(found: list[str], wanted: str) -> str:
 
 
 def _counted(found: list[str], wanted: str, times: int) -> str:
-    """'mug 1 yes cup 2 no mug 3 yes': the things from the first wanted one to the one that is enough, or
-    'none no' at the end. Of long lists the last other things. Numbers tell which mug was counted."""
-    is_wanted = [thing.split()[0] == wanted for thing in found]
-    at = [i for i, counts in enumerate(is_wanted) if counts][:times]
-    shown = range(at[0], at[-1] + 1 if len(at) == times else len(found)) if at else []
-    others = [i for i in shown if not is_wanted[i]]
-    skipped = set(others[:max(0, len(shown) - MOST_COMPARED)])
-    said = [f"{found[i]} {'yes' if is_wanted[i] else 'no'}" for i in shown if i not in skipped]
-    return " ".join(said if len(at) == times else [*said, "none no"])
+    """'cup 2 no mug 1 yes mug 3 yes': all things up to the one that is enough (the last ones of a long list),
+    or 'none no' at the end. A small model counts what it lists; numbers tell which mug was counted."""
+    at = [i for i, thing in enumerate(found) if thing.split()[0] == wanted][times - 1:]
+    listed = found[:at[0] + 1] if at else found
+    said = [f"{thing} {'yes' if thing.split()[0] == wanted else 'no'}" for thing in listed[-MOST_COUNTED:]]
+    return " ".join(said if at else [*said, "none no"])
 
 
 _THING = re.compile(r"[^\W\d_]+(?: \d+\b(?![.,]\d))?")     # a word, with the number behind it: "drawer 2"

@@ -354,10 +354,9 @@ def test_words_that_count():
     reason = reasoning.CompareWords(names, episodes)
     assert reason.counts == {"two": (2, names.kind("mug"))}
     said = lambda *there: reason(episodes[5].task, [], put("two", "mug", there, 0.0).steps[0])[1].split(" , ")[-1]
-    assert said("mug", "jar", "mug", "mug") == "two : mug yes jar no mug yes" and said("jar", "mug") == "two : mug yes none no"
-    assert said("jar") == "two : none no" and said("mug", *["jar"] * 20, "mug") == "two : mug yes " + "jar no " * 6 + "mug yes"
-    assert reasoning._counted(["mug 1", "mug 2", *["jar"] * 20, "mug 3"], "mug", 3) == "mug 1 yes mug 2 yes " + "jar no " * 5 + "mug 3 yes"
-    assert reasoning._counted(["mug", *["jar"] * 20], "mug", 2) == "mug yes " + "jar no " * 7 + "none no"
+    assert said("mug", "jar", "mug", "mug") == "two : mug yes jar no mug yes" and said("jar", "mug") == "two : jar no mug yes none no"
+    assert said("jar") == "two : jar no none no" and said("mug", *["jar"] * 50, "mug") == "two : " + "jar no " * 23 + "mug yes"
+    assert reasoning._counted(["jar 1", "mug 1", "mug 2"], "mug", 2) == "jar 1 no mug 1 yes mug 2 yes"
     assert "two" not in reason(episodes[0].task, [], episodes[0].steps[0])[1]
 
 
