@@ -73,13 +73,12 @@ def unpaid_steps(episodes: list[Episode]) -> list[tuple[Task, Step]]:
     the last step of a success. Such a step changes the state. Its action has the same words besides those of
     the task ("move", "to"). It shows each word of the task but those that most of their successes lack
     ("put"). Example: the first of two things is put down."""
-    lacks = lambda task, step: words_of(task.text) - shown_words(step)
     form = lambda task, step: frozenset(words_of(step.action) - words_of(task.text))
     forms = {form(e.task, e.steps[-1]) for e in episodes if e.success}
     seldom = unshown(episodes, lambda episode: shown_words(episode.steps[-1]))
     return [(e.task, step) for e in episodes for step in e.steps if not step.reward and (
         e.stop != StopReason.NOT_JUDGED if step.done else
-        step.valid and form(e.task, step) in forms and lacks(e.task, step) <= seldom)]
+        step.valid and form(e.task, step) in forms and words_of(e.task.text) - shown_words(step) <= seldom)]
 
 
 def one_sided(episodes: list[Episode]) -> dict[str, bool]:

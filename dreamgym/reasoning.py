@@ -36,13 +36,12 @@ class CompareWords:
 
     def _learn_places(self, episodes: list[Episode]) -> None:
         of_kind, of_name = defaultdict(list), defaultdict(list)    # (which, reward) -> places that have it
-        for episode in episodes:
+        for episode in filter(_is_judged, episodes):
             step = episode.steps[-1]
-            if _is_judged(episode):
-                for name, kind, lines in self._asked(episode.task, _lines(step)):
-                    places = {place for place in PLACES if name in PLACES[place](lines, name)}
-                    of_kind[kind, step.reward].append(places)
-                    of_name[name, step.reward].append(places)
+            for name, kind, lines in self._asked(episode.task, _lines(step)):
+                places = {place for place in PLACES if name in PLACES[place](lines, name)}
+                of_kind[kind, step.reward].append(places)
+                of_name[name, step.reward].append(places)
         share = lambda found, place: sum(place in places for places in found) / max(1, len(found))
         gain = lambda kind, place: share(of_kind[kind, 1.0], place) - share(of_kind[kind, 0.0], place)
         kinds = {kind for kind, reward in of_kind if reward}
@@ -75,23 +74,24 @@ class CompareWords:
         """{word of a task: (n, kind)}. A word counts if nearly all its successes show a name of the task of
         this kind n times in the next state, nearly no failure does, and at most half of the other successes
         do. The most frequent word comes first."""
-        won, lost = defaultdict(list), defaultdict(list)         # word ("": any) -> times by kind
+        won, lost, all_won = defaultdict(list), defaultdict(list), []     # word -> times by kind
         for episode in filter(_is_judged, episodes):
             lines = episode.steps[-1].next_state.split("\n")
             times: Counter = Counter()
             for name, kind, found in self._asked(episode.task, lines):
                 times[kind] = max(times[kind], sum(found, []).count(name))
-            for word in {"", *filter(self._is_no_name, words_of(episode.task.text))}:
+            all_won += [times] * episode.success
+            for word in filter(self._is_no_name, words_of(episode.task.text)):
                 (won if episode.success else lost)[word].append(times)
         enough = lambda found, kind, least: sum(times[kind] >= least for times in found)
         counts = {}
-        for word in sorted(won.keys() & lost.keys() - {""}, key=lambda word: (-len(won[word]), word)):
-            own, failed, others = won[word], lost[word], len(won[""]) - len(won[word])
+        for word in sorted(won.keys() & lost.keys(), key=lambda word: (-len(won[word]), word)):
+            own, failed, others = won[word], lost[word], len(all_won) - len(won[word])
             for kind in sorted({kind for times in own for kind in times} - {"number"}, key=str):
                 least = sorted(times[kind] for times in own)[int(FEW * len(own))]
                 if (least > 1 and MEANT_TASKS <= min(len(own), len(failed), others)
                         and enough(failed, kind, least) <= FEW * len(failed)
-                        and enough(won[""], kind, least) - enough(own, kind, least) <= 0.5 * others):
+                        and enough(all_won, kind, least) - enough(own, kind, least) <= 0.5 * others):
                     counts.setdefault(word, (least, kind))
         return counts
 
@@ -109,21 +109,22 @@ class CompareWords:
         pages = dict.fromkeys(page for old in reversed(history) for page in (old.next_state, old.state))
         things = lambda text: {one: self.names.kind(one.split()[0]) for one in _THING.findall(text.lower())}
         kinds = {thing: kind for thing, kind in things(step.shown_action).items() if kind is not None}
+        of_line, of_state = {"": {}} | {line: things(line) for line in before}, things(step.state)
         like = next(iter(_most_like(_grams(step.shown_action), before)), "") or next(
-            (line for line in before if set(kinds.values()) & set(things(line).values())), "")
+            (line for line in before if set(kinds.values()) & set(of_line[line].values())), "")
 
-        def alike(text: str, wanted: str) -> list[str]:
+        def alike(shown: dict[str, int | str | None], wanted: str) -> list[str]:
             return [thing if " " in wanted else thing.split()[0]
-                    for thing, kind in things(text).items() if kind == kinds[wanted]]
+                    for thing, kind in shown.items() if kind == kinds[wanted]]
 
         why, missed = [like] * bool(like), set()
         for thing in kinds:
-            here, anywhere = alike(like, thing), alike(step.state, thing)
+            here, anywhere = alike(of_line[like], thing), alike(of_state, thing)
             found = anywhere if thing in anywhere and thing not in here else here or anywhere
             why.append(f"{thing} : {_compared(found, thing) or 'none no'}")
-            last = next((line for line in reversed(before) if alike(line, thing)), like)
+            last = next((line for line in reversed(before) if alike(of_line[line], thing)), like)
             if last != like:
-                why.append(f"last : {_compared(alike(last, thing), thing)}")
+                why.append(f"last : {_compared(alike(of_line[last], thing), thing)}")
             if thing not in found:
                 missed.add(thing)
         if missed:

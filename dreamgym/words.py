@@ -1,5 +1,4 @@
-"""Words and numbers of texts. Words are in lower case.
-"""
+"""Words and numbers of texts. Words are in lower case."""
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -12,7 +11,7 @@ _WHOLE = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
 _NUMBER = re.compile(rf"(?<![\d.,]){_WHOLE}(?:\.\d+)?")
 LIMIT = re.compile(rf"(?<![\w.,]){_WHOLE}\.\d+\b(?!\.\d)")     # of a task: it is compared, not found
 # a word or a number, no part of "30.00"
-NAME = re.compile(r"(?<![^\W_])(?<!\d[.,])[^\W_]+(?![^\W_]|(?<=\d)[.,]\d)")
+_NAME = re.compile(r"(?<![^\W_])(?<!\d[.,])[^\W_]+(?![^\W_]|(?<=\d)[.,]\d)")
 
 
 def words_of(text: str) -> set[str]:
@@ -27,7 +26,7 @@ def tokens_of(text: str) -> set[str]:
 
 def names_of(text: str) -> list[str]:
     """Words, and numbers without decimals, in their order."""
-    return NAME.findall(text.lower())
+    return _NAME.findall(text.lower())
 
 
 def shown_words(step: Step) -> set[str]:
