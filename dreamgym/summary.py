@@ -6,13 +6,18 @@
 `job` and `state` are a Job and a Run of train_policy.py, `results` its reports on the test tasks.
 """
 from dataclasses import asdict
+from pathlib import Path
 
-from dreamgym import plots, run, viewer
+from matplotlib.figure import Figure             # not pyplot, which looks for a screen
+
+from dreamgym import run, viewer
 from dreamgym.episode import Episode
 from dreamgym.evaluation import experience_tables, with_interval
 
 FOLDERS = "data", "expmodel", "expmodel_name", "expmodel_folder"   # flags that evaluate.py needs, too
 LAST_VALIDATION = 60    # most of its episodes on file: 20 of each world and temperature
+REAL, DREAM, GREY = "#c2410c", "#1d4ed8", "#6b7280"
+STYLES = {"real dashed": (REAL, "s--"), "real": (REAL, "o-"), "dream": (DREAM, "o-"), "": (GREY, "-")}
 
 
 def show_experience(log: run.Log, report: dict) -> None:
@@ -40,7 +45,7 @@ def finish(job, state, results: list[dict]) -> None:
     run.write_json(out / "result.json",
                    {"environment": env.describe(), "label": env.label, "settings": asdict(job.args),
                     "rows": rows, "test": results, "validation": state.evaluations, "note": note})
-    picture, page = plots.training_curve(out), out / "dream.html"
+    picture, page = training_curve(out), out / "dream.html"
     job.log.say(f"\n{env.name}, {env.label}: {results[0]['tasks']} test tasks, world and temperature, 95 % "
                 f"Wilson intervals\n{run.summary_table(rows)}\n{note}")
     episodes, cut = viewer.read_tail(out / "evaluations.jsonl", LAST_VALIDATION, Episode)
@@ -56,3 +61,30 @@ def finish(job, state, results: list[dict]) -> None:
                 f"policy/; picture {picture}; page to read {page}\n"
                 f"next: python evaluate.py --env {job.args.env} --policy {out / 'policy'}{where} --play 10"
                 f"   |   tensorboard --logdir {out}")
+
+
+def training_curve(folder: Path) -> Path:
+    """Writes FOLDER/curve.png: success on validation tasks (bands: 95 % over tasks), by RL transitions."""
+    records = run.read_metrics(folder)
+    figure = Figure(figsize=(7, 4.2), layout="tight")
+    axes = figure.subplots()
+    for line in viewer.success_lines(records):
+        if line["points"]:
+            colour, style = STYLES[line["kind"]]
+            x, y, *band = zip(*line["points"])
+            axes.plot(x, y, style, color=colour, label=line["name"], markersize=4,
+                      linewidth=1.5 if band else 0.8)
+            if band:
+                axes.fill_between(x, *band, color=colour, alpha=0.12, linewidth=0)
+    evaluations = [r for r in records if r["name"] == "evaluation"]
+    switch = [e["dream_transitions"] for e in evaluations if e["real_transitions"] and e["dream_transitions"]]
+    if switch:
+        axes.axvline(switch[0], color=GREY, linestyle=":", linewidth=1)
+        axes.text(switch[0], 0.02, " real RL", color=GREY)
+    tasks = " to ".join(map(str, sorted({e["tasks"] for e in evaluations})))
+    axes.set(xlabel="RL transitions", ylabel="success on validation tasks", ylim=(0, 1),
+             title=f"{tasks} validation tasks, one seed")
+    axes.legend(frameon=False, fontsize=8)
+    axes.grid(alpha=0.2)
+    figure.savefig(folder / "curve.png", dpi=130)
+    return folder / "curve.png"
