@@ -4,6 +4,7 @@
     checkpoint.save(out, "policy", lambda path: ..., meta, dist)   # every rank writes into the same folder
 """
 import os
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from safetensors import SafetensorError
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from dreamgym.run import SCHEMA, Dist, check_meta, get_random_state, load_meta, set_random_state, write_json
+from dreamgym.run import SCHEMA, Dist, check_meta, load_meta, write_json
 
 
 def save(folder: str | Path, name: str, writer: Callable[[Path], None], meta: dict, dist: Dist) -> Path:
@@ -104,7 +105,10 @@ def save_state(folder: Path, optimizers: list, shared: dict, own: dict, dist: Di
     states = [found | {"state": {i: {name: whole(value) for name, value in state.items()}
                                  for i, state in found["state"].items()}}
               for found in (optimizer.state_dict() for optimizer in optimizers)]
-    ranks = dist.gather([{**own, "random": get_random_state()}])
+    generators = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    if torch.cuda.is_available():
+        generators["cuda"] = torch.cuda.get_rng_state()
+    ranks = dist.gather([{**own, "random": generators}])
     if dist.is_main:
         torch.save({"shared": shared | {"optimizers": states}, "ranks": ranks}, folder / "training.pt")
 
@@ -134,5 +138,9 @@ def load_state(folder: Path, optimizers: list, dist: Dist) -> tuple[dict, dict]:
             for i, values in found["state"].items()}})
     own = ranks[dist.rank] if dist.rank < len(ranks) else {}
     if own:
-        set_random_state(own.pop("random"))
+        generators = own.pop("random")
+        random.setstate(generators["python"])
+        torch.set_rng_state(generators["torch"])
+        if "cuda" in generators and torch.cuda.is_available():
+            torch.cuda.set_rng_state(generators["cuda"])
     return state["shared"], own

@@ -163,19 +163,6 @@ def sample(items: Sequence, count: int | None, seed: int, *names: str | int) -> 
     return [items[i] for i in rng(seed, *names).permutation(len(items))[:count]]
 
 
-def get_random_state() -> dict:
-    """Of the global generators, in types that `torch.load(weights_only=True)` takes."""
-    state = {"torch": torch.get_rng_state(), "python": random.getstate()}
-    return state | {"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else state
-
-
-def set_random_state(state: dict) -> None:
-    random.setstate(state["python"])
-    torch.set_rng_state(state["torch"].cpu())
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"].cpu())
-
-
 # ---- files ----
 
 def read_json(path: str | Path):
