@@ -14,6 +14,7 @@ from dreamgym.envs.base import Act, Environment, Player, env_of_data, one_each, 
 from dreamgym.episode import (Episode, Source, Step, StopReason, Task, check_episode, read_episodes, to_json)
 from dreamgym.names import Names
 from dreamgym.reasoning import CompareWords
+from dreamgym.words import TOKEN
 
 SPLITS = ("train", "valid", "test")
 PROBE_PROBABILITY = 0.6                # chance of a probe before an action whose first two words differ from
@@ -100,7 +101,7 @@ def mutated(action: str, other: str, text: str, names: Names, rng: np.random.Gen
         head, tail = rng.integers(len(words) + 1), rng.integers(len(others) + 1)
         words[head:] = others[tail:]
     else:
-        found = sorted(set(re.findall(r"[^\W_]+", text)))
+        found = sorted(set(TOKEN.findall(text)))
         known = found + names.words if rng.random() < ANY_NAME_SHARE else found
         plain = {i: word.strip() for i, word in enumerate(words) if word.strip().isalnum()}
         alike = {i: [new for new in known if names.kind(new) == names.kind(word) is not None
@@ -121,6 +122,7 @@ def probing(player: Player, before: Episode, others: list[Episode], names: Names
     two words."""
     def make(session, rng):
         act, wanted, asked_in, last = player.make(session, rng), "", None, ""
+        beginning = lambda action: TOKEN.findall(action)[:2]
 
         def earlier() -> str:
             episode = before if rng.random() < 0.5 else others[rng.integers(len(others))]
@@ -145,11 +147,6 @@ def probing(player: Player, before: Episode, others: list[Episode], names: Names
             return wanted
         return probe
     return Player(make, imitate=player.imitate)
-
-
-def beginning(action: str) -> list[str]:
-    """The first two words of an action."""
-    return re.findall(r"[^\W_]+", action)[:2]
 
 
 def play_many(env: Environment, players: dict[str, Player], tasks: list[Task], transitions: int, args,
@@ -225,11 +222,6 @@ def local_teacher(name: str) -> teacher.Ask:
 
 
 # ---- what collect.py wrote ----
-
-def made_by_language_model(settings: dict) -> bool:
-    """Whether one played or explained the data of these `settings`: to collect them again costs as much."""
-    return bool(settings["player"]) or bool(settings["teacher"])
-
 
 def environment_of(name: str, data: Path, dist, **more) -> tuple[Environment, dict]:
     """(environment, meta.json) of a folder of data. Raises ValueError where `describe` is no longer that of

@@ -18,7 +18,7 @@ from dreamgym.episode import Task, read_tasks
 from dreamgym.flags import ROOT
 from dreamgym.memory import budget, check_memory, measure
 from dreamgym.model import base_of
-from dreamgym.offline import SPLITS, made_by_language_model
+from dreamgym.offline import SPLITS
 from dreamgym.served_model import reach_server
 from dreamgym.teacher import is_url
 
@@ -72,10 +72,11 @@ def prepare(args, out: Path, dist) -> tuple[Path, Path | None]:
 
 
 def uses_paid_data(data: Path, log: str = "") -> bool:
-    """Whether a language model made the data of a whole folder: they are used as they are, also with --fresh.
-    Raises ValueError where they are not of the recorded episodes in the file `log`."""
+    """Whether a language model made the data of a whole folder: it played or explained, which costs as much
+    again. They are used as they are, also with --fresh. Raises ValueError where they are not of the recorded
+    episodes in the file `log`."""
     settings = run.load_meta(data)["settings"] if (data / "meta.json").exists() else {}
-    if not settings or not made_by_language_model(settings):
+    if not (settings.get("player") or settings.get("teacher")):
         return False
     if log and settings.get("import_file_fingerprint") != run.file_fingerprint(log):
         raise ValueError(f"--data {log}: {data} holds data that a language model made of other episodes; "

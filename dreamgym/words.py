@@ -7,6 +7,7 @@ from itertools import islice
 from dreamgym.episode import Episode, Step, recorded
 
 MOST_NUMBERS = 6                       # of both states, that a limit in the task is compared with
+TOKEN = re.compile(r"[^\W_]+")         # a word or a number
 _WHOLE = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
 _NUMBER = re.compile(rf"(?<![\d.,]){_WHOLE}(?:\.\d+)?")
 LIMIT = re.compile(rf"(?<![\w.,]){_WHOLE}\.\d+\b(?!\.\d)")     # of a task: it is compared, not found
@@ -21,7 +22,7 @@ def words_of(text: str) -> set[str]:
 
 def tokens_of(text: str) -> set[str]:
     """Words and numbers."""
-    return set(re.findall(r"[^\W_]+", text.lower()))
+    return set(TOKEN.findall(text.lower()))
 
 
 def names_of(text: str) -> list[str]:
