@@ -9,9 +9,10 @@ may occur in plan, page, shows and answer: rules and players know no more than a
     a parameter's forms  {product.slug} blue-speaker   {product.plus} Blue+Speaker
                          {product.low} blue speaker    {product.cap} Blue speaker
 
-In the file, `draw` may use @part, and @name(1, 2) for a table of one column. `on` is the page of a thing:
-`plan` and `shows` go on from there, `before` comes first; where `page` is another, only its plan is used.
-`absent` is a table and a column: names whose halves occur in it, but not together, are asked for, too.
+In the file, `draw` may use @part, and @name(1, 2) for a table of one column. `on` is the page of a thing: its
+keys hold where the template has none of its own, `plan` and `shows` go on from there, `before` comes first;
+where `page` is another, the thing's `shows` is left out. `absent` is a table and a column: names whose halves
+occur in it, but not together, are asked for, too.
 """
 import re
 from configparser import ConfigParser, SectionProxy
@@ -47,10 +48,13 @@ def _or_absent(query: str, table: str, name: str, by: str = " ") -> str:
 
 
 def _template(file: ConfigParser, text: SectionProxy) -> Template:
-    parts = file["parts"]
+    parts, thing = file["parts"], file[text["on"]] if "on" in text else {}
+
+    def own(key: str) -> str:
+        return text.get(key, "").replace("\n", " ")
 
     def get(key: str) -> str:
-        return text.get(key, "").replace("\n", " ")
+        return own(key) or thing.get(key, "").replace("\n", " ")
 
     def steps(*lines: str) -> tuple[str, ...]:
         return tuple(step for line in lines for step in line.split("; ") if step)
@@ -63,21 +67,20 @@ def _template(file: ConfigParser, text: SectionProxy) -> Template:
         sql = re.sub(r"@(\w+)\(([^)]*)\)", table, sql.replace("\n", " "))
         return re.sub(r"@(\w+)", lambda part: query(parts[part[1]]) if part[1] in parts else part[0], sql)
 
-    thing = file[text["on"]] if "on" in text else {"plan": "", "page": "", "shows": ""}
-    page, draw, html = get("page") or thing["page"], query(text["draw"]), ()
-    if absent := get("absent"):
-        draw = _or_absent(draw, *map(query, absent.split()))
+    page, draw, missing, html = get("page"), query(text["draw"]), "", ()
+    if "absent" in text:
+        draw, missing = _or_absent(draw, *map(query, text["absent"].split())), get("missing")
     if "html" in text:
-        *address, place, words = get("html").split(" | ")
+        *address, place, words = own("html").split(" | ")
         selector, _, value = place.rpartition(".")
         place = f"document.querySelector('{selector}').{value}" if selector else place
         html = ((address[0] if address else get("reference") or page, place, words),)
     return Template(
-        id=int(text.name), sites=tuple(get("sites").split()) or (page.split("/")[0],),
+        id=int(text.name), sites=tuple(own("sites").split()) or (page.split("/")[0],),
         intents=tuple(text["ask"].split("\n")), draw=draw,
-        plan=steps(get("before"), thing["plan"], get("plan")), page=page,
-        shows=steps("" if get("page") else thing["shows"], get("shows")), answer=get("answer"),
-        missing=tuple(filter(None, get("missing").split(" | "))), reference=get("reference"), html=html,
+        plan=steps(own("before"), thing.get("plan", ""), own("plan")), page=page,
+        shows=steps("" if own("page") else thing.get("shows", ""), own("shows")), answer=own("answer"),
+        missing=tuple(filter(None, missing.split(" | "))), reference=get("reference"), html=html,
         start=get("start"), held_out="held_out" in text)
 
 
