@@ -65,13 +65,9 @@ class Front(SimpleNamespace):
     front = property(lambda self: self.page(self.url))
 
 
-def verdict(evaluation, answer=None, url=P, page=no_page, judge=None, task=None, **more) -> ev.Verdict:
+def score(evaluation, answer=None, url=P, page=no_page, judge=None, task=None, **more) -> float | None:
     made = ev.located(ev.as_task(record(evaluation, **(task or {}))), BASES)
     return ev.evaluate(made, answer, Front(url=url, page=page), judge, **more)
-
-
-def score(*args, **more):
-    return verdict(*args, **more).score
 
 
 # ---- task files ----
@@ -96,17 +92,16 @@ def test_null_agent_scores_nothing_and_na_gets_the_documented_credit(official):
     lite, _, tasks = official
     blank = SimpleNamespace(html="", evaluate=lambda js: None, close=lambda: None)
     at = lambda url: Front(url=url, page=lambda _: blank)
-    null = [ev.evaluate(task, "", at(task.start_urls[0])) for task in tasks]
-    unasked = [found.reason for found in null if found.score is None]
-    assert len(unasked) == (3 if lite else 15) and all("no helper shopping_" in why for why in unasked)
+    unasked = [task for task in tasks if ev.evaluate(task, "", at(task.start_urls[0])) is None]
+    assert len(unasked) == (3 if lite else 15) and all("func:shopping_" in repr(task) for task in unasked)
     empty = SimpleNamespace(latest_order_url=lambda: None, latest_review=lambda sku: {})
     helpers = {**ev.PAGE_HELPERS, **ev.shop_helpers(empty)}
     for rules in (False, True):
-        assert {ev.evaluate(task, "", at(task.start_urls[0]), None, helpers, lite=rules).score
+        assert {ev.evaluate(task, "", at(task.start_urls[0]), None, helpers, lite=rules)
                 for task in tasks} == {0}
     impossible = [task for task in tasks
                   if (found := task.eval.reference_answers) and found.fuzzy_match == "N/A"]
-    assert [ev.evaluate(task, "N/A", at(P)).score for task in impossible] == [1] * (1 if lite else 36)
+    assert [ev.evaluate(task, "N/A", at(P)) for task in impossible] == [1] * (1 if lite else 36)
 
 
 @pytest.mark.parametrize("changes, named", [
@@ -152,7 +147,7 @@ def test_webchorearena(tmp_path):
     first, second, third = (ev.located(task, BASES) for task in ev.read_tasks(tmp_path / "small.json"))
 
     def scored(task, answer="", url=P, page=no_page):
-        return ev.evaluate(task, answer, Front(url=url, page=page)).score
+        return ev.evaluate(task, answer, Front(url=url, page=page))
     assert [scored(first, text) for text in ("Blue, 5", "five blue", "six blue", "five")] == [1, 1, 0, 0]
     shop = BASES["shopping"]
     assert [scored(second, url=shop + path) for path in ("/a?x=1", "/b?y=2", "/a", "/b?x=1")] == [1, 1, 0, 0]
@@ -166,7 +161,7 @@ def test_webarena_verified_is_left_to_its_own_scorer():
     task = ev.as_task(record([{"evaluator": "AgentResponseEvaluator", "expected": {"task_type": "navigate"}}],
                              start_url=None, start_urls=["__SHOPPING__/x", "__MAP__"]))
     assert ev.located(task, BASES).start_urls == [BASES["shopping"] + "/x", BASES["map"]]
-    assert ev.evaluate(task, "x", Front(url=P, page=no_page)).score is None
+    assert ev.evaluate(task, "x", Front(url=P, page=no_page)) is None
 
 
 def test_placeholders_do_not_overlap():
@@ -231,8 +226,7 @@ def test_fuzzy_match_asks_the_judge_last_for_each_reference():
                  judge=judge) == 0
     elsewhere = {"eval_types": ["string_match", "url_match"], "reference_url": "__SHOPPING__/cart"}
     assert score(one | elsewhere, "teal", judge=judge) == 0
-    unjudged = verdict(one, "teal")
-    assert unjudged.score is None and "no judge" in unjudged.reason
+    assert score(one, "teal") is None                        # there is none
 
 
 @pytest.mark.parametrize("answer, judged, expected", [
@@ -371,8 +365,7 @@ def test_prep_actions_run_first_and_once():
 def test_what_a_back_end_cannot_tell_is_not_judged_unless_another_check_fails():
     page = Page("", "<p>x</p>")
     spec = look("document.querySelector('p').animate()", "__SHOPPING__/a", exact_match="x")
-    found = verdict(spec, page=lambda url: page)
-    assert found.score is None and "animate" in found.reason and page.did[-1] == "close"
+    assert score(spec, page=lambda url: page) is None and page.did[-1] == "close"
     spec = look("lambda:() => 3", exact_match="3")
     spec["program_html"] += look(must_include=["absent"])["program_html"]
     assert score(spec, page=site({})) == 0
@@ -391,8 +384,8 @@ SHOP = SimpleNamespace(latest_order_url=lambda: "http://shopping.test/order/7",
     ("shopping_get_sku_latest_review_author('B2')", "Emma", 0),
     ("shopping_get_sku_latest_review_author()", "Emma", None), ("reddit_get_latest_comment('x')", "x", None)])
 def test_shop_helpers(call, wanted, expected):
-    found = verdict(look(f"func:{call}", exact_match=wanted), page=site({}), helpers=ev.shop_helpers(SHOP))
-    assert found.score == expected and (expected is not None or "helper" in found.reason)
+    spec = look(f"func:{call}", exact_match=wanted)
+    assert score(spec, page=site({}), helpers=ev.shop_helpers(SHOP)) == expected
 
 
 @pytest.mark.parametrize("helpers, expected", [

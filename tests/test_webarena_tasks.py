@@ -89,7 +89,7 @@ def test_doing_nothing_earns_nothing(tasks):
         record = located(as_task(task.goal["config"]), world.bases)
         browser.open(list(record.start_urls), cookies)
         for answer in ("", "N/A", "done"):
-            assert evaluate(record, answer, browser).score == 0, (task.text, answer)
+            assert evaluate(record, answer, browser) == 0, (task.text, answer)
             assert rule_success(task.text, task.start, f"stop [{answer}]") is False, (task.text, answer)
 
 
@@ -148,7 +148,7 @@ def paid_attacks(world, template, html=None) -> list[str]:
     near, paid = pages_near(browser, list(dict.fromkeys(places + task.start_urls))), []
 
     def look():
-        if evaluate(task, "done", browser).score:
+        if evaluate(task, "done", browser):
             paid.append(browser.url)
 
     for url in near:

@@ -141,7 +141,7 @@ class WebArena(Environment):
             verified.write_response(stage.folder, action.text)
         record = located(as_task(session.task.goal["config"]), stage.bases)
         score = evaluate(record, action.text, stage.browser, self.judge, stage.helpers, self.wait_s,
-                         self.lite).score
+                         self.lite)
         if score is None:
             return StepResult(STOPPED, 0.0, True, StopReason.NOT_JUDGED)
         return StepResult(STOPPED, float(score == 1), True, raw_score=score)

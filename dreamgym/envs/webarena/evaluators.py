@@ -2,7 +2,7 @@
 must hold.
 
     tasks = read_tasks("test.raw.json")  # official files, Lite's, WebChoreArena's, and generated ones
-    verdict = evaluate(located(tasks[0], bases), answer, browser, judge)
+    score = evaluate(located(tasks[0], bases), answer, browser, judge)
 
 A task's text is never run here: `func:` calls name a row of a table, JavaScript goes to the page (without a
 browser: direct.query). An empty text is 0 under a fuzzy match without a question (WebArena's later rule).
@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, nullcontext
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
@@ -170,35 +170,30 @@ def located(task: WebTask, bases: Mapping[str, str]) -> WebTask:
 # same as the reference?; "reason": does it give it as the reason why the task is impossible?
 AskJudge = Callable[[str, str, str, str], bool | None]
 Helpers = Mapping[str, Callable[..., str | None]]           # what a `func:` of a task may call
-Check = tuple[bool | None, str | tuple[str, str, str]]      # None: not judged; a question, or why not
-
-
-class Verdict(NamedTuple):
-    score: float | None                     # 0 where a check fails; else None where one is not judged; else 1
-    reason: str = ""                        # the check that failed, or why there is no score
+Question = tuple[str, str, str]                             # (kind, reference, text) for the judge
+Check = bool | None | Question                              # None: not judged
 
 
 def evaluate(task: WebTask, answer: str | None, browser: Any, judge: AskJudge | None = None,
-             helpers: Helpers | None = None, wait_s: float = 0.0, lite: bool = False) -> Verdict:
-    """The verdict on a finished episode: `answer` of `stop [answer]`, and its browser (tabs.Tabs). `judge` is
-    asked last, and only when nothing else is 0. helpers: `PAGE_HELPERS`, and `shop_helpers` for tasks on
-    orders and reviews. wait_s: how long scripts of a page may take to show what is wanted."""
+             helpers: Helpers | None = None, wait_s: float = 0.0, lite: bool = False) -> float | None:
+    """The score of a finished episode: 0 where a check fails, else None where one is not judged, else 1.
+    `answer` of `stop [answer]`, `browser`: tabs.Tabs. `judge` is asked last, and only when nothing else is 0.
+    helpers: `PAGE_HELPERS`, and `shop_helpers` for tasks on orders and reviews. wait_s: how long scripts of a
+    page may take to show what is wanted."""
     if task.verified:
-        return Verdict(None, "WebArena-Verified's own scorer judges it")
-    unknown, questions = [], []
-    for met, what in _checks(task, clean(answer or ""), browser,
-                             PAGE_HELPERS if helpers is None else helpers, wait_s, lite):
-        if met is False:
-            return Verdict(0.0, what)
-        if met is None:
-            (questions if isinstance(what, tuple) else unknown).append(what)
-    for kind, reference, text in questions:
-        decided = judge(kind, task.intent, reference, text) if judge else None
-        if decided is None:
-            unknown.append(f"{reference!r:.80}: " + ("the judge did not decide" if judge else "no judge"))
-        elif not decided:
-            return Verdict(0.0, f"not {reference!r:.80} for the judge")
-    return Verdict(None if unknown else 1.0, "; ".join(unknown))
+        return None
+    checks, helpers = [], PAGE_HELPERS if helpers is None else helpers
+    for check in _checks(task, clean(answer or ""), browser, helpers, wait_s, lite):
+        if check is False:
+            return 0.0
+        checks.append(check)
+    for i, check in enumerate(checks):
+        if isinstance(check, tuple):
+            kind, reference, text = check
+            checks[i] = judge(kind, task.intent, reference, text) if judge else None
+            if checks[i] is False:
+                return 0.0
+    return None if None in checks else 1.0
 
 
 def _checks(task: WebTask, answer: str, browser: Any, helpers: Helpers, wait_s: float,
@@ -208,17 +203,16 @@ def _checks(task: WebTask, answer: str, browser: Any, helpers: Helpers, wait_s: 
         yield from _string_checks(task, answer, lite)
     if reference := task.eval.reference_url:
         wanted = [reference, *(other.reference_url for other in task.eval.others)]
-        met = any(lite_url_match(one, browser.url, exact=task.eval.url_note is None) if lite else
+        yield any(lite_url_match(one, browser.url, exact=task.eval.url_note is None) if lite else
                   url_match(one, browser.url) for one in wanted)
-        yield met, f"the episode ended at {browser.url}, not {' or '.join(wanted)}"
     for target in task.eval.program_html or []:
         checks = []
         for one in [target, *target.others]:
             try:
                 checks.append(_page_check(one, browser, helpers, wait_s, lite))
-            except NotSupported as error:
-                checks.append((None, str(error)))
-        yield max(checks, key=lambda check: (False, None, True).index(check[0]))
+            except NotSupported:
+                checks.append(None)
+        yield max(checks, key=lambda check: 2 if check is True else check is not False)
 
 
 # ---- string_match
@@ -274,13 +268,12 @@ def _string_checks(task: WebTask, answer: str, lite: bool) -> Iterator[Check]:
     wanted, must = task.eval.reference_answers, _listed(task.eval.reference_answers.must_include)
     fuzzy = _listed(wanted.fuzzy_match)
     if wanted.exact_match is not None:
-        yield exact_match(wanted.exact_match, answer), f"the answer is not {wanted.exact_match!r:.80}"
+        yield exact_match(wanted.exact_match, answer)
     for reference in must:
         # WebChoreArena's references have alternatives
         several = reference.split(" |OR| ") if task.intent_template_id is None else [reference]
-        met = (lite_must_include(reference, answer) if lite else
+        yield (lite_must_include(reference, answer) if lite else
                any(must_include(one, answer, as_token=len(must) == len(clean(one)) == 1) for one in several))
-        yield met, f"the answer lacks {reference!r:.80}"
     if wanted.fuzzy_match != NOT_ACHIEVABLE:
         asked = [", ".join(fuzzy)] if lite and fuzzy else fuzzy
         yield from (_fuzzy("answer", reference, answer) for reference in asked)
@@ -289,7 +282,7 @@ def _string_checks(task: WebTask, answer: str, lite: bool) -> Iterator[Check]:
 
 
 def _fuzzy(kind: str, reference: str, text: str) -> Check:
-    return (None, (kind, reference, text)) if text else (False, "an empty text")
+    return (kind, reference, text) if text else False
 
 
 # ---- url_match
@@ -322,18 +315,16 @@ def _page_check(target: Target, browser: Any, helpers: Helpers, wait_s: float, l
     if address.startswith("func:"):
         address = call(address, helpers, browser.url)
         if not address:
-            return False, f"{target.url}: there is no such page"
+            return False
     until = time.monotonic() + wait_s
     with nullcontext(browser.front) if address == "last" else closing(browser.page(address)) as page:
         for script in target.prep_actions or []:
             page.evaluate(script)
         while True:
             found = _found(page, target.locator.strip(), helpers, browser.url)
-            met, what = _compare(found, target.required_contents, lite)
-            if met is not False:
-                return met, what
-            if time.monotonic() >= until:
-                return met, f"{target.url} {target.locator}: {what}"
+            check = _compare(found, target.required_contents, lite)
+            if check is not False or time.monotonic() >= until:
+                return check
             time.sleep(POLL_S)
 
 
@@ -349,16 +340,15 @@ def _found(page: Any, locator: str, helpers: Helpers, url: str) -> str | None:
 
 def _compare(found: str | None, wanted: Contents, lite: bool) -> Check:
     if found is None:
-        return False, "there is no such element"
+        return False
     found = found if lite else html.unescape(found)
     if (exact := wanted.exact_match) is not None:
-        return exact_match(exact, found), f"found {found!r:.80}, expected {exact!r:.80}"
+        return exact_match(exact, found)
     if wanted.fuzzy_match:
         return _fuzzy("answer", ", ".join(_listed(wanted.fuzzy_match)), found)
-    missing = [text for text in _listed(wanted.must_include)
-               if not (lite_must_include(text, found) if lite else
-                       any(must_include(choice, found) for choice in text.split(" |OR| ")))]
-    return not missing, f"lacks {missing[:1]}"
+    return all(lite_must_include(text, found) if lite else
+               any(must_include(choice, found) for choice in text.split(" |OR| "))
+               for text in _listed(wanted.must_include))
 
 
 # ---- func: helpers

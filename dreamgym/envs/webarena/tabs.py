@@ -27,8 +27,7 @@ Cookies = Mapping[str, Mapping[str, str]]  # site -> name -> value
 
 
 class NotSupported(Exception):
-    """Something that the back end or the tables here cannot evaluate; the part is not judged, with this
-    message as reason."""
+    """Something that the back end or the tables here cannot evaluate; the part is not judged."""
 
 
 class Tabs:
