@@ -12,6 +12,8 @@ CREATE TABLE shop_orders (id INTEGER PRIMARY KEY, user_id INT REFERENCES users, 
     total INT);
 CREATE TABLE shop_order_items (order_id INT REFERENCES shop_orders, product_id INT REFERENCES shop_products,
     price INT, quantity INT, PRIMARY KEY (order_id, product_id)) WITHOUT ROWID;
+CREATE VIEW shop_sold AS SELECT product_id, name, slug, quantity, date FROM shop_order_items JOIN shop_orders ON
+    shop_orders.id = order_id JOIN shop_products ON shop_products.id = product_id WHERE status != 'Canceled';
 CREATE TABLE shop_cart (user_id INT REFERENCES users, product_id INT REFERENCES shop_products, quantity INT,
     PRIMARY KEY (user_id, product_id));
 CREATE TABLE shop_wishes (user_id INT REFERENCES users, product_id INT REFERENCES shop_products,
