@@ -159,8 +159,8 @@ def starred():
 @SITE.get("/search")
 def search():
     q = asked("q")
-    parts = q.lower().split()
-    return _projects(f"Search {q}".strip(), all_words("lower(path || ' ' || description)", parts), *parts)
+    text = "lower(path || ' ' || description)"
+    return _projects(f"Search {q}".strip(), *all_words(text, q.lower().split()))
 
 
 @SITE.get("/projects/new", member=True)

@@ -92,8 +92,7 @@ def everything():
 @SITE.get("/search")
 def search():
     q = asked("q")
-    parts = q.lower().split()
-    return _posts(f"Search {q}".strip(), all_words("words", parts), *parts)
+    return _posts(f"Search {q}".strip(), *all_words("words", q.lower().split()))
 
 
 @SITE.get("/f/<forum>")

@@ -137,9 +137,8 @@ def search():
     if not query:
         g.filters.clear()
         return _products("All products", "1")
-    parts = query.lower().split()[:8]
-    where = all_words("lower(name || ' ' || category || ' ' || brand)", parts)
-    return _products(f"Results for {query}", where, *parts)
+    text = "lower(name || ' ' || category || ' ' || brand)"
+    return _products(f"Results for {query}", *all_words(text, query.lower().split()[:8]))
 
 
 @SITE.get("/product/<product>")

@@ -216,9 +216,9 @@ def chosen(name: str, options: Iterable[str], label: str = "", strict: bool = Tr
     return g.filters.setdefault(name, value if value in options or not strict else options[0])
 
 
-def all_words(text: str, parts: list[str]) -> str:
-    """The SQL condition that `text` has every one of some words; false for none."""
-    return " AND ".join([f"instr({text}, ?)"] * len(parts)) or "0"
+def all_words(text: str, parts: list[str]) -> list[str]:
+    """The SQL condition that `text` has every one of some words, false for none; then its arguments."""
+    return [" AND ".join([f"instr({text}, ?)"] * len(parts)) or "0", *parts]
 
 
 class Paged(NamedTuple):
