@@ -15,7 +15,7 @@ from alfworld_official import page, random_command
 from dreamgym.envs.alfworld import text
 from dreamgym.envs.alfworld.audit import ALFWorldAudit
 from dreamgym.envs.alfworld.env import ALFWorld
-from dreamgym.episode import Step, Task
+from dreamgym.episode import Step, Task, verb_of
 
 AUDIT = ALFWorldAudit()
 TAG_FACTS = {"isclean": "clean", "ishot": "hot", "iscool": "cool", "istoggled": "lit", "issliced": "sliced"}
@@ -100,40 +100,6 @@ def test_what_is_no_state(state):
     assert text.read_view(page(state)) is None
 
 
-DESK = "at desk 1: | clean mug 1 | lit desklamp 1 | apple 1 | holding: "
-# state -> (what is done there, what is refused)
-CASES = {
-    "room: | desk 1 | holding: nothing": ("go to desk 1; look", "take mug 1 from desk 1; help; open desk 1"),
-    DESK + "nothing": (
-        "go to bed 1; take mug 1 from desk 1; use desklamp 1; examine desk 1",
-        "go to desk 1; take clean mug 1 from desk 1; take mug 2 from desk 1; take mug 1 from bed 1; "
-        "use mug 1; open desk 1; examine mug 1"),
-    DESK + "hot cup 1": (
-        "move cup 1 to desk 1; examine cup 1",
-        "take mug 1 from desk 1; move mug 1 to desk 1; put cup 1 in/on desk 1; clean cup 1 with desk 1; "
-        "slice apple 1 with cup 1"),
-    DESK + "butterknife 1": (
-        "slice apple 1 with butterknife 1", "slice pear 1 with butterknife 1; slice apple 1 with knife 1"),
-    "at fridge 1 closed | holding: cup 1": (
-        "open fridge 1; cool cup 1 with fridge 1",
-        "close fridge 1; heat cup 1 with fridge 1; move cup 1 to fridge 1; cool cup 2 with fridge 1"),
-    "at fridge 1 open: | nothing | holding: cup 1": (
-        "close fridge 1; move cup 1 to fridge 1", "open fridge 1"),
-    "no state": ("", "look; go to desk 1"),
-}
-
-
-@pytest.mark.parametrize("state", CASES)
-def test_action_types(state):
-    """A report that calls an impossible action possible, or the other way round."""
-    done, refused = (actions.split("; ") if actions else [] for actions in CASES[state])
-    for action in done:
-        verb = action.split()[0]
-        assert AUDIT.action_type(page(state), action) == ("look" if verb == "examine" else verb), action
-    for action in refused:
-        assert AUDIT.action_type(page(state), action) == "refused", action
-
-
 # task / place: things there + what is held (-: nothing) / action / the same afterwards -> verdict
 SHORT = {"put": "move mug 1 to desk 1", "use": "use desklamp 1", "take": "take mug 1 from desk 1",
          "go": "go to desk 1"}
@@ -187,8 +153,7 @@ class Moment:
     home: Home
 
     def __post_init__(self):
-        self.command, self.kind = (read(self.step.state, self.step.action) for read in (
-            lambda _, action: text.read_action(action), AUDIT.action_type))
+        self.command, self.kind = text.read_action(self.step.action), verb_of(self.step.action)
         self.before, self.view = text.read_view(self.step.state), text.read_view(self.step.next_state)
 
     @property
@@ -263,7 +228,7 @@ def moments(walks) -> list[Moment]:
 def test_walks_cover_what_is_claimed(walks, moments):
     """Stops the tests below from passing because nothing happened."""
     kinds = Counter(m.kind for m in moments)
-    every = "go open close take move clean heat cool use look refused".split()
+    every = "go open close take move clean heat cool use look help".split()
     assert all(kinds[kind] >= 3 for kind in every), kinds
     assert len({text.read_task(walk[0].task.text).kind for walk in walks if walk[-1].step.reward}) == 6
     assert 0.3 < np.mean([walk[-1].step.reward for walk in walks]) < 0.95
@@ -295,21 +260,12 @@ def test_states_tell_the_truth(moments):
 
 
 def test_refusals_are_the_engines(moments):
-    odd = Counter()
     for m in moments:
-        step, said = m.step, (m.step.state, m.step.action)
-        if m.kind == "refused" and m.admissible:
-            assert m.neighbour, said
-            odd["neighbour"] += 1
-        elif m.kind != "refused" and not m.admissible:
-            assert m.kind in ("go", "move", "clean", "heat", "cool", "slice", "take"), said
-            assert m.kind != "go" or m.command.place not in m.home.location or m.neighbour, said
-            odd["does not fit"] += 1
-        if not m.admissible or m.kind == "look":
-            assert step.next_state == step.state and not step.valid
-        elif m.kind in ("go", "open", "close", "take", "move"):
-            assert step.next_state != step.state and step.valid
-    assert odd["neighbour"] < 0.04 * len(moments) and 0 < odd["does not fit"] < 0.05 * len(moments), odd
+        if not m.admissible or m.kind in ("look", "inventory", "examine"):
+            assert m.step.next_state == m.step.state and not m.step.valid
+        elif m.kind in ("go", "open", "close", "take", "move") and not m.neighbour:
+            assert m.step.next_state != m.step.state and m.step.valid
+            assert AUDIT.action_type(m.step.state, m.step.action) == m.kind
 
 
 def test_success_by_rule_is_the_engines(moments):
@@ -352,7 +308,10 @@ PIECES = [
 def test_malformed_text_is_no_exception_and_no_reward():
     """Text of a model, a log or a user that breaks a rule, is paid, or takes minutes to read."""
     rng, paid = random.Random(0), 0
-    states = [page(state) for state in CASES]
+    states = [page(state) for state in (
+        "room: | desk 1 | holding: nothing", "at desk 1: | clean mug 1 | lit desklamp 1 | holding: hot cup 1",
+        "at desk 1: | clean mug 1 | cup 1 | holding: nothing", "at fridge 1 closed | holding: cup 1",
+        "at fridge 1 open: | nothing | holding: cup 1", "no state")]
     actions = ["go to desk 1", "take mug 1 from desk 1", "move cup 1 to desk 1", "use desklamp 1", "look"]
     tasks = ["put a cup in desk", "look at mug under the desklamp"]
 
@@ -365,7 +324,7 @@ def test_malformed_text_is_no_exception_and_no_reward():
         verdict = AUDIT.success(Task(id="t", text=task), state, action, after)
         paid += verdict is True
         if text.read_view(state) is None or text.read_action(action) is None:
-            assert AUDIT.action_type(state, action) == "refused" and verdict is None
+            assert verdict is None
         AUDIT.inconsistencies([Step(state=state, action=action, next_state=after)])
         text.read_task(task)
         memory = text.ObservationMemory()

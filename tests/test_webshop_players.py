@@ -75,11 +75,11 @@ def test_how_well_each_player_does(shop, played):
 
 
 def test_only_the_prober_is_refused(shop, played):
-    refused = {kind: [step for _, step in steps_of(episodes)
-                      if shop.audit.action_type(step.state, step.action) == "refused"]
+    refused = {kind: [step for _, step in steps_of(episodes) if not step.valid]
                for kind, episodes in played.items()}
-    assert [kind for kind, steps in refused.items() if steps] == ["prober"]
-    assert len(refused["prober"]) > 200 and not any(step.valid or step.reward for step in refused["prober"])
+    share = {kind: len(steps) / len(steps_of(played[kind])) for kind, steps in refused.items()}
+    assert share.pop("prober") > 0.2 and max(share.values()) < 0.05
+    assert len(refused["prober"]) > 200 and not any(step.reward for step in refused["prober"])
     assert {text.page_kind(step.state) for step in refused["prober"]} == {"index", "results", "item", "sub"}
     values = {value for product in shop.catalogue.products for values in product.options.values() for value in values}
     assert any(step.action[6:-1] in values for step in refused["prober"])
@@ -120,7 +120,7 @@ def test_audit_agrees_with_the_engine(shop, played, counterfactuals):
     seen = Counter()
     for episode, step in steps_of(*played.values(), counterfactuals):
         verdict = shop.audit.success(episode.task, step.state, step.action, step.next_state)
-        assert (verdict is None) == (shop.audit.action_type(step.state, step.action) != "buy")
+        assert (verdict is None) == (not step.done)
         if is_range(step.state) and verdict not in (None, bool(step.reward)):
             wanted, item = text.read_task(episode.task.text), text.read_item(step.state)
             assert verdict and item.price_low <= wanted.price < float(item.price.split("$")[-1])

@@ -96,7 +96,7 @@ class Audit:
     worlds.py (--dream rewards=rule)."""
 
     def action_type(self, state: str, action: str) -> str:
-        """The kind of an action, for tables."""
+        """The kind of an action that changes something, for tables."""
         return verb_of(action) or "none"
 
     def success(self, task: Task, state: str, action: str, next_state: str) -> bool | None:

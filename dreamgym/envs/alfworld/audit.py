@@ -1,22 +1,11 @@
 """What the truth says about ALFWorld's steps, for reports only."""
 from dreamgym.envs.alfworld.text import (
-    LAMPS, MADE, TREATED, Command, View, Wanted, kind_of, read_action, read_task, read_view, tags_of)
+    TOOL, Command, View, Wanted, kind_of, read_action, read_task, read_view, tags_of)
 from dreamgym.envs.base import Audit
 from dreamgym.episode import Step, Task
 
-BLADES = ("knife", "butterknife")
-
 
 class ALFWorldAudit(Audit):
-
-    def action_type(self, state: str, action: str) -> str:
-        """go | open | close | take | move | clean | heat | cool | slice | use | look | refused (by what this
-        page shows; whether a place exists, and what is within reach, it does not show)."""
-        command, view = read_action(action), read_view(state)
-        if command is None or view is None or not _fits(command, view):
-            return "refused"
-        return "look" if command.verb in ("inventory", "examine") else command.verb
-
     def success(self, task: Task, state: str, action: str, next_state: str) -> bool | None:
         """None where a step cannot end an episode, or where task or pages cannot be read."""
         wanted, command = read_task(task.text), read_action(action)
@@ -57,26 +46,6 @@ class ALFWorldAudit(Audit):
         return checked, broken
 
 
-def _fits(command: Command, view: View) -> bool:
-    """Whether a page shows all that a command needs."""
-    verb, thing, place = command.verb, command.thing, command.place
-    here, held = place == view.place, view.held
-    if verb in TREATED:
-        return here and held == thing and kind_of(place) == TREATED[verb][0]
-    return {
-        "go": not here,
-        "open": here and view.opened is False,
-        "close": here and view.opened is True,
-        "take": here and not held and view.opened is not False and thing in view.names,
-        "move": here and held == thing and view.opened is not False,
-        "slice": held == place and kind_of(place) in BLADES and thing in view.names,
-        "use": thing in view.names and kind_of(thing) in LAMPS,
-        "examine": place in (view.place, held),
-        "look": True,
-        "inventory": True,
-    }[verb]
-
-
 def _may_end(command: Command, before: View, after: View) -> bool:
     """Whether a step that changed something may fulfil a task: it put a thing down, lit a lamp, or brought a
     thing under a lit one."""
@@ -94,5 +63,5 @@ def _fulfils(wanted: Wanted, command: Command, before: View, after: View) -> boo
         return kind_of(after.holding) == wanted.thing and wanted.place in lit
     return (command.verb == "move"
             and (kind_of(command.thing), kind_of(command.place)) == (wanted.thing, wanted.place)
-            and (wanted.kind not in MADE or wanted.kind in tags_of(before.holding))
+            and (wanted.kind not in TOOL or wanted.kind in tags_of(before.holding))
             and (wanted.kind != "two" or wanted.thing in before.kinds))

@@ -20,9 +20,7 @@ STATE_VERSION = 2                                     # raise it with every chan
 NOTHING = "nothing"
 TAGS = ("clean", "hot", "cool", "sliced", "lit")      # what was done to an object, in the order of writing
 LAMPS = ("desklamp", "floorlamp")                     # all that can be switched on
-TREATED = {"clean": ("sinkbasin", "clean"), "heat": ("microwave", "hot"), "cool": ("fridge", "cool")}
-TOOL = {result: (verb, tool) for verb, (tool, result) in TREATED.items()}
-MADE = tuple(TOOL)
+TOOL = {"clean": ("clean", "sinkbasin"), "hot": ("heat", "microwave"), "cool": ("cool", "fridge")}
 MAX_TASK_CHARS = 200
 
 _NAME = r"[a-z]+ [0-9]{1,4}"
@@ -43,7 +41,7 @@ _SAID = re.compile(
 _SEEN = re.compile(rf"(?:On the|The) (?P<place>{_NAME})(?P<open> is open\. In it)?, you see (?P<things>.*)\.")
 _CLOSED = re.compile(rf"The (?P<place>{_NAME}) is closed\.")
 _LISTED = re.compile(rf"\ban? ({_NAME})\b")
-_TAG_OF = {"turn on": "lit", "sliced": "sliced"} | {verb: result for verb, (_, result) in TREATED.items()}
+_TAG_OF = {"turn on": "lit", "sliced": "sliced"} | {verb: tag for tag, (verb, _) in TOOL.items()}
 
 
 def shown_names(ids: Iterable[str]) -> dict[str, str]:

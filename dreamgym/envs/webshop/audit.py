@@ -10,7 +10,7 @@ class WebShopAudit(Audit):
     def success(self, task: Task, state: str, action: str, next_state: str) -> bool | None:
         """A price range counts by its lower end; the price that is drawn within it is not on the page."""
         item, wanted = text.read_item(state), text.read_task(task.text)
-        if text.action_type(state, action) != "buy" or item is None or wanted is None:
+        if text.split_action(action) != ("click", "buy now") or item is None or wanted is None:
             return None
         return all(met for _, met in text.checks(wanted, item))
 

@@ -7,16 +7,17 @@ them, quirks included.
 
 Yao et al. (arXiv 2207.01206), repository at commit 64fa2a5c; tests/test_webshop_engine.py compares it with
 recordings of that code. Left out: HTML and pictures, reviews (upstream never loads any), weighted random
-goals, earlier observations, a step limit. Queries that begin with <r>, <a>, <c> or <q>, which upstream
-answers specially or crashes on, are invalid. """
+goals, earlier observations, a step limit. Queries in CHEATS, which upstream answers specially or
+crashes on, are invalid."""
 import json
 from collections.abc import Sequence
 
 from dreamgym.envs.webshop.catalogue import Catalogue, Goal, Product
 from dreamgym.envs.webshop.reward import judge
-from dreamgym.envs.webshop.text import CHEATS, split_action
+from dreamgym.envs.webshop.text import split_action
 
 PAGE_SIZE = 10
+CHEATS = ("<r>", "<a>", "<c>", "<q>")            # upstream's special queries: invalid here
 SUB_PAGES = ("description", "features", "reviews", "attributes")
 DONE = ("Thank you for shopping with us!|Your code: |None| (Paste it in your MTurk interface.)"
         "|Purchased|asin|{asin}|options|{options}|attrs|None|category|None|query|None|product category|None"

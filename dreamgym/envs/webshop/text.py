@@ -16,13 +16,9 @@ FORM = 2                                         # changes with the form of stat
 START = "search page"
 PLACED = "order placed"
 NOTHING = "nothing"
-CLICKS = {                                       # page kind -> its buttons, and what kind of action they are
-    "results": {"< prev": "prev", "next >": "next"},
-    "item": {"< prev": "prev", "description": "sub", "features": "sub", "reviews": "sub", "buy now": "buy"},
-    "sub": {"< prev": "prev"},
-}
-BUTTONS = ("back to search", "next >", *CLICKS["item"])
-CHEATS = ("<r>", "<a>", "<c>", "<q>")            # upstream's special queries: the engine refuses them here
+BUTTONS = {                                      # and what kind of action they are
+    "back to search": "back", "next >": "next", "< prev": "prev", "description": "sub", "features": "sub",
+    "reviews": "sub", "buy now": "buy"}
 MAX_DETAIL_CHARS = 600
 MAX_TASK_CHARS = 2000
 
@@ -150,22 +146,11 @@ def ground(state: str, action: str) -> str:
 
 
 def action_type(state: str, action: str) -> str:
-    """search | open | option | prev | back | next | sub | buy | refused (upstream would change nothing)."""
-    (verb, argument), kind = split_action(action), page_kind(state)
+    """search | open | option | prev | back | next | sub | buy, of an action that does something."""
+    verb, argument = split_action(action)
     if verb == "search":
-        return "refused" if argument.split(" ")[0] in CHEATS else "search"
-    if verb != "click":
-        return "refused"
-    if argument == "back to search" and kind != "index":
-        return "back"
-    if kind == "results" and argument in read_results(state):
-        return "open"
-    if argument == "< prev" and state.startswith("results page 1 "):
-        return "refused"
-    if argument in CLICKS.get(kind, {}):
-        return CLICKS[kind][argument]
-    item = read_item(state)
-    return "option" if item and argument in item.values else "refused"
+        return "search"
+    return BUTTONS.get(argument, "open" if page_kind(state) == "results" else "option")
 
 
 # ---- reading tasks ----------------------------------------------------------------------------------------
