@@ -1,13 +1,12 @@
 """Speed of dreamgym.sampler.Sampler over the turns of rollouts, as a table of ratios: against
-`model.generate` called anew each turn, against `generate` with its cache kept, and against the bare kernels.
+`model.generate` called anew each turn, and against `generate` with its cache kept.
 
     python -m benchmarks.sampler_speed          # 0.28M parameters, 2 tasks x 8 rollouts, 6 turns, one thread
     python -m benchmarks.sampler_speed --hidden 256 --layers 6 --vocab 8192          # 6.8M
 
 Random weights. Every variant generates the same number of tokens in every row and turn (forced lengths,
-temperature 1) on the same prompts and observations. The bare kernels are the matrix products and the
-attention of the Sampler's own forwards, without Python between the layers, norms, caches or sampling.
-Variants are interleaved within one process: quote the ratios.
+temperature 1) on the same prompts and observations. Variants are interleaved within one process: quote the
+ratios.
 """
 from collections import defaultdict
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from functools import partial
 import numpy as np
 import torch
 import tyro
-from torch.nn import functional as F
 from transformers import DynamicCache, StoppingCriteria
 
 from benchmarks.timing import cpu_s, tiny_llama
@@ -90,40 +88,6 @@ def sample_with(sampler, prompts, length_B):
     return [s.ids for s in out]
 
 
-def recorded(sampler) -> list[tuple[int, int, int, bool]]:
-    """What its forwards will compute: (rows, tokens of each, columns they attend to, are they causal)."""
-    forward, calls = sampler._forward, []
-
-    def forward_and_note(rows, cols_BT, kv, fresh=False, view=False):
-        calls.append((*cols_BT.shape, kv, fresh))
-        return forward(rows, cols_BT, kv, fresh, view)
-
-    sampler._forward = forward_and_note
-    return calls
-
-
-@torch.inference_mode()
-def bare_kernels(sampler, calls) -> None:
-    """Products and attention of these forwards, with the weights of each layer and on its cache as it was
-    left; the head for one token a row."""
-    model = sampler.inner
-    layers = [[m.weight for m in layer.modules() if isinstance(m, torch.nn.Linear)]
-              for layer in model.model.layers]
-    heads, size = model.config.num_attention_heads, sampler.layers[0].keys.shape[3]
-    most_tok, columns = max(B * T for B, T, _, _ in calls), max(kv for _, _, kv, _ in calls)
-    input_NI = {w.shape[1]: torch.zeros(most_tok, w.shape[1], device=model.device) for w in layers[0]}
-    mask = torch.zeros(most_tok * columns, device=model.device)
-    for B, T, kv, causal in calls:
-        q_BHTD = torch.zeros(B, heads, T, size, device=model.device)
-        seen = None if causal else mask[: B * T * kv].view(B, 1, T, kv)
-        for weights, cache in zip(layers, sampler.layers):
-            for weight in weights:
-                F.linear(input_NI[weight.shape[1]][: B * T], weight)
-            F.scaled_dot_product_attention(q_BHTD, cache.keys[:B, :, :kv], cache.values[:B, :, :kv], seen,
-                                           is_causal=causal)
-        F.linear(input_NI[model.config.hidden_size][:B], model.lm_head.weight)
-
-
 def play(answer, work, device: str) -> float:
     """Runs all turns of one workload; returns seconds spent answering."""
     prompts, turns = work
@@ -154,19 +118,16 @@ def main(args: Args) -> None:
     context = args.prompt + args.turns * (args.new + args.observation) + 64
     rows = args.tasks * args.rollouts
     sampler = Sampler(model, rows, context, [], 0)
-    calls, answer, seconds = recorded(sampler), partial(sample_with, sampler), defaultdict(list)
+    answer, seconds = partial(sample_with, sampler), defaultdict(list)
     play(answer, make_work(args, np.random.default_rng(99)), args.device)      # warms up
     for rep in range(args.reps):
         work = make_work(args, np.random.default_rng(rep))
         sampler.clear_caches()
-        calls.clear()
         for name, variant in {
                 "model.generate anew each turn": lambda p, n: Generate(model, rows)(p, n),
                 "model.generate, its cache kept": Generate(model, rows),
                 "Sampler": answer}.items():
             seconds[name].append(play(variant, work, args.device))
-        floor_s, _ = cpu_s(bare_kernels, sampler, calls, device=args.device)
-        seconds["bare kernels of the Sampler"].append(floor_s)
     own = np.array(seconds["Sampler"])
     print(f"{args}\n{sum(p.numel() for p in model.parameters()):,} parameters\n")
     print(f"| variant | s (median of {args.reps}) | its time over the Sampler's (min-max) |\n|---|---|---|")
