@@ -141,10 +141,18 @@ def chat_server():
         yield state
 
 
+def a_task(text: str = "x", **more) -> Task:
+    return Task(**{"id": text, "text": text} | more)
+
+
+def a_step(state: str = "a", action: str = "b", after: str = "c", reward: float = 0.0, **more) -> Step:
+    """A step, which ends its episode where it is paid."""
+    given = {"state": state, "action": action, "next_state": after, "reward": reward, "done": reward > 0}
+    return Step(**given | more)
+
+
 def one_step(name: str, task: Task, reward: float = 0.0, **more) -> Episode:
-    """An episode of one step, which ends it where it is paid."""
-    step = Step(state="a", action="b", next_state="c", reward=reward, done=reward > 0)
-    return Episode(id=name, task=task, steps=[step], **more)
+    return Episode(id=name, task=task, steps=[a_step(reward=reward)], **more)
 
 
 def random_model(kind: str, vocab: int, seed: int = 0, **changes):

@@ -13,12 +13,14 @@ from msgspec.structs import replace
 import collect
 from dreamgym import hindsight, offline, reasoning, run, teacher
 from dreamgym.envs.base import Environment, Player, Session, StepResult
-from dreamgym.episode import Episode, Step, StopReason, Task, read_episodes, read_tasks, recorded, to_json
+from dreamgym.episode import Episode, StopReason, read_episodes, read_tasks, recorded, to_json
 from dreamgym.names import Names
-from tests.conftest import COLLECT, EXAMPLE, run_main
+from tests.conftest import COLLECT, EXAMPLE, a_step, a_task, run_main
 
 SPLITS = offline.SPLITS
 URL = "http://127.0.0.1:1/v1"
+FEW = ("--transitions", 20, "--heldout", 1)
+PLAYER = (*FEW, "--player", URL, "--player-model", "m", "--probe-share", 0, "--fresh")
 
 
 @pytest.fixture
@@ -134,7 +136,7 @@ def test_import(again, workspace, tmp_path):
 
 @pytest.mark.parametrize("change, message", [
     ({"world": "dream"}, "fields `world` and `task.env` are 'dream'"),
-    ({"task": Task(id="t", text="x", env="webshop")}, "'webshop', expected 'real' and "),
+    ({"task": a_task("x", env="webshop")}, "'webshop', expected 'real' and "),
     ({"steps": []}, r"log.jsonl:2: field `steps` is empty")])
 def test_bad_logs_are_named(again, workspace, tmp_path, change, message):
     good = read_episodes(workspace.data / "train.jsonl")[0]
@@ -168,7 +170,7 @@ class Counter(Environment):
         vars(self).update({"end": self.ended.extend} | changes)
 
     def tasks(self, split):
-        return [Task(id=split, text=f"count in {split}")]
+        return [a_task(f"count in {split}", id=split)]
 
     def reset(self, tasks):
         return [Session(task, "0") for task in tasks]
@@ -194,7 +196,7 @@ def test_what_an_environment_may_not_do(answers, error, message):
     cuts off what is wrong."""
     env = Counter(step=lambda *_: answers(), max_steps=1)
     with pytest.raises(error, match=message):
-        offline.play(env, Task(id="t", text="x"), GO["go"], None, "e")
+        offline.play(env, a_task("x"), GO["go"], None, "e")
     assert len(env.ended) == 1
 
 
@@ -240,9 +242,16 @@ def test_an_environment_without_players_or_tasks(tmp_path, changes, message):
     assert not (tmp_path / "d").exists()
 
 
+def judged(text, state, action="buy", after="end", reward=1.0, **more) -> Episode:
+    """An episode of one step, which ends it."""
+    step = a_step(state, action, after, reward, done=True, reward_reasoning="x")
+    stop = StopReason.SUCCESS if reward else StopReason.FAILURE
+    return Episode(**{"id": text, "task": a_task(text), "steps": [step], "stop": stop} | more)
+
+
 def episode_of(name: str, *actions: str) -> Episode:
-    return Episode(id=name, task=Task(id=name, text="find blue mug"),
-                   steps=[Step(state="s", action=action, next_state="n") for action in actions])
+    return Episode(id=name, task=a_task("find blue mug", id=name),
+                   steps=[a_step("s", action, "n") for action in actions])
 
 
 def test_a_prober_does_what_does_not_fit():
@@ -315,9 +324,9 @@ ASKED = Names(f"find a {color} {thing} below 9.50 dollars , size {n}" for n in r
 def test_reasoning_without_rules(state, action, next_state, why, verdict):
     """Names that are compared with another kind's or with a price, or with a line further up; a choice that was made
     before; a page that is called new the second time; an action on what is not there; rules that are replaced."""
-    history = [Step(state="the shop\nblue red mug\nsize 1 2 3", action="open", next_state=state)]
-    step = Step(state=state, action=action, next_state=next_state)
-    task = Task(id="t", text="find a red mug below 9.50 dollars , size 2")
+    history = [a_step("the shop\nblue red mug\nsize 1 2 3", "open", state)]
+    step = a_step(state, action, next_state)
+    task = a_task("find a red mug below 9.50 dollars , size 2")
     reason = reasoning.CompareWords(ASKED)
     reason.sides = {"$": False}
     assert reason(task, history, step) == (why, verdict)
@@ -332,10 +341,10 @@ def test_reasoning_without_rules(state, action, next_state, why, verdict):
 
 def test_a_known_page_is_looked_up_by_its_first_line():
     """A page that is called new because an older list names it, too, or known because it is listed."""
-    step = lambda state, action, after: Step(state=state, action=action, next_state=after)
     room, jar, pan = "room\njar 1\njar 2\npan 1", "at jar 1:\nnothing", "at pan 1:\nnothing"
-    history = [step(room, "go to jar 1", jar), step(jar, "go to pan 1", pan)]
-    why = lambda action, after: reasoning.CompareWords(ASKED)(Task(id="", text=""), history, step(pan, action, after))[0]
+    history = [a_step(room, "go to jar 1", jar), a_step(jar, "go to pan 1", pan)]
+    reason = reasoning.CompareWords(ASKED)
+    why = lambda action, after: reason(a_task(""), history, a_step(pan, action, after))[0]
     assert why("go to jar 1", jar) == "at pan 1: ; jar 1 : pan 1 no ; page : at jar 1: yes ; known : at jar 1:"
     assert why("go to jar 2", "at jar 2:") == "at pan 1: ; jar 2 : pan 1 no ; page : at jar 1: no ; line : jar 2 yes ; new : at jar 2:"
     assert why("go to jar 3", pan) == "at pan 1: ; jar 3 : pan 1 no ; page : at jar 1: no ; line : jar 1 no ; same"
@@ -344,9 +353,9 @@ def test_a_known_page_is_looked_up_by_its_first_line():
 def test_words_that_count():
     """The first of two things, which looks like the last; other words, which count nothing."""
     def put(many, thing, there, reward):
-        step = Step(state="shelf", action=f"put {thing} down", next_state="\n".join(["shelf", *there]), reward=reward, done=bool(reward))
-        return Episode(id="", task=Task(id="", text=f"put {many} {thing} down"), steps=[step], label="" if reward else "unpaid step",
-                       source="" if reward else "counterfactual", stop=StopReason.SUCCESS if reward else "")
+        more = {} if reward else {"label": "unpaid step", "source": "counterfactual", "stop": ""}
+        page = "\n".join(["shelf", *there])
+        return judged(f"put {many} {thing} down", "shelf", f"put {thing} down", page, reward, **more)
 
     episodes = [put("a", thing, [thing], 1.0) for thing in THINGS] + [put("two", thing, [thing, thing], 1.0) for thing in THINGS]
     names = Names([*(e.task.text for e in episodes), *(f"put it {thing} down" for thing in THINGS)])
@@ -371,11 +380,9 @@ def test_long_lists_are_cut():
 def test_outcomes_tell_where_a_name_is_looked_for():
     """The line of another thing, and a word that no page shows."""
     names = Names([*(f"{verb} the {color} {thing} now" for verb in ("find", "bring") for color in COLORS for thing in THINGS)])
-    def judged(color, thing, shown, reward):
-        step = Step(state=f"page {shown}\nalso pink\n{thing} pan", action="stop", next_state="end", reward=reward, done=True)
-        return Episode(id="", task=Task(id="", text=f"bring the {color} {thing} now"), steps=[step])
-
-    made = [judged(color, thing, other, float(color == other)) for color in COLORS[:4] for thing in THINGS[:3] for other in COLORS[:4]]
+    made = [judged(f"bring the {color} {thing} now", f"page {other}\nalso pink\n{thing} pan",
+                   reward=float(color == other))
+            for color in COLORS[:4] for thing in THINGS[:3] for other in COLORS[:4]]
     reason = reasoning.CompareWords(names, made)
     assert reason.place == {names.kind("red"): "first", names.kind("jar"): "last"}
     assert reason(made[1].task, [], made[1].steps[0])[1] == "red : blue no , mug : mug yes"
@@ -384,7 +391,7 @@ def test_outcomes_tell_where_a_name_is_looked_for():
 def test_an_id_of_two_tasks_is_refused():
     """Results of two tasks that are merged, or an end after everything was trained."""
     env = Counter()
-    env.tasks = lambda split: [Task(id="t", text=text, start="0") for text in ("count", "count on")]
+    env.tasks = lambda split: [a_task(text, id="t", start="0") for text in ("count", "count on")]
     with pytest.raises(ValueError, match="2 train tasks have 1 ids; expected no id twice"):
         offline.tasks_with_start(env, "train")
 
@@ -405,12 +412,8 @@ def test_probes_are_not_imitated(tmp_path):
 def test_hindsight_judges_successes_under_tasks_that_name_something_else():
     """A miss that is none, since the page has all that the other task names; one that ends an episode where recorded
     failures go on, or goes on where they end; rewards of a step's own task that are turned round."""
-    def episode(text, reward, stop, action="buy hat"):
-        step = Step(state=f"page of {text}", action=action, next_state="bought", reward=reward, done=True, reward_reasoning="x")
-        return Episode(id=text, task=Task(id=text, text=text), steps=[step], stop=stop)
-
-    won = [episode(text, 1.0, StopReason.SUCCESS) for text in ("find red hat", "find blue hat", "find hat")]
-    lost = episode("find green shoe", 0.0, StopReason.FAILURE)
+    hat = lambda text, reward=1.0: judged(text, f"page of {text}", "buy hat", reward=reward)
+    won, lost = list(map(hat, ("find red hat", "find blue hat", "find hat"))), hat("find green shoe", 0.0)
     going_on = replace(lost, stop=StopReason.STEP_LIMIT, steps=[replace(lost.steps[0], done=False)])
     for failures, ends in (([lost], True), ([replace(lost, stop="")], True), ([going_on], False)):     # a log may say no `stop`
         made = hindsight.counterfactual_rewards(won + failures, 200, np.random.default_rng(0), {})
@@ -424,77 +427,72 @@ def test_hindsight_judges_successes_under_tasks_that_name_something_else():
             assert e.label != "another task" or set(e.task.text.split()) - set(own.split())
         assert {e.steps[0].state for e in made if e.label != "unpaid step"} == {e.steps[0].state for e in won}
     assert hindsight.counterfactual_rewards([lost], 10, np.random.default_rng(0), {}) == []
-    orders = [replace(won[0], task=Task(id=str(i), text=f"show order {i}"), steps=[replace(won[0].steps[0], state=f"order {i} of 2.5")])
-              for i in range(9)]
+    orders = [judged(f"show order {i}", f"order {i} of 2.5", "buy hat") for i in range(9)]
     assert {e.label for e in hindsight.counterfactual_rewards(orders, 50, np.random.default_rng(0), {})} == {"none", "another task"}
-    same = replace(won[0], task=Task(id="same", text="fetch red hat"))           # other words for what the same step fulfils
+    same = replace(won[0], task=a_task("fetch red hat"))      # other words for what the same step fulfils
     assert {e.label for e in hindsight.counterfactual_rewards([won[0], same], 50, np.random.default_rng(0), {})} == {"none"}
 
 
 def test_words_that_stand_for_others_are_learnt_from_successes():
     """A meaning of few tasks, of what other tasks show too, or of what is seldom there."""
-    def won(verb, thing, tag, i):
-        step = Step(state=f"holding {tag} {thing}", action=f"put {thing}", next_state="shelf", reward=1.0, done=True)
-        return Episode(id=str(i), task=Task(id=str(i), text=f"{verb} the {thing} {i}"), steps=[step], stop=StopReason.SUCCESS)
-
-    verbs = {"heat": "hot", "wash": "clean", "bring": ""}
-    episodes = [won(verb, thing, tag, i) for i in range(6) for verb, tag in verbs.items() for thing in THINGS]
-    assert reasoning.CompareWords(Names([]), episodes).meaning == {"heat": "hot", "wash": "clean"} | {name: name for name in THINGS}
+    tags = {"heat": "hot", "wash": "clean", "bring": ""}
+    episodes = [judged(f"{verb} the {thing} {i}", f"holding {tag} {thing}", f"put {thing}", "shelf")
+                for i in range(6) for verb, tag in tags.items() for thing in THINGS]
+    learnt = lambda names, some: reasoning.CompareWords(names, some).meaning
+    assert learnt(Names([]), episodes) == {"heat": "hot", "wash": "clean"} | {name: name for name in THINGS}
     names = Names([f"{episode.task.text} now" for episode in episodes])
-    reason = reasoning.CompareWords(names, episodes)
-    assert reason.meaning == {"heat": "hot", "wash": "clean"}
-    cold = replace(episodes[0].steps[0], state=f"holding clean {THINGS[0]}", reward=0.0)
-    assert "hot : none no" in reason(episodes[0].task, [], cold)[1] and "hot : hot yes" in reason(episodes[0].task, [], episodes[0].steps[0])[1]
-    few = [episode for episode in episodes if not episode.task.text.startswith("heat") or int(episode.id) < 1]
-    assert "heat" in reasoning.CompareWords(names, few).meaning and "heat" not in reasoning.CompareWords(names, few[1:]).meaning
+    assert learnt(names, episodes) == {"heat": "hot", "wash": "clean"}
+    reason, task, step = reasoning.CompareWords(names, episodes), episodes[0].task, episodes[0].steps[0]
+    assert "hot : hot yes" in reason(task, [], step)[1]
+    assert "hot : none no" in reason(task, [], replace(step, state="holding clean mug", reward=0.0))[1]
+    few = [e for e in episodes if not e.task.text.startswith("heat") or e.task.text.endswith(" 0")]
+    assert "heat" in learnt(names, few) and "heat" not in learnt(names, few[1:])
 
 
 def test_unpaid_steps_look_like_successes():
     """A first of two things that nothing teaches; a step that nobody would pay; an action that went wrong by itself."""
-    def step(state, action, after, reward=0.0, done=False):
-        return Step(state=state, action=action, next_state=after, reward=reward, done=done)
-
-    first, other, refused = (step("at desk, mug", "move mug to desk", "desk: mug"), step("at bed, mug", "move mug to bed", "bed: mug"),
-                             step("at desk, mug", "move mug to desk", "at desk, mug"))
-    two = Episode(id="e", task=Task(id="t", text="put two mug in desk"), stop=StopReason.SUCCESS,
-                  steps=[refused, other, first, step("", "take mug", "mug"), step("at desk, mug", "move mug to desk", "desk: mug mug", 1.0, True)])
-    lost = replace(two, steps=[step("bed", "look", "lost", done=True)], stop=StopReason.FAILURE)
+    two = judged("put two mug in desk", "at desk, mug", "move mug to desk", "desk: mug mug")
+    unpaid = replace(two.steps[0], reward=0.0, done=False)
+    first, refused = replace(unpaid, next_state="desk: mug"), replace(unpaid, next_state="at desk, mug")
+    other = a_step("at bed, mug", "move mug to bed", "bed: mug")
+    two.steps[:0] = [refused, other, first, a_step("", "take mug", "mug")]
+    lost = judged("put two mug in desk", "bed", "look", "lost", 0.0)
     assert hindsight.unpaid_steps([two, lost]) == [(two.task, first), (lost.task, lost.steps[0])]
     assert hindsight.unpaid_steps([replace(lost, stop=StopReason.NOT_JUDGED)]) == []
 
 
 def test_hindsight_learns_on_which_side_of_a_limit_successes_are():
     """A near miss whose number is on the right side, one made of a number that was on both sides, or of too few successes."""
-    def episode(i, limit, price, weight):
-        step = Step(state=f"pie ${price}, weight {weight}", action="buy", next_state="bought", reward=1.0, done=True)
-        return Episode(id=str(i), task=Task(id=str(i), text=f"a pie below {limit}"), steps=[step], stop=StopReason.SUCCESS)
+    def pie(limit, price):
+        return judged(f"a pie below {limit}.50", f"pie ${price}, weight {5 if price % 2 else 90}")
 
-    won = [episode(i, f"{20 + i}.50", 10 + i, 5 if i % 2 else 90) for i in range(30)]
-    assert hindsight.one_sided(won) == {"$": False}
-    assert hindsight.one_sided(won[:19]) == {}                             # may be chance
-    assert hindsight.one_sided([*won, episode(99, "20.50", 21, 5)]) == {}  # once on the other side
-    made = [e for e in hindsight.counterfactual_rewards(won, 400, np.random.default_rng(0), hindsight.one_sided(won)) if e.label == "another number"]
-    assert len(made) > 5
-    for e in made:
-        price, limit = (float(re.search(pattern, text)[1]) for pattern, text in
-                        ((r"\$(\d+)", e.steps[0].state), (r"below (.*)", e.task.text)))
-        assert price > limit and (e.steps[0].reward, e.task.id) == (0.0, "")
-    assert hindsight.one_sided(won[:2] * 20) == {}                         # one success, recorded often
-    equal = Task(id="t", text="a pie from 20.50"), replace(won[0].steps[0], state="pie $10.50")
-    assert hindsight.another_number(*equal, {"$": True}, ["10.50", "9.50"], np.random.default_rng(0)) is None
-    dear = Task(id="t", text="a pie below 1,020.50"), replace(won[0].steps[0], state="pie $1,010")
-    assert hindsight.another_number(*dear, {"$": False}, ["9.50"], np.random.default_rng(0)).text == "a pie below 9.50"
-    six = [replace(e, steps=[replace(e.steps[0], state="pie" + f" ${10 + i}" * 6)]) for i, e in enumerate(won[:6])]
-    assert hindsight.one_sided(six) == {}                                  # six numbers of one page are one piece of evidence
-    two = Task(id="t", text="a pie between 10.50 and 20.50")
-    assert hindsight.another_number(two, won[0].steps[0], {"$": False}, ["5.50"], np.random.default_rng(0)) is None
+    def other_task(text, state, is_above, *limits):
+        step, rng = replace(won[0].steps[0], state=state), np.random.default_rng(0)
+        return hindsight.another_number(a_task(text), step, {"$": is_above}, list(limits), rng)
+
+    won, sides = [pie(20 + i, 10 + i) for i in range(30)], hindsight.one_sided
+    assert sides(won) == {"$": False}
+    assert sides(won[:19]) == {}                                           # may be chance
+    assert sides([*won, pie(20, 21)]) == {}                                # once on the other side
+    assert sides(won[:2] * 20) == {}                                       # one success, recorded often
+    six = [judged(e.task.text, "pie" + f" ${10 + i}" * 6) for i, e in enumerate(won[:6])]
+    assert sides(six) == {}                                   # numbers of one page are one piece of evidence
+    made = hindsight.counterfactual_rewards(won, 400, np.random.default_rng(0), sides(won))
+    near = [e for e in made if e.label == "another number"]
+    assert len(near) > 5
+    for e in near:
+        price, limit = re.search(r"\$(\d+)", e.steps[0].state)[1], e.task.text.removeprefix("a pie below ")
+        assert float(price) > float(limit) and (e.steps[0].reward, e.task.id) == (0.0, "")
+    assert other_task("a pie from 20.50", "pie $10.50", True, "10.50", "9.50") is None
+    assert other_task("a pie below 1,020.50", "pie $1,010", False, "9.50").text == "a pie below 9.50"
+    assert other_task("a pie between 10.50 and 20.50", won[0].steps[0].state, False, "5.50") is None
 
 
 def test_logs_tell_what_an_action_needs():
     """A right action that counts as refused, and a word that is there by chance."""
     def episode(i, *steps):
-        made = [Step(state=state, action=action, next_state=after, done=after == "end") for state, action, after in steps]
-        return Episode(id=str(i), task=Task(id=str(i), text="buy"), steps=made, stop=StopReason.FAILURE)
+        made = [a_step(state, action, after, done=after == "end") for state, action, after in steps]
+        return Episode(id=str(i), task=a_task("buy", id=str(i)), steps=made, stop=StopReason.FAILURE)
 
     fruits = ("apple", "pear", "plum", "fig")
     log = [episode(i, (f"start {i}", f"search[{name}]", f"shop {i}: {name} {fruits[i % 4]}"),
@@ -519,9 +517,8 @@ def test_logs_tell_what_an_action_needs():
 
 def test_counterfactuals_do_not_leak():
     """A reward probe whose task, or whose step, training has judged."""
-    found = [Episode(id="x", task=Task(id="x", text=text),
-                     steps=[Step(state=state, action="buy", next_state="end")])
-             for text, state in (("count in train", "a"), ("count in test", "b"), ("new", "c"), ("new", "d"))]
+    found = [Episode(id="x", task=a_task(text), steps=[a_step(state, "buy", "end")]) for text, state in (
+        ("count in train", "a"), ("count in test", "b"), ("new", "c"), ("new", "d"))]
     env = Counter(counterfactuals=lambda episodes, count, rng: found[:count])
     tasks, parts = {split: offline.tasks_with_start(env, split) for split in SPLITS}, {split: [] for split in SPLITS}
     make = lambda split, count: offline.counterfactuals(env, parts, tasks, split, count, None)
@@ -531,7 +528,7 @@ def test_counterfactuals_do_not_leak():
     held_out = make("test", 4)
     assert [e.steps[0].state for e in held_out] == ["b", "d"] and held_out[0].task.start == "b"
     assert {(e.source, e.stop) for e in held_out} == {("counterfactual", "step_limit")} and make("test", 0) == []
-    assert held_out[0].task.id == "x" and held_out[0].task.env == env.name
+    assert (held_out[0].task.id, held_out[0].task.env) == ("count in test", env.name)
 
 
 # ---- a language model plays or explains ----
@@ -555,9 +552,7 @@ def endpoint(monkeypatch):
 
 def test_a_language_model_plays(again, endpoint):
     """A model whose answers are not parsed, that does not see the task or sees a state twice."""
-    flags = ("--transitions", 20, "--heldout", 1, "--player", URL, "--player-model", "m", "--probe-share", 0,
-             "--fresh")
-    train = read_episodes(again(*flags)[1] / "train.jsonl")
+    train = read_episodes(again(*PLAYER)[1] / "train.jsonl")
     assert {(e.source, s.action) for e in train for s in e.steps} == {("player", "cd docs")}
     begins = f"task: {train[0].task.text}\n"
     first, second = (next(m for m in endpoint.asked if len(m) == n and m[1]["content"].startswith(begins))
@@ -565,15 +560,15 @@ def test_a_language_model_plays(again, endpoint):
     assert [m["role"] for m in second] == ["system", "user", "assistant", "user"] and second[:2] == first
     for step, said in zip(train[0].steps, (first[1], second[3])):
         assert said["content"] == f"task: {train[0].task.text}\nstate:\n{step.state}\n"
-    flags += ("--transitions", 200, "--player-share", 0.5)
-    train = recorded(read_episodes(again(*flags)[1] / "train.jsonl"))
+    out = again(*PLAYER, "--transitions", 200, "--player-share", 0.5)[1]
+    train = recorded(read_episodes(out / "train.jsonl"))
     assert {e.source for e in train} == {"player", "solver", "random"}
 
 
 @pytest.mark.parametrize("who", ["player", "teacher"])
 def test_what_a_language_model_made_is_not_lost(again, endpoint, who):
     """Data that other flags replace, or paid episodes of a killed collection that another one deletes."""
-    flags = ("--transitions", 20, "--heldout", 1, f"--{who}", URL, f"--{who}-model", "m")
+    flags = (*FEW, f"--{who}", URL, f"--{who}-model", "m")
     out = again(*flags, "--fresh")[1]
     killed = out / "played-train-0.jsonl"
     killed.write_text("")
@@ -590,9 +585,7 @@ def test_a_language_model_plays_many_episodes_at_once(again, endpoint):
     """One request at a time, which leaves a server idle; more than the environment's instances."""
     together = threading.Barrier(teacher.REQUESTS)
     endpoint.answer = lambda messages: f"<think>in\ndocs?</think><action>cd docs {together.wait(10)}</action>"
-    flags = ("--transitions", 20, "--heldout", 1, "--player", URL, "--player-model", "m", "--probe-share", 0,
-             "--fresh")
-    train = read_episodes(again(*flags)[1] / "train.jsonl")
+    train = read_episodes(again(*PLAYER)[1] / "train.jsonl")
     assert [e.id for e in train] == [f"train-{i}" for i in range(teacher.REQUESTS)]
     assert all(len(e.steps) == 15 and e.steps[0].thought == "in docs?" for e in train)
 
@@ -601,7 +594,7 @@ def test_a_language_model_is_sent_a_bounded_conversation():
     """A long episode whose last request no context holds, so that all episodes before it are lost."""
     sent = []
     player = offline.language_model_player(Counter(), lambda messages: sent.append(messages) or "go", 1.0)
-    act = player.make(Session(Task(id="t", text="count"), "0"), None)
+    act = player.make(Session(a_task("count"), "0"), None)
     for i in range(40):
         act(f"state {i}")
     assert [len(messages) for messages in sent[:14]] == [2 * i + 2 for i in range(12)] + [24, 24]

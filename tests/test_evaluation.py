@@ -11,12 +11,13 @@ import pytest
 
 from dreamgym import evaluation as measures
 from dreamgym.envs.base import Audit, StepResult
-from dreamgym.episode import Episode, Step, StopReason, Task
+from dreamgym.episode import Episode, StopReason
 from dreamgym.evaluation import (bootstrap, experience_report, failed_probes, first_difference, gap_alarm,
                                  interval, never_won, outcomes, pass_at_k, policy_report, probe_verdict,
                                  replayed_inconsistencies, theorem_1, word_f1)
 from dreamgym.prompts import Question
 from dreamgym.run import Dist
+from tests.conftest import a_step, a_task
 
 START, RESULTS, ITEM, PLACED = "search page", "slim jacket $40 [1]", "item slim jacket $40", "order placed"
 
@@ -31,11 +32,15 @@ class FakeAudit(Audit):
         return len(steps), sum(step.next_state == "wrong" for step in steps)
 
 
-def bought(reward: float, task: str = "red", **more) -> Episode:
-    step = Step(state=ITEM, action="buy", next_state=PLACED, reward=reward, done=True)
+def bought(reward: float, text: str = "red", **more) -> Episode:
+    step = a_step(ITEM, "buy", PLACED, reward, done=True)
     stop = StopReason.SUCCESS if reward else StopReason.FAILURE
-    return Episode(**{"id": "e", "task": Task(id=task, text=task), "steps": [step], "world": "dream",
-                      "stop": stop, "raw_score": reward} | more)
+    given = {"task": a_task(text), "world": "dream", "stop": stop, "raw_score": reward}
+    return episode_of(step, **given | more)
+
+
+def episode_of(*steps, **more) -> Episode:
+    return Episode(**{"id": "e", "task": a_task("red", start=steps[0].state), "steps": list(steps)} | more)
 
 
 # ---- shares ----
@@ -122,9 +127,7 @@ def test_experience_report():
     """Stops rewards that are counted from the wrong episodes."""
     rows = [(START, "search[a]", RESULTS), (RESULTS, "click[9]", RESULTS), (RESULTS, "click[1]", ITEM),
             (ITEM, "broken", ITEM), (ITEM, "buy", PLACED)]
-    steps = [Step(state=s, action=a, next_state=n, reward=float(a == "buy"), done=a == "buy")
-             for s, a, n in rows]
-    played = Episode(id="p", task=Task(id="t", text="red"), steps=steps)
+    played = episode_of(*(a_step(*row, float(row[1] == "buy")) for row in rows))
     near = [bought(0.0, f"blue {i}", label="option", source="counterfactual") for i in range(4)]
     near.append(bought(1.0, "ok", label="none", source="counterfactual"))
     answers = {"search[a]": StepResult(RESULTS), "click[9]": StepResult(ITEM),
@@ -146,7 +149,7 @@ def test_experience_report():
     model = SimpleNamespace(env=SimpleNamespace(audit=Audit()), questions=questions, predict=predict,
                             lookup=lookup)
     report = experience_report(model, [played, *near], Dist(), batch=3)
-    assert [len(past) for past in asked] == [0, 1, 2, 3, 4, 0, 0, 0, 0, 0] and asked[4][3] == steps[3]
+    assert [len(past) for past in asked] == [0, 1, 2, 3, 4, 0, 0, 0, 0, 0] and asked[4][3] == played.steps[3]
     assert (report["transitions"], report["answers"]) == (5, 10)
     assert (report["malformed"]["share"], report["exact"]["share"]) == (0.1, 0.4)
     assert report["reward_confusion"] == {"TP": 0, "FP": 0, "FN": 1, "TN": 0}
@@ -191,8 +194,7 @@ def test_replayed_inconsistencies():
                 session.state = action
             return [StepResult(action, done=action == "end") for action in actions]
 
-    episodes = [Episode(id="e", task=Task(id="t", text="x", start="s"),
-                        steps=[Step(state="real", action=a, next_state="real") for a in actions])
+    episodes = [episode_of(*(a_step("real", action, "real") for action in actions))
                 for actions in (["a", "wrong", "b"], ["a", "end", "wrong"], ["wrong"])]
     found = replayed_inconsistencies(Dream(), episodes, Dist())
     assert (found["n"], found["share"]) == (6, 2 / 6) and found["low"] < 2 / 6 < found["high"]
@@ -206,9 +208,9 @@ def all_episodes(world, policy, t=0, state="s0", steps=(), weight=1.0):
     """(probability, episode) of every course of 3 steps; world: (state, action) -> (next, reward, done)."""
     for action, p in zip("ab", policy[state]):
         page, reward, done = world[state, action]
-        step = Step(state=state, action=action, next_state=page, reward=reward, done=done)
+        step = a_step(state, action, page, reward, done=done)
         if done or t == 2:
-            yield weight * p, Episode(id="e", task=Task(id="t", text="x", start="s0"), steps=[*steps, step])
+            yield weight * p, episode_of(*steps, step)
         else:
             yield from all_episodes(world, policy, t + 1, page, [*steps, step], weight * p)
 
@@ -240,9 +242,7 @@ def test_no_gap_is_above_its_bound():
     ([StepResult(RESULTS, 1.0, True), StepResult("x")], "reward"),
     ([StepResult(RESULTS), StepResult("", stop=StopReason.MALFORMED)], "page")])
 def test_what_differs_first(answers, first):
-    steps = [Step(state=START, action="search", next_state=RESULTS),
-             Step(state=RESULTS, action="buy", next_state=PLACED, reward=1.0, done=True)]
-    episode = Episode(id="e", task=Task(id="t", text="red", start=START), steps=steps)
+    episode = episode_of(a_step(START, "search", RESULTS), a_step(RESULTS, "buy", PLACED, 1.0))
     assert first_difference(episode, answers) == first
     episode.task.start = "another page"
     assert first_difference(episode, answers) == "page"
@@ -271,13 +271,10 @@ def test_bootstrap():
 
 def test_never_won():
     """Stops a task from counting as lost by one lost episode, one that nobody could judge from counting."""
-    kinds = {"a": ["kind known"], "b": ["kind known"], "c": ["kind new"], "d": ["kind new"]}
-    tasks = {name: Task(id=name, text=name, groups=groups) for name, groups in kinds.items()}
-    played = [("a", 1), ("a", 0), ("a", 0), ("b", 0), ("b", 0), ("c", 0), ("c", 0), ("d", None)]
-    stops = {1: StopReason.SUCCESS, 0: StopReason.FAILURE, None: StopReason.NOT_JUDGED}
-    found = never_won([Episode(id=str(i), task=tasks[name], stop=stops[won],
-                               steps=[Step(state="s", action="a", next_state="t", reward=float(won or 0), done=True)])
-                       for i, (name, won) in enumerate(played)])
+    task = lambda name: a_task(name, groups=["kind known" if name in "ab" else "kind new"])
+    played = [("a", 1.0), ("a", 0.0), ("a", 0.0), *((name, 0.0) for name in "bbcc")]
+    found = never_won([*(bought(won, task=task(name)) for name, won in played),
+                       bought(0.0, task=task("d"), stop=StopReason.NOT_JUDGED)])
     assert found["ids"] == ["b", "c"] and found["episodes_each"] == 2 and found["tasks"]["share"] == 2 / 3
     assert {name: cells["share"] for name, cells in found["groups"].items()} == {"kind known": .5, "kind new": 1}
     assert found["success_of_others"]["share"] == 1 / 3 and never_won([])["tasks"]["share"] is None
@@ -285,13 +282,12 @@ def test_never_won():
 
 def test_policy_report():
     """A reward that is audited against itself."""
-    groups = Task(id="g", text="red", groups=["unseen"])
+    groups = a_task("red", id="g", groups=["unseen"])
     outcomes = [(1.0, "red"), (1.0, "blue"), (1.0, "blue"), (0.0, "red"), (0.0, "blue"), (1.0, "red")]
     episodes = [bought(reward, task) for reward, task in outcomes]
     episodes[0].task = groups
-    steps = [Step(state=START, action="x", next_state=START),
-             Step(state=START, action="search[a]", next_state="wrong")]
-    episodes += [Episode(id="l", task=groups, steps=steps, stop=StopReason.STEP_LIMIT, raw_score=0.5),
+    steps = a_step(START, "x", START), a_step(START, "search[a]", "wrong")
+    episodes += [episode_of(*steps, task=groups, stop=StopReason.STEP_LIMIT, raw_score=0.5),
                  bought(0.0, stop=StopReason.MALFORMED),     # what could not be read is no verdict
                  bought(0.0, stop=StopReason.NOT_JUDGED)]
     report = policy_report(episodes, FakeAudit())
