@@ -122,7 +122,6 @@ buy a mug / desk: - + mug 1 / put / desk: mug 1 + - -> None"""
 
 @pytest.mark.parametrize("row", VERDICTS.strip().splitlines())
 def test_success_by_rule(row):
-    """An audit of the dream's rewards that is itself wrong."""
     line, _, verdict = row.partition(" -> ")
     task, before, action, after = line.split(" / ")
     states = [re.sub(r"(\w+): (.*) \+ (.*)", r"at \1 1: | \2 | holding: \3", short.replace("-", "nothing"))
@@ -282,7 +281,6 @@ def test_success_by_rule_is_the_engines(moments):
 
 
 def test_the_real_environment_does_not_contradict_itself(walks):
-    """A measure that blames the dream for what the real engine does."""
     told = Counter()
     for walk in walks:
         steps, doubled = [m.step for m in walk], walk[0].home.doubled

@@ -220,7 +220,6 @@ def test_a_server_renders_what_was_trained(name, tmp_path):
 
 
 def save_checkpoint(folder, tokenizer, kind, **changes):
-    """Random weights in the shape of a family."""
     more = {"eos_token_id": tokenizer.eos_token_id, "sliding_window": None, "num_hidden_layers": 1} | changes
     random_model(kind, len(tokenizer), **more).save_pretrained(folder)
     tokenizer.save_pretrained(folder)

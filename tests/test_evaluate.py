@@ -92,7 +92,6 @@ def test_experience_model(made, tmp_path, capsys):
 
 
 def test_recorded_episodes_alone_are_no_world(made, tmp_path):
-    """A success rate of a world that does not exist."""
     meta = json.loads((made.data / "meta.json").read_text())
     meta["settings"]["import_file"] = str(made.data / "train.jsonl")
     run.write_json(tmp_path / "meta.json", meta)

@@ -83,6 +83,11 @@ def make(parts, episodes=(), answers=(), stop="end", encoder=None, **settings):
     return dream
 
 
+def act(dream, count=1, action="search[jacket]"):
+    """The results of an action in `count` new episodes of one task."""
+    return dream.step(dream.reset([episode("a").task] * count), [action] * count)
+
+
 def questions_of(dream, e):
     return dream.questions([(e.task.text, e.steps[:i], s.state, s.grounded) for i, s in enumerate(e.steps)])
 
@@ -129,13 +134,11 @@ def test_history_against_a_loop(parts, history, length):
 
 def test_nothing_is_retrieved_from_the_task_that_is_predicted(parts):
     own, twin, other = episode("a"), episode("b"), episode("c", "find me a hat")
-    assert all(q.demos == [] for q in questions_of(make(parts, [own, twin]), own))
-    found = questions_of(make(parts, [own, twin, other], k=3), own)
-    for question, step in zip(found, own.steps):
+    for question, step in zip(questions_of(make(parts, [own, twin, other], k=3), own), own.steps):
         best = question.demos[-1]
         assert (best.action, best.next_state) == (step.grounded, step.next_state)
-    assert all(q.demos == [] for q in questions_of(make(parts, [other], k=0), own))
-    assert all(q.demos == [] for q in questions_of(make(parts, [other], min_similarity=1.1), own))
+    for some, settings in (([own, twin], {}), ([other], {"k": 0}), ([other], {"min_similarity": 1.1})):
+        assert all(q.demos == [] for q in questions_of(make(parts, some, **settings), own))
 
 
 def test_a_dream_retrieves_what_was_recorded_of_its_task_and_not_what_it_dreamt(parts):
@@ -150,8 +153,8 @@ def test_a_dream_retrieves_what_was_recorded_of_its_task_and_not_what_it_dreamt(
 def test_transitions_of_a_broken_dream(parts):
     """Stops a step without a next state from becoming a demonstration."""
     broken = episode("a", world="dream", stop=StopReason.MALFORMED)
-    assert [t.action for t in to_transitions([broken])] == [s.grounded for s in broken.steps[:-1]]
-    assert {t.synthetic for t in to_transitions([broken])} == {True}
+    assert [(t.action, t.synthetic) for t in to_transitions([broken])] == [
+        (s.grounded, True) for s in broken.steps[:-1]]
     assert not any(t.synthetic for t in to_transitions([episode("b")]))
 
 
@@ -182,7 +185,6 @@ def test_a_rank_without_steps_looks_nothing_up(parts):
     {}, {"k": 0, "history": 0}, {"page_format": "diff", "k": 2}, {"reasoning": False},
     {"page_format": "diff", "reasoning": False}, {"page_format": "titles", "show_first": True}, {"context": 230, "system_prompts": False}])
 def test_acting_feeds_the_prompts_of_training(parts, settings):
-    """Stops training and dreaming from drifting apart by one token."""
     e = episode("a")
     dream = make(parts, [episode("c", "find me a hat")], **settings)
     samples = [(dream.next_sample(q, s), dream.reward_sample(e.task.text, s))
@@ -190,16 +192,14 @@ def test_acting_feeds_the_prompts_of_training(parts, settings):
     (session,) = dream.reset([e.task])
     for step, pair in zip(e.steps, samples):
         prompts = [s.ids[: s.mask.index(1)] for s in pair]
-        answers = [dream.tokenizer.decode(s.ids[len(p) : -1]) for s, p in zip(pair, prompts)]
-        starts = ["", ""] if dream.settings.reasoning else ["next:\n", "reward:"]
-        assert all(a.startswith(start) and sum(s.mask) == len(s.ids) - len(p)
-                   for a, start, s, p in zip(answers, starts, pair, prompts))
-        starts = [encode_untrusted(dream.tokenizer, start) if start else [] for start in starts]
-        rest = [s.ids[len(p) + len(start) : -1] for s, p, start in zip(pair, prompts, starts)]
-        dream.sampler = FakeSampler(dream.tokenizer, rest)
+        starts = [] if dream.settings.reasoning else ["next:\n", "reward:"]
+        starts = [encode_untrusted(dream.tokenizer, start) for start in starts] or [[], []]
+        begun = [p + start for p, start in zip(prompts, starts)]
+        assert all(s.ids[:len(b)] == b and sum(s.mask) == len(s.ids) - len(p)
+                   for s, b, p in zip(pair, begun, prompts))
+        dream.sampler = FakeSampler(dream.tokenizer, [s.ids[len(b):-1] for s, b in zip(pair, begun)])
         (result,) = dream.step([session], [step.action])
-        assert dream.sampler.prompts == [p + start for p, start in zip(prompts, starts)]
-        assert all(s.ids[len(p) : len(p) + len(start)] == start for s, p, start in zip(pair, prompts, starts))
+        assert dream.sampler.prompts == begun
         assert (result.state, result.reward, result.done) == (step.next_state, step.reward, step.done)
         expected = (step.reasoning, step.reward_reasoning) if dream.settings.reasoning else ("", "")
         assert (result.reasoning, result.reward_reasoning) == expected
@@ -211,19 +211,18 @@ def test_the_context_cuts_the_oldest_first(parts):
     """A prompt longer than its room, a cut inside a page."""
     e = episode("a")
     dream = make(parts, [episode(f"c{i}", f"hat {i}") for i in range(2)], k=3, history=2, min_similarity=-1.0)
-    question = questions_of(dream, e)[-1]
+    question, parts_of = questions_of(dream, e)[-1], lambda q: (q.recent, q.earlier, q.demos)
     full, count = len(dream.next_prompt_ids(question)[0]), []
     for context in range(80 + full, 80, -10):
         dream.settings.context = context
         ids, shown = dream.next_prompt_ids(question)
-        for name in ("recent", "earlier", "demos"):
-            part, whole = getattr(shown, name), getattr(question, name)
-            assert part == whole[len(whole) - len(part) :]
-        count.append(len(shown.recent) + len(shown.earlier) + len(shown.demos))
+        for part, whole in zip(parts_of(shown), parts_of(question)):
+            assert part == whole[len(whole) - len(part):]
+        count.append(sum(map(len, parts_of(shown))))
         assert len(ids) <= context - dream.settings.max_next_tok or count[-1] == 0
         text = text_of(dream, ids)
         assert text.endswith(f"task: {e.task.text}\nstate:\n{question.state}\naction: {question.action}\n")
-    assert count[0] == len(question.recent + question.earlier + question.demos) >= 6 and count[-1] == 0
+    assert count[0] == sum(map(len, parts_of(question))) >= 6 and count[-1] == 0
     assert count == sorted(count, reverse=True) and len(set(count)) > 4
 
 
@@ -258,8 +257,7 @@ BAD_REWARD = ["think: a\nreward: 1 done: no", "yes, it does", NO_REWARD + "\nrew
     ("length", [GOOD] * 3), *(("end", [text] * 3) for text in BAD), *(("end", [GOOD] + [text] * 3) for text in BAD_REWARD)])
 def test_a_malformed_or_endless_answer_ends_the_episode(parts, stop, answers):
     dream = make(parts, answers=answers, stop=stop)
-    (session,) = dream.reset([episode("a").task])
-    (result,) = dream.step([session], ["search[jacket]"])
+    (result,) = act(dream)
     assert (result.state, result.reward, result.done, result.stop) == (PAGES[0], 0, True, StopReason.MALFORMED)
     assert result.output == dream.tokenizer.decode(encode_untrusted(dream.tokenizer, answers[-1]))
     assert dream.counts == {"steps": 1, "resampled": 2, "malformed": 1}
@@ -316,26 +314,25 @@ def test_equal_questions_are_answered_once(parts):
     """Stops eight rollouts from decoding one answer eight times, one slip drawn again from reaching all of
     them, and answers that outlive the weights."""
     dream = make(parts, answers=["nonsense", GOOD, GOOD, NO_REWARD, GOOD, NO_REWARD])
-    step = lambda count: dream.step(dream.reset([episode("a").task] * count), ["search[jacket]"] * count)
-    assert {result.state for result in step(2)} == {"results page 1"}
+    assert {result.state for result in act(dream, 2)} == {"results page 1"}
     assert [len(dream.sampler.prompts), dream.counts["resampled"]] == [4, 2]     # one greedy, two drawn, one reward
     dream.answers[next(iter(dream.answers))] = GOOD, True
-    assert step(3)[2].state == "results page 1" and len(dream.sampler.prompts) == 4
+    assert act(dream, 3)[2].state == "results page 1" and len(dream.sampler.prompts) == 4
     dream.clear_caches()
-    step(1)
+    act(dream)
     assert len(dream.sampler.prompts) == 6 and not dream.sampler.answers
 
 
 def test_new_pages_are_drawn_where_asked_for(parts):
     """One guess for all rollouts; a drawn verdict, copy or edit; an unreadable draw, or one of a known page, that
     replaces a good answer."""
-    start = episode("a").task.start
-    dream = make(parts, answers=[GOOD, "think: x\nnext:\nsearch page 2", "nonsense", f"next:\n{start}", NO_REWARD,
-                                 NO_REWARD, f"next:\n{start}", NO_REWARD], next_temperature=0.5)
-    results = dream.step(dream.reset([episode("a").task] * 3), ["search[jacket]"] * 3)
+    known = f"next:\n{PAGES[0]}"
+    dream = make(parts, answers=[GOOD, "think: x\nnext:\nsearch page 2", "nonsense", known, NO_REWARD, NO_REWARD,
+                                 known, NO_REWARD], next_temperature=0.5)
+    results = act(dream, 3)
     assert [r.state for r in results] == ["search page 2", "results page 1", "results page 1"]
     assert results[0].reasoning == "x" and dream.sampler.temperatures == [0.0, 0.5, 0.0]
-    assert dream.step(dream.reset([episode("a").task]), ["click[no]"])[0].state == start
+    assert act(dream, action="click[no]")[0].state == PAGES[0]
     assert dream.sampler.temperatures == [0.0, 0.5, 0.0, 0.0, 0.0]
     question = Question("", "a\nb", "go", [], [], [])
     assert is_new(("", "c"), question) and not is_new(("", "a\nc"), question) and not is_new(None, question)
@@ -344,7 +341,7 @@ def test_new_pages_are_drawn_where_asked_for(parts):
 def test_prompts_longer_than_the_context_do_not_crash(parts):
     dream = make(parts, answers=None, context=120, max_next_tok=4)
     for action in ("search[" + "slim " * 300 + "]", "\x00\u2028" * 30, ""):
-        assert dream.step(dream.reset([episode("a").task]), [action])[0].stop == StopReason.MALFORMED
+        assert act(dream, action=action)[0].stop == StopReason.MALFORMED
 
 
 def test_a_task_without_a_first_state_is_refused(parts):

@@ -36,7 +36,6 @@ def published(name):
     ("gpu8x80", {}, 8, 75e9), ("nodes2x8", {}, 16, 75e9), ("gpu80", {}, 1, 79e9), ("gpu24_qlora", {}, 1, 23e9),
     ("gpu24_qlora", {"model": "meta-llama/Llama-3.1-8B-Instruct", "slots": 8}, 1, 23e9)])
 def test_presets_fit_their_machines(preset, changes, ranks, limit):
-    """A preset that runs out of memory on the machine it is named after."""
     path = str(ROOT / f"configs/{preset}.json")
     train = replace(read_preset(path, "train_expmodel", train_expmodel.Args), **changes)
     args = replace(read_preset(path, "train_policy", train_policy.Args), **changes)
@@ -232,7 +231,6 @@ def read_a_shard(rank, port, folder):
 
 
 def test_a_rank_never_holds_a_whole_model(tmp_path, monkeypatch):
-    """Stops two ranks that each read all of a model before they share it out."""
     monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "65536")      # what is freed is given back
     folder, _ = tiny(tmp_path / "m", hidden=512, intermediate_size=2048, num_hidden_layers=16)
     model = AutoModelForCausalLM.from_pretrained(folder)

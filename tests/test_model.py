@@ -114,7 +114,6 @@ def test_chunks_change_nothing(monkeypatch, dtype, tolerance, entropy_coef):
 @pytest.mark.parametrize("kind, changes", [
     ("mistral", {}), ("qwen2", {"use_sliding_window": True, "max_window_layers": 1})])
 def test_a_short_window_is_not_widened(kind, changes):
-    """Stops a tree mask from silently widening the window of a model that attends locally."""
     model, samples = tiny(kind, sliding_window=6, **changes), sharing()
     slow_N = slow_logprobs(model, samples)[0]
     torch.testing.assert_close(token_logprobs(model, samples)[0].double(), slow_N, **CLOSE)
@@ -227,7 +226,6 @@ def test_optimizers_and_rate():
 
 @pytest.fixture
 def folder(tmp_path):
-    """A tiny saved model."""
     tokenizer = build_tokenizer(["red blue"])
     save_model(tiny(vocab=len(tokenizer)), tokenizer, tmp_path / "m")
     return str(tmp_path / "m")

@@ -127,7 +127,6 @@ def test_pages_are_named_by_their_first_line():
 
 @pytest.mark.parametrize("page_format", list(FORMS))
 def test_fuzz_next(page_format):
-    """Any text a model may write: never an exception."""
     rng, parsed = random.Random(1), 0
     for _ in range(4000):
         asked = question(rng.choice(STATES))
@@ -158,7 +157,6 @@ def test_malformed_rewards_are_none(text):
 
 
 def test_fuzz_reward():
-    """Any text a model may write: never an exception, and 1 only by an exact last line."""
     rng, parsed = random.Random(2), 0
     for _ in range(4000):
         text = mutate(reward_answer(rng.choice(["no", "yes\nso", ""]), 0, rng.random() < 0.5), rng)

@@ -21,7 +21,6 @@ ALONE = run.Dist()
 
 
 def settings(**changes):
-    """The flags that rl.py reads."""
     flags = {"invalid_penalty": 0.3, "normalize_std": True, "loss_mean": "token", "micro_batch_tok": 100,
              "kl_coef": 0.0, "kl": "k3", "updates": 1, "seed": 0, "clip_low": 0.2, "clip_high": 0.2,
              "entropy_coef": 0.0, "engine_cap": 0.0}
@@ -188,6 +187,10 @@ def a_batch(model):
     return batch
 
 
+def update(state, batch, **flags):
+    return rl.update(state, batch, settings(**flags), ALONE)
+
+
 def weights(state):
     return torch.cat([p.detach().flatten() for p in state.parameters])
 
@@ -204,7 +207,7 @@ def test_the_first_update_is_the_policy_gradient(model):
     """A wrong sign, a wrong divisor, a forgotten term."""
     batch, plain = a_batch(model), deepcopy(model)
     state = run_state(model)
-    stats = rl.update(state, batch, settings(entropy_coef=0.01, kl_coef=0.5), ALONE)
+    stats = update(state, batch, entropy_coef=0.01, kl_coef=0.5)
     total, loss = sum(sum(s.mask) for s in batch.samples), 0.0
     for sample, advantage in zip(batch.samples, batch.advantage):
         logp_TV = plain(torch.tensor([sample.ids])).logits[0].log_softmax(-1)
@@ -224,10 +227,10 @@ def test_the_first_update_is_the_policy_gradient(model):
 def test_the_gap_between_sampler_and_trainer_is_seen(model):
     """A sampler whose log-probabilities are another model's, unnoticed; the policy's own steps taken for a gap."""
     batch = a_batch(model)
-    clean = rl.update(run_state(model, lr=3.0), batch, settings(updates=3), ALONE)
+    clean = update(run_state(model, lr=3.0), batch, updates=3)
     assert clean["sampler_gap"] < 1e-4 and clean["ratio_max"] > 1.01
     batch.old[1][0] += 0.25
-    assert rl.update(run_state(model), batch, settings(), ALONE)["sampler_gap"] == pytest.approx(0.25, abs=1e-3)
+    assert update(run_state(model), batch)["sampler_gap"] == pytest.approx(0.25, abs=1e-3)
 
 
 def test_another_engine_is_corrected(model):
@@ -239,8 +242,8 @@ def test_another_engine_is_corrected(model):
     by_hand = replace(batch, advantage=[torch.tensor([x * min(y, 1.1) for x, y in zip(a.tolist(), r.tolist())])
                                         for a, r in zip(batch.advantage, ratios)])
     ours, theirs = run_state(model), run_state(model)
-    stats = rl.update(ours, sampled, settings(engine_cap=1.1), ALONE)
-    assert rl.update(theirs, by_hand, settings(), ALONE)["ratio_max"] == pytest.approx(1, abs=1e-4)
+    stats = update(ours, sampled, engine_cap=1.1)
+    assert update(theirs, by_hand)["ratio_max"] == pytest.approx(1, abs=1e-4)
     torch.testing.assert_close(weights(ours), weights(theirs), atol=1e-5, rtol=1e-4)
     flat = torch.cat(ratios)
     assert stats["sampler_gap"] == pytest.approx(float(flat.log().abs().max()), abs=1e-4)
@@ -254,10 +257,10 @@ def test_micro_batches_never_change_the_update(model, with_head):
     torch.manual_seed(3)
     head, found = torch.nn.Linear(16, 1) if with_head else None, []
     for size in (1, 25, 10_000):
-        state, args = run_state(model, head), settings(micro_batch_tok=size, updates=2, entropy_coef=0.05,
-                                                       kl_coef=0.1)
+        state = run_state(model, head)
         state.reference = shifted(model)
-        found.append((rl.update(state, a_batch(model), args, ALONE), weights(state)))
+        stats = update(state, a_batch(model), micro_batch_tok=size, updates=2, entropy_coef=0.05, kl_coef=0.1)
+        found.append((stats, weights(state)))
     for stats, vector in found[1:]:
         torch.testing.assert_close(vector, found[0][1], atol=2e-5, rtol=1e-4)
         assert stats == pytest.approx(found[0][0], abs=1e-4, nan_ok=True)
@@ -268,9 +271,9 @@ def test_the_reference_is_asked_only_for_a_kl(model):
     """A third of the update's time for a term of weight 0, and a KL that is never felt."""
     batch, state = a_batch(model), run_state(shifted(model), lr=0.1)
     state.reference = None
-    rl.update(state, batch, settings(kl_coef=0.0), ALONE)
+    update(state, batch, kl_coef=0.0)
     batch.advantage, state.reference = [torch.zeros_like(a) for a in batch.advantage], model
-    stats = [rl.update(state, batch, settings(kl_coef=1.0), ALONE)["kl_ref"] for _ in range(6)]
+    stats = [update(state, batch, kl_coef=1.0)["kl_ref"] for _ in range(6)]
     assert stats[-1] < 0.9 * stats[0]
 
 
@@ -291,7 +294,7 @@ def test_the_critic(model):
     stats = []
     for _ in range(25):
         batch.value = rl.token_values(state.policy, state.value_head, batch.samples, args, ALONE)
-        stats.append(rl.update(state, batch, args, ALONE))
+        stats.append(update(state, batch))
     assert stats[0]["value_loss"] == pytest.approx(0.5 * float(torch.cat(error).sum()) / starts, rel=1e-3)
     assert stats[-1]["value_loss"] < 0.5 * stats[0]["value_loss"]
     assert stats[-1]["explained_variance"] > stats[0]["explained_variance"] + 0.3
@@ -301,7 +304,7 @@ def test_fewer_rows_than_updates(model):
     batch = a_batch(model)
     small = rl.Batch(*(getattr(batch, name)[:2]
                        for name in ("samples", "old", "advantage", "returns", "value", "first")))
-    stats = rl.update(run_state(model), small, settings(updates=5), ALONE)
+    stats = update(run_state(model), small, updates=5)
     assert stats["trained_tok"] == sum(sum(s.mask) for s in small.samples) and math.isfinite(stats["loss"])
 
 
@@ -311,7 +314,7 @@ def test_nan_stops_and_names_rows(model):
     batch.advantage[2][0] = float("nan")
     before = weights(state)
     with pytest.raises(FloatingPointError, match=r"policy loss, rows \[.*2.*\]"):
-        rl.update(state, batch, settings(micro_batch_tok=10_000), ALONE)
+        update(state, batch, micro_batch_tok=10_000)
     assert torch.equal(weights(state), before)
 
 
@@ -363,7 +366,7 @@ def test_own_successes_are_imitated():
         for segment in e.segments:
             segment.ids = [i % 8 + 1 for i in segment.ids]
     total = lambda e: sum(token_logprobs(model, [TrainSample(s.ids, s.mask)])[0].sum().item() for s in e.segments)
-    before = [total(e) for e in episodes]
+    before = list(map(total, episodes))
     state = SimpleNamespace(policy=SimpleNamespace(model=model), step=0,
                             optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
     for _ in range(20):

@@ -240,7 +240,6 @@ def test_the_prompt_says_what_the_settings_say(tiny_model, on):
 @pytest.mark.parametrize("context", [512, 140])
 @pytest.mark.parametrize("policy_format", ["action", "element", "thought", "tags"])
 def test_imitation_reads_what_a_rollout_reads(tiny_model, context, policy_format):
-    """Stops imitation from training another prompt than the one the policy acts on."""
     settings = {"context": context, "policy_format": policy_format, "max_action_tok": 48}
     actions = {f"play-{i}": [WORDS[(i + t) % 3] for t in range(n)] for i, n in enumerate(STEPS)}
     form = {"action": "action: {}", "element": "page\naction: {}", "thought": "page\naction: {}",

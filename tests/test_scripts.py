@@ -238,7 +238,6 @@ def test_a_changed_setting_is_refused_by_name(policy, base):
 
 
 def test_a_run_of_malformed_dreams_stops(policy, monkeypatch, tmp_path):
-    """Hours of training on dreams that nobody can read."""
     monkeypatch.setattr(train_policy.ExperienceModel, "predict",
                         lambda self, questions, dreaming: [StepResult("", stop=StopReason.MALFORMED) for _ in questions])
     with pytest.raises(ValueError, match="4 of 4 dreamt episodes broke off in malformed answers"):

@@ -80,7 +80,6 @@ def server(files):
 
 
 def play(server, index, actions, before_step=lambda: None):
-    """What a client sees of one episode."""
     with client(server) as env:
         seen = [env.reset(index=index)]
         before_step()

@@ -132,7 +132,6 @@ def test_64_requests_at_once(server, workspace):
 
 
 def test_an_absent_server_is_noticed_first(server, tmp_path):
-    """Stops hours of data and imitation before the first question shows that nobody answers."""
     server.reply = lambda *_: (404, {"error": "no such model"})
     with pytest.raises(ValueError, match=f"^--expmodel {server.url}: "):
         run_main("train_policy", "--env", EXAMPLE, "--out", tmp_path / "out", "--expmodel", server.url,

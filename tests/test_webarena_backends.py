@@ -63,7 +63,6 @@ class SmallSite:
 
 @pytest.fixture
 def served() -> Iterator[SmallSite]:
-    """A SmallSite over HTTP."""
     def answer(method, url, headers, body):
         path, _, query = url.partition("?")
         if path == "/slow":

@@ -66,7 +66,6 @@ def test_what_own_sites_do_not_know_changes_nothing(env, action):
 
 
 def number(state, line):
-    """The number of the line that begins so."""
     return next(i for i, row in enumerate(state.split("\n"), 1) if row.startswith(line))
 
 
@@ -122,7 +121,6 @@ def test_an_episode_plays_on_the_database_of_its_task(env):
 
 
 def test_episodes_cut_short_give_their_sites_back(env):
-    """The leak of sites (and, live, of the only instance) by episodes that end without `stop`."""
     task = env.tasks("train")[0]
     env.end(env.reset([task] * 2))
     free = len(env.sites.free)

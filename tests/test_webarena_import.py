@@ -165,7 +165,6 @@ def test_observation_action_rows(tmp_path):
 
 
 def test_rows_without_a_task_take_it_from_the_name_of_the_file(tmp_path):
-    """Stops rows of one task from being refused, and a number in the name from replacing the rows' own."""
     row = {"observation": HOME, "action": "go_back", "next_observation": ITEM}
     jsonl(tmp_path / "steps-21.jsonl", [row, {**row, "task_id": 7}])
     jsonl(tmp_path / "steps-22.jsonl", [row])
@@ -306,7 +305,6 @@ def test_recorded_addresses_lose_their_host(url, short):
 
 
 def test_sites_of_other_ports_are_named_by_their_bases(tmp_path, monkeypatch):
-    """Stops the hosts of a run on several sets of sites from standing in states and actions."""
     for name in ("WA_SHOPPING", "SHOPPING", "WA_INSTANCES"):
         monkeypatch.delenv(name, raising=False)
     one, two = "http://158.130.4.158:8090", "https://env.example/w2/shop"

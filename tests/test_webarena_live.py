@@ -19,7 +19,6 @@ WITH_LOGIN = tuple(live.RECIPES)
 
 @pytest.fixture
 def gone():
-    """An address where nobody answers."""
     with http_server(lambda *_: (200, {}, "")) as url:
         pass
     return url

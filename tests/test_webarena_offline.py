@@ -34,7 +34,6 @@ def episodes(env):
 # ---- players ----
 
 def run(env, kind, task, seed=0, change=lambda player: player):
-    """The steps of one episode."""
     return offline.play(env, task, change(env.players()[kind]), np.random.default_rng(seed), kind).steps
 
 

@@ -38,7 +38,6 @@ def shops(shop):
 
 
 def play(shop, session, *actions):
-    """The results of actions in one session."""
     return [shop.step([session], [action])[0] for action in actions]
 
 

@@ -89,7 +89,6 @@ def test_rewards_come_from_where_the_options_say(world):
 
 
 def test_a_broken_dream_is_not_judged_again(world, monkeypatch):
-    """A malformed answer that is paid."""
     learnt = world.make(pages="learnt", rewards="learnt")
     session, = learnt.reset([world.episodes[0].task])
     broken = StepResult(session.state, done=True, stop=StopReason.MALFORMED)
