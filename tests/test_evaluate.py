@@ -38,6 +38,10 @@ def made(workspace, tmp_path_factory):
     return SimpleNamespace(policy=base / "policy", expmodel=base / "expmodel", data=base / "data")
 
 
+def go(*flags) -> None:
+    run_main("evaluate", "--env", EXAMPLE, *flags)
+
+
 @pytest.mark.parametrize("world", ["real", "dream"])
 def test_policy(made, tmp_path, capsys, world):
     """A table without a row for each temperature, lost repeats, episodes that cannot be read again."""
@@ -57,16 +61,15 @@ def test_policy(made, tmp_path, capsys, world):
     rows = held(tmp_path / "page.html")["rows"]                  # the other world was played, the dream asked
     assert len(rows) == 2 and all(row["real"] and row["dream"] for row in rows)
     assert all(len(row["asked"]["steps"]) == len(row["real"]["steps"]) for row in rows)
-    run_main("evaluate", "--env", EXAMPLE, "--policy", made.policy, "--world", world, "--tasks", 2,
-             "--temperatures", 0.0, "--others", tmp_path / "episodes.jsonl", "--out", tmp_path / "again")
+    go("--policy", made.policy, "--world", world, "--tasks", 2, "--temperatures", 0.0, "--others",
+       tmp_path / "episodes.jsonl", "--out", tmp_path / "again")
     found = run.read_json(tmp_path / "again/report.json")["never_won"]
     assert (found["tasks"]["n"], found["episodes_each"]) == (2, 4)      # one here, three of the other policy
 
 
 def test_the_bound(made, tmp_path, capsys):
     """A gap of other tasks than its bound, or of the wrong sign."""
-    run_main("evaluate", "--env", EXAMPLE, "--policy", made.policy, "--bound", "--tasks", 3, "--repeats", 2,
-             "--temperatures", 1.0, "--out", tmp_path)
+    go("--policy", made.policy, "--bound", "--tasks", 3, "--repeats", 2, "--temperatures", 1.0, "--out", tmp_path)
     found = run.read_json(tmp_path / "report.json")["report"]["1"]
     assert (found["real"]["n"], found["dream"]["n"], found["bound"]["n"], found["gap"]["tasks"]) == (6, 6, 6, 3)
     assert found["bound"]["share"] == found["bound_page"]["share"] == 1.0     # it can say nothing sensible
@@ -81,8 +84,8 @@ def test_experience_model(made, tmp_path, capsys):
     for name in ("meta.json", "tasks_valid.jsonl", "valid.jsonl"):
         lines = (made.data / name).read_text().splitlines(keepends=True)
         (tmp_path / name).write_text("".join(lines[:2] if name == "valid.jsonl" else lines))
-    run_main("evaluate", "--env", EXAMPLE, "--expmodel", made.expmodel, "--data", tmp_path, "--split", "valid",
-             "--out", tmp_path / "out", "--html", tmp_path / "page.html")
+    go("--expmodel", made.expmodel, "--data", tmp_path, "--split", "valid", "--out", tmp_path / "out", "--html",
+       tmp_path / "page.html")
     said = capsys.readouterr().out
     assert all(words in said for words in ("null: the nearest recorded step", "refused action accepted",
                                            "Theorem 1", "PROBES"))
@@ -147,8 +150,7 @@ def test_a_model_of_the_hub_whose_name_is_a_word(made, tmp_path, monkeypatch):
     load = evaluate.load_model
     monkeypatch.setattr(evaluate, "load_model", lambda name, **more: load(made.expmodel / "model" if name == "gpt2"
                                                                           else name, **more))
-    run_main("evaluate", "--env", EXAMPLE, "--policy", "gpt2", "--data", made.data, "--tasks", 1, "--temperatures", 0.0,
-             "--out", tmp_path)
+    go("--policy", "gpt2", "--data", made.data, "--tasks", 1, "--temperatures", 0.0, "--out", tmp_path)
     assert len(read_episodes(tmp_path / "episodes.jsonl")) == 1
 
 

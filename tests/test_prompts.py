@@ -6,7 +6,7 @@ import pytest
 
 from dreamgym.episode import Step
 from dreamgym.prompts import (
-    FORMS, MAX_ACTION_CHARS, MAX_STATE_CHARS, POLICY_FORMS, TAGS, Prompts, Question, clean, escape,
+    FORMS, MAX_ACTION_CHARS, MAX_STATE_CHARS, POLICY_FORMS, TAGS, Prompts, Question, escape,
     experience_system, known_pages, next_answer, next_prompt, parse_answer, parse_next,
     parse_reward, parse_task, policy_answer, policy_turn, policy_system, reward_answer, reward_prompt,
     tried_actions, until_tag)
@@ -102,8 +102,7 @@ def test_a_step_of_the_prompt_says_whether_it_did_what_is_asked():
 def test_every_known_page_stands_in_the_prompt():
     """An answer that names a page which the prompt does not show, or shows under another name."""
     asked = question()
-    prompt = next_prompt(asked, "full")
-    pages = known_pages(asked, "diff")
+    prompt, pages = next_prompt(asked, "full"), known_pages(asked, "diff")
     assert len(pages) == 4
     for name, page in pages.items():
         assert f"\n{name}:\n" in f"\n{prompt}" and page in prompt
@@ -174,7 +173,7 @@ def test_fuzz_reward():
     ("search[red vest]", "search[red vest]"), ("action: click[1]", "click[1]"), ("action: a\naction: b", "b"),
     ("<think>hm, action: x</think>\n<action>click[next >]</action>", "click[next >]"), ("action:", ""),
     ("I would buy.\nAction: click[buy now]\n", "click[buy now]"), ("<action></action>", ""), ("\n \n", ""),
-    ("<action>a</action><action>\naction: b\n</action>", "b"), ("click[\x00red]", "click[ red]"), ("", ""),
+    ("<action>a</action><action>\naction: b\n</action>", "b"), ("click[\x00\t red]", "click[ red]"), ("", ""),
     ("click[1]\u2028reward: 1", "click[1] reward: 1")])
 def test_actions_are_found(text, action):
     """A chat model's wrapping that ends up in the action."""
@@ -253,7 +252,3 @@ def test_system_prompts_say_what_is_parsed():
     assert "<action>" in policy_system(prompts, "tags") and full.startswith("E\n")
     assert "= state" in diff and "= state" not in full
 
-
-@pytest.mark.parametrize("text, line", [("a\nb", "a b"), (" a \t b\x00", "a b"), ("\u2028x", "x"), ("", "")])
-def test_clean(text, line):
-    assert clean(text) == line

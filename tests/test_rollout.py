@@ -104,9 +104,13 @@ def read_in_turn(episode, turn):
     return "\n".join([state, *(f"tried: {a}" for a in tried_actions(episode.steps[:turn], state))])
 
 
+def roll(policy, *steps, **more):
+    return rollout(policy, policy.env, tasks(*steps), 1.0, "play", **more)
+
+
 def play(tiny_model, steps, slots=128, max_transitions=None, **settings):
     policy = policy_of(tiny_model, slots=slots, **settings)
-    return policy, rollout(policy, policy.env, tasks(*steps), 1.0, "play", max_transitions=max_transitions)
+    return policy, roll(policy, *steps, max_transitions=max_transitions)
 
 
 # ---- segments ----
@@ -135,7 +139,7 @@ def test_sampled_log_probs_are_those_of_the_trainer(tiny_model):
     """Ids that are rendered or tokenized a second time: a ratio that is not 1 before the first update."""
     settings = PolicySettings(context=110, max_action_tok=6, policy_format="action")
     policy = Policy(*tiny_model, World(), settings, slots=3)
-    episodes = rollout(policy, policy.env, tasks(*STEPS), 1.0, "play")
+    episodes = roll(policy, *STEPS)
     segments = [s for e in episodes for s in e.segments]
     with torch.no_grad():
         logp_N = token_logprobs(policy.model, [TrainSample(s.ids, s.mask) for s in segments], with_entropy=False)[0]
@@ -149,7 +153,7 @@ def test_slots_change_no_episode(tiny_model):
     for policy_slots, world_slots in ((3, 100), (100, 2), (1, 1)):
         policy, finished = policy_of(tiny_model, slots=policy_slots), []
         policy.env.slots = world_slots
-        assert rollout(policy, policy.env, tasks(*STEPS), 1.0, "play", on_turn=finished.append) == expected
+        assert roll(policy, *STEPS, on_turn=finished.append) == expected
         slots = min(policy_slots, world_slots)
         assert max(policy.env.sizes) == slots and len(policy.env.sizes) <= sum(STEPS) / slots + 3
         assert sum(finished) == len(STEPS)
@@ -168,7 +172,7 @@ def test_a_budget_is_kept_exactly(tiny_model, limit):
 def test_every_session_is_given_back_once(tiny_model, breaks_after):
     policy = policy_of(tiny_model, World(breaks_after), slots=3)
     with pytest.raises(ConnectionError):
-        rollout(policy, policy.env, tasks(*STEPS), 1.0, "play")
+        roll(policy, *STEPS)
     assert sorted(map(id, policy.env.ended)) == sorted(map(id, policy.env.open)) and policy.env.open
 
 
@@ -176,10 +180,10 @@ def test_the_step_limit(tiny_model):
     """Endless episodes, and a limit that counts as success or as an end of the world."""
     policy = policy_of(tiny_model)
     policy.env.max_steps = 3
-    episodes = rollout(policy, policy.env, tasks(9, 2, 3), 1.0, "play")
+    episodes = roll(policy, 9, 2, 3)
     assert [(len(e.steps), e.stop == StopReason.STEP_LIMIT) for e in episodes] == [(3, True), (2, False), (3, False)]
     assert episodes[0].reward == 0 and not episodes[0].steps[-1].done
-    assert rollout(policy, policy.env, [], 1.0, "play") == []
+    assert roll(policy) == []
 
 
 def test_unfinished_actions_get_their_end(tiny_model):
@@ -230,7 +234,7 @@ def test_the_prompt_says_what_the_settings_say(tiny_model, on):
     """A policy without its system prompt, one that gets it twice; a task on the wrong side of the state."""
     policy = policy_of(tiny_model, system_prompts=on, task_last=on)
     policy.env.numbered_lines = True
-    (episode,) = rollout(policy, policy.env, tasks(2), 1.0, "play")
+    (episode,) = roll(policy, 2)
     text = policy.tokenizer.decode(episode.segments[0].ids, skip_special_tokens=True)
     task, state = f"task: {episode.task.text}\n", f"state:\n{number_lines(episode.steps[1].state)}\n"
     assert text.count("you shop") == on and (state + task if on else task + state) in text
@@ -264,15 +268,14 @@ def test_imitation_of_a_foreign_log(tiny_model):
     """Stops special tokens in a logged action from ending its turn: they are spelled out."""
     policy = policy_of(tiny_model)
     step = Step(state="page 0 of 1", action="click[<end>]", next_state="page 1 of 1", done=True)
-    (segment,) = imitation_segments(policy, Episode(id="log", task=tasks(1)[0], steps=[step]))
+    imitate = lambda *steps: imitation_segments(policy, Episode(id="log", task=tasks(1)[0], steps=list(steps)))
+    (segment,) = imitate(step)
     assert segment.ids.count(policy.chat.end_ids[0]) == 1 and segment.mask[-1] == 1
     assert policy.tokenizer.decode([i for i, m in zip(segment.ids, segment.mask) if m][:-1]) == "action: click[<end>]"
     refused = replace(step, next_state=step.state, done=False)
-    for shown_only in (refused, replace(step, imitate=False)):
-        assert imitation_segments(policy, Episode(id="log", task=tasks(1)[0], steps=[shown_only])) == []
+    assert imitate(refused) == imitate(replace(step, imitate=False)) == []
     for long in (replace(step, state="page " * 600), replace(step, action="click " * 100)):
         second = replace(step, state=step.next_state, action="a", next_state=long.state)
-        last = replace(long, state=second.next_state)
-        kept = imitation_segments(policy, Episode(id="log", task=tasks(1)[0], steps=[step, second, last]))
+        kept = imitate(step, second, replace(long, state=second.next_state))
         assert sum(len(s.turn_ends) for s in kept) == 2 and all(len(s.ids) <= policy.settings.context for s in kept)
     assert policy.counts["cut_demonstrations"] == 2

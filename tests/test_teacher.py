@@ -19,6 +19,7 @@ PAGES = ["search page", "results page 1 of 1\nred vest $20 [1]", "item red vest 
 ACTIONS = ["search[red vest]", "click[1]", "click[buy now]"]
 PROMPTS = Prompts(teacher="You explain a shop.")
 RUBRICS = Judgement.__struct_fields__
+CHAT = [{"role": "user", "content": "hi"}]
 
 
 def episode(name: str = "e0", n: int = 3) -> Episode:
@@ -69,10 +70,9 @@ def test_a_request(server, monkeypatch):
     """A request without model, key or settings, 'Bearer None' sent to a local server."""
     server.reply = lambda *_: (200, {"choices": [{"message": {"content": "hello"}}]})
     monkeypatch.delenv("OTHER", raising=False)
-    chat = [{"role": "user", "content": "hi"}]
-    assert Endpoint(server.url, "m").complete(chat) == "hello"
-    Endpoint(server.url, "m", key_env="OTHER").complete(chat, max_tokens=7, temperature=0.0)
-    plain = {"model": "m", "messages": chat}
+    assert Endpoint(server.url, "m").complete(CHAT) == "hello"
+    Endpoint(server.url, "m", key_env="OTHER").complete(CHAT, max_tokens=7, temperature=0.0)
+    plain = {"model": "m", "messages": CHAT}
     assert server.asked == [("/v1/chat/completions", plain, f"Bearer {KEY}"),
                             ("/v1/chat/completions", plain | {"max_tokens": 7, "temperature": 0.0}, None)]
 
@@ -80,13 +80,12 @@ def test_a_request(server, monkeypatch):
 def test_key_is_never_shown(server, caplog, capfd, monkeypatch):
     """A key in a log or a traceback, or sent on to the address of a redirect."""
     caplog.set_level(logging.DEBUG)
-    texts = []
-    sent = f"Bearer {KEY}"
+    texts, sent = [], f"Bearer {KEY}"
     for reply in [(401, f"bad key {sent}"), (400, "x" * 225 + sent), (500, sent), (200, sent), (307, "")]:
         server.reply = lambda *_, reply=reply: reply
         endpoint = Endpoint(server.url, "m", retries=1)
         with pytest.raises(EndpointError) as error:
-            endpoint.complete([{"role": "user", "content": "hi"}])
+            endpoint.complete(CHAT)
         texts += ["".join(traceback.format_exception(error.value)), repr(endpoint)]
     assert "***" in texts[0] and {path for path, *_ in server.asked} == {"/v1/chat/completions"}
     monkeypatch.setenv("OTHER", f"{KEY}\nX-Evil: 1")

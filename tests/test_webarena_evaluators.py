@@ -27,6 +27,11 @@ def record(evaluation=None, **changes) -> dict:
     return {**RECORD, "eval": RECORD["eval"] if evaluation is None else evaluation, **changes}
 
 
+def answers(**references) -> dict:
+    """`eval` of a task that looks at the answer."""
+    return {"reference_answers": references}
+
+
 def look(locator="", url="last", **contents) -> dict:
     """`eval` of a task that looks at one page."""
     target = {"url": url, "locator": locator, "required_contents": contents}
@@ -50,7 +55,7 @@ class Page:
 
 def site(pages: dict[str, str], opened: list | None = None):
     def page(url):
-        made = Page(url, pages.get(url, "<html><body><p>Not found</p></body></html>"))
+        made = Page(url, pages.get(url, "<p>Not found</p>"))
         (opened if opened is not None else []).append(made)
         return made
     return page
@@ -108,8 +113,8 @@ def test_null_agent_scores_nothing_and_na_gets_the_documented_credit(official):
     ({"sites": ["shop"]}, "sites"), ({"start_url": None}, "start_url"), ({"eval": []}, "eval"),
     ({"evaluation": {"eval_types": ["image_match"]}}, "eval.eval_types"),
     ({"evaluation": {"reference_answers": None}}, "reference_answers"),
-    ({"evaluation": {"reference_answers": {"must_exclude": ["x"]}}}, "reference_answers"),
-    ({"evaluation": {"reference_answers": {"fuzzy_match": "N/A"}}}, "string_note"),
+    ({"evaluation": answers(must_exclude=["x"])}, "reference_answers"),
+    ({"evaluation": answers(fuzzy_match="N/A")}, "string_note"),
     ({"evaluation": {"eval_types": ["url_match"]}}, "reference_url"),
     ({"evaluation": {"eval_types": ["program_html"]}}, "program_html"),
     ({"evaluation": {"eval_types": ["program_html"], "program_html": [{"url": "last"}]}}, "locator"),
@@ -134,13 +139,12 @@ def test_bad_file_is_named(tmp_path, content):
 
 
 def test_webchorearena(tmp_path):
-    answers = {"must_include": ["5 |OR| five", "blue"]}
     urls = {"eval_types": ["url_match"], "reference_url": "__SHOPPING__/a?x=1",
             "or": [{"reference_url": "__SHOPPING__/b?y=2"}]}
     pages = look("", must_include=["Blue"])
     pages["program_html"][0]["or"] = look("", must_include=["Red"])["program_html"]
     tasks = [record(evaluation, task_id=50000 + i, start_url_lite="__SHOPPING__", type_main="Calculation")
-             for i, evaluation in enumerate(({"reference_answers": answers}, urls, pages))]
+             for i, evaluation in enumerate((answers(must_include=["5 |OR| five", "blue"]), urls, pages))]
     for task in tasks:
         del task["intent_template_id"]
     (tmp_path / "small.json").write_text(json.dumps(tasks))
@@ -152,9 +156,9 @@ def test_webchorearena(tmp_path):
     shop = BASES["shopping"]
     assert [scored(second, url=shop + path) for path in ("/a?x=1", "/b?y=2", "/a", "/b?x=1")] == [1, 1, 0, 0]
     for text, met in (("Blue", 1), ("Red", 1), ("Green", 0)):
-        assert scored(third, page=site({P: f"<html><body><p>{text}</p></body></html>"})) == met
+        assert scored(third, page=site({P: f"<p>{text}</p>"})) == met
     # WebArena's own references are taken as they stand
-    assert score({"reference_answers": {"must_include": ["5 |OR| five"]}}, "five") == 0
+    assert score(answers(must_include=["5 |OR| five"]), "five") == 0
 
 
 def test_webarena_verified_is_left_to_its_own_scorer():
@@ -187,7 +191,7 @@ def test_placeholders_do_not_overlap():
     ("must_include", ["0", "a"], "10 a", 1),     # the token rule is for a single reference only
     ("must_include", "yjlou", "yjlou, me", 1)])  # Lite's task 81: a text instead of a list
 def test_string_match(kind, references, answer, expected):
-    assert score({"reference_answers": {kind: references}}, answer) == expected
+    assert score(answers(**{kind: references}), answer) == expected
 
 
 @pytest.mark.parametrize("text, tokens", [
@@ -215,15 +219,14 @@ class Judge:
 
 def test_fuzzy_match_asks_the_judge_last_for_each_reference():
     """A question that costs money where the task has failed anyway, and an unjudged answer scored."""
-    judge, fuzzy = Judge(True, True, False, None), {"reference_answers": {"fuzzy_match": ["blue", "green"]}}
+    judge, fuzzy = Judge(True, True, False, None), answers(fuzzy_match=["blue", "green"])
     assert score(fuzzy, "'Teal'", judge=judge) == 1
     assert judge.asked == [("answer", "How much?", reference, "teal") for reference in ("blue", "green")]
     assert score(fuzzy, "teal", judge=judge) == 0 and len(judge.asked) == 3
-    one = {"reference_answers": {"fuzzy_match": ["blue"]}}
+    one = answers(fuzzy_match=["blue"])
     assert score(one, "teal", judge=judge) is None           # it says neither
     assert score(one, "", judge=judge) == 0                  # nothing to judge
-    assert score({"reference_answers": {"must_include": ["x"], "fuzzy_match": ["blue"]}}, "teal",
-                 judge=judge) == 0
+    assert score(answers(must_include=["x"], fuzzy_match=["blue"]), "teal", judge=judge) == 0
     elsewhere = {"eval_types": ["string_match", "url_match"], "reference_url": "__SHOPPING__/cart"}
     assert score(one | elsewhere, "teal", judge=judge) == 0
     assert score(one, "teal") is None                        # there is none
@@ -235,7 +238,7 @@ def test_fuzzy_match_asks_the_judge_last_for_each_reference():
 @pytest.mark.parametrize("where", ["eval", "beside"])
 def test_impossible(answer, judged, expected, where):
     judge = None if judged is None else Judge(judged)
-    spec, note = {"reference_answers": {"fuzzy_match": "N/A"}}, {"string_note": "there is none"}
+    spec, note = answers(fuzzy_match="N/A"), {"string_note": "there is none"}
     assert expected == (score(spec | note, answer, judge=judge) if where == "eval"
                         else score(spec, answer, judge=judge, task=note))
     if judge:
@@ -257,8 +260,8 @@ def test_url_match(reference, url, met):
 
 # ---- Lite's own rules ----
 
-def include(*references, kind="must_include"):
-    return {"reference_answers": {kind: list(references)}}
+def include(*references):
+    return answers(must_include=list(references))
 
 
 def at(reference, note="GOLD in PRED"):
@@ -281,7 +284,7 @@ def test_lite_s_own_rules(evaluation, answer, url, webarena, lite):
 
 def test_lite_asks_once_about_all_references():
     judge = Judge(True)
-    assert score(include("blue", "green", kind="fuzzy_match"), "teal", judge=judge, lite=True) == 1
+    assert score(answers(fuzzy_match=["blue", "green"]), "teal", judge=judge, lite=True) == 1
     assert judge.asked == [("answer", "How much?", "blue, green", "teal")]
 
 

@@ -9,24 +9,24 @@ from dreamgym.envs.base import Player, Session
 from dreamgym.envs.webshop import text
 from dreamgym.envs.webshop.scripted import Shopper
 from dreamgym.episode import Episode, Step, Task
-from tests.conftest import probed
+from tests.conftest import a_task, probed
 
 PAGE = "item red vest $20\ncolor: red / blue\nchosen: none"
 
-
-def task_of(instruction: str) -> Task:
-    return Task(id="t", text=instruction)
 
 
 def play(shop, task: Task, player: Player, seed: int) -> Episode:
     return offline.play(shop, task, player, np.random.default_rng(seed), f"{task.id}-{seed}")
 
 
+def shopper(instruction: str, state: str = text.START) -> Shopper:
+    return Shopper(Session(a_task(instruction), state), np.random.default_rng(0))
+
+
 def test_players_think_of_what_decides():
     """A thought that passes over a lacking word, a price, or an opened product; an option that is not there."""
-    wanted = task_of("find me red vest with color: red, and size: 7, and price lower than 30.00 dollars")
     results = "results page 1 of 2\nred hat $9 [1]\nred vest $40 [2]\nred vest $20 [3]\nbig red vest $10 [4]"
-    act = Shopper(Session(wanted, results), np.random.default_rng(0))
+    act = shopper("find me red vest with color: red, and size: 7, and price lower than 30.00 dollars", results)
     thought = lambda state: act(state).thought
     assert thought("search page") == "" and act("search page") == "search[red vest]"
     assert thought(results) == "look for red vest : 1 vest no 2 $40 no 3 yes"
@@ -93,8 +93,7 @@ def test_players_see_states_only(played):
 
 def test_absent_option_sends_the_demonstrator_back():
     """Buying the first fitting product although its options lack the wanted value."""
-    instruction = "find me slim jacket with color: red, and price lower than 50.00 dollars"
-    act = Shopper(Session(task_of(instruction), text.START), np.random.default_rng(0))
+    act = shopper("find me slim jacket with color: red, and price lower than 50.00 dollars")
     results = ("results page 1 of 1\nclassic slim jacket $40 [1]\nroyal slim jacket $60 [2]\n"
                "urban slim jacket $30 [3]")
     item = "item urban slim jacket $30\ncolor: {} / black\nchosen: {}"
@@ -106,7 +105,7 @@ def test_absent_option_sends_the_demonstrator_back():
 
 @pytest.mark.parametrize("instruction", ["find me tea", "a tea: with nothing: to read:", "find me the"])
 def test_odd_pages_and_tasks_do_not_crash_a_player(shop, instruction):
-    session = Session(task_of(instruction), "search page")
+    session = Session(a_task(instruction), "search page")
     for player in [player for player in shop.players().values() if player.share]:    # the oracle asks the engine
         act = player.make(session, np.random.default_rng(0))
         for state in ("search page", "item without a price", "results page 1 of 0\nnothing",
@@ -130,7 +129,7 @@ def test_audit_agrees_with_the_engine(shop, played, counterfactuals):
             seen[verdict] += 1
     assert seen[True] > 800 and seen[False] > 800 and seen["range"] < 40
     for instruction, page in (("no wish at all:", PAGE), ("find me vest", "item vest")):     # cannot be read
-        assert shop.audit.success(task_of(instruction), page, "click[buy now]", text.PLACED) is None
+        assert shop.audit.success(a_task(instruction), page, "click[buy now]", text.PLACED) is None
 
 
 def test_audit_finds_pages_that_change(shop, played):
