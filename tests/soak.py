@@ -25,15 +25,12 @@ import tyro
 
 from dreamgym import run
 from tests.conftest import EXAMPLE, run_main
-from tests.test_scripts import NUMBERS as SMALL, assert_same_checkpoint, settled
+from tests.test_scripts import NUMBERS as SMALL, assert_same_checkpoint, of, settled
 
-NUMBERS = SMALL | {
-    "collect.transitions": 3000, "train_expmodel.context": 512, "train_expmodel.max_next_tok": 30,
-    "train_expmodel.max_reward_tok": 12, "train_expmodel.max_resamples": 1, "train_expmodel.rows": 16,
-    "train_expmodel.warmup": 20, "train_expmodel.prompt_loss": 0.3,
-    "train_expmodel.reward_prompt_loss": 0.3, "train_expmodel.reward_share": 0.3,
-    "train_policy.imitation_episodes": 60, "train_policy.imitation_epochs": 4,
-    "train_policy.imitation_muon_lr": 0.02, "train_policy.rollouts": 3}
+NUMBERS = SMALL | of("collect", transitions=3000) | of(
+    "train_expmodel", context=512, max_next_tok=30, max_reward_tok=12, max_resamples=1, rows=16, warmup=20,
+    prompt_loss=0.3, reward_prompt_loss=0.3, reward_share=0.3) | of(
+    "train_policy", imitation_episodes=60, imitation_epochs=4, imitation_muon_lr=0.02, rollouts=3)
 JOBS = {"supervised": ("train_expmodel", ["--steps", 90, "--max-steps", 90, "--rows", 8, "--save-every", 5]),
         "dream": ("train_policy", ["--iterations", 5]),
         "real": ("train_policy", ["--world", "real", "--real-transitions", 250])}

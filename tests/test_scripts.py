@@ -17,21 +17,21 @@ from dreamgym.envs.base import StepResult
 from dreamgym.episode import StopReason, read_episodes
 from tests.conftest import EXAMPLE, ROOT, free_port, run_main
 
+def of(script: str, **flags) -> dict:
+    """Flags of one script, as a preset has them."""
+    return {f"{script}.{name}": value for name, value in flags.items()}
+
+
 NUMBERS = {
     "model": "scratch:32x1", "system_prompts": False, "micro_batch_tok": 4096,
-    "collect.transitions": 200, "collect.heldout": 30,
-    "train_expmodel.page_format": "diff", "train_expmodel.reasoning": False, "train_expmodel.context": 1024,
-    "train_expmodel.max_next_tok": 60, "train_expmodel.max_reward_tok": 20, "train_expmodel.max_resamples": 0,
-    "train_expmodel.steps": 100, "train_expmodel.max_steps": 100, "train_expmodel.rows": 12,
-    "train_expmodel.lr": 0.01, "train_expmodel.muon_lr": 0.02, "train_expmodel.warmup": 5,
-    "train_expmodel.probe_rows": 4, "train_policy.init": "expmodel", "train_policy.policy_format": "action",
-    "train_policy.policy_context": 512, "train_policy.max_action_tok": 10,
-    "train_policy.imitation_episodes": 6,
-    "train_policy.imitation_epochs": 2, "train_policy.imitation_lr": 0.003, "train_policy.lr": 0.0003,
-    "train_policy.iterations": 2, "train_policy.tasks": 2, "train_policy.rollouts": 2,
-    "train_policy.updates": 2,
-    "train_policy.eval_tasks": 2, "train_policy.test_tasks": 2, "train_policy.eval_every": 2,
-    "train_policy.save_every": 1, "train_policy.generate_every": 2, "train_policy.max_malformed": 1.0}
+    **of("collect", transitions=200, heldout=30),
+    **of("train_expmodel", page_format="diff", reasoning=False, context=1024, max_next_tok=60,
+         max_reward_tok=20, max_resamples=0, steps=100, max_steps=100, rows=12, lr=0.01, muon_lr=0.02,
+         warmup=5, probe_rows=4),
+    **of("train_policy", init="expmodel", policy_format="action", policy_context=512, max_action_tok=10,
+         imitation_episodes=6, imitation_epochs=2, imitation_lr=0.003, lr=0.0003, iterations=2, tasks=2,
+         rollouts=2, updates=2, eval_tasks=2, test_tasks=2, eval_every=2, save_every=1, generate_every=2,
+         max_malformed=1.0)}
 TUTORIAL = (ROOT / "docs" / "your-environment.md").read_text()
 COMMANDS = [line.split()[1:] for block in TUTORIAL.split("```\n")[1::2] for line in block.splitlines()
             if line.startswith("python ")]
