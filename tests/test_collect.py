@@ -363,6 +363,8 @@ def test_words_that_count():
     episodes += [put("two", thing, ["tray", thing], 0.0) for thing in THINGS]
     reason = reasoning.CompareWords(names, episodes)
     assert reason.counts == {"two": (2, names.kind("mug"))}
+    failed = [put("two", thing, [thing, thing], 0.0) for thing in THINGS]
+    assert reasoning.CompareWords(names, episodes + failed).counts == {}           # two are not enough
     said = lambda *there: reason(episodes[5].task, [], put("two", "mug", there, 0.0).steps[0])[1].split(" , ")[-1]
     assert said("mug", "jar", "mug", "mug") == "two : mug yes jar no mug yes" and said("jar", "mug") == "two : jar no mug yes none no"
     assert said("jar") == "two : jar no none no" and said("mug", *["jar"] * 50, "mug") == "two : " + "jar no " * 23 + "mug yes"
@@ -455,7 +457,8 @@ def test_unpaid_steps_look_like_successes():
     unpaid = replace(two.steps[0], reward=0.0, done=False)
     first, refused = replace(unpaid, next_state="desk: mug"), replace(unpaid, next_state="at desk, mug")
     other = a_step("at bed, mug", "move mug to bed", "bed: mug")
-    two.steps[:0] = [refused, other, first, a_step("", "take mug", "mug")]
+    lacking = a_step("at desk, cup", "move to desk", "desk: cup")        # a mug
+    two.steps[:0] = [refused, other, lacking, first, a_step("", "take mug", "mug")]
     lost = judged("put two mug in desk", "bed", "look", "lost", 0.0)
     assert hindsight.unpaid_steps([two, lost]) == [(two.task, first), (lost.task, lost.steps[0])]
     assert hindsight.unpaid_steps([replace(lost, stop=StopReason.NOT_JUDGED)]) == []
@@ -475,7 +478,8 @@ def test_hindsight_learns_on_which_side_of_a_limit_successes_are():
     assert sides(won[:19]) == {}                                           # may be chance
     assert sides([*won, pie(20, 21)]) == {}                                # once on the other side
     assert sides(won[:2] * 20) == {}                                       # one success, recorded often
-    six = [judged(e.task.text, "pie" + f" ${10 + i}" * 6) for i, e in enumerate(won[:6])]
+    assert sides([*won, judged("a pie between 10.50 and 20.50", "pie $15")]) == {"$": False}   # which limit?
+    six = [judged(e.task.text, "pie" + "".join(f" ${20 + i}.{j}" for j in range(5))) for i, e in enumerate(won[:6])]
     assert sides(six) == {}                                   # numbers of one page are one piece of evidence
     made = hindsight.counterfactual_rewards(won, 400, np.random.default_rng(0), sides(won))
     near = [e for e in made if e.label == "another number"]
