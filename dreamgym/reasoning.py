@@ -4,10 +4,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 
-from dreamgym.episode import Episode, Source, Step, StopReason, Task, recorded
+from dreamgym.episode import Episode, Source, Step, StopReason, Task, recorded, verb_of
 from dreamgym.hindsight import one_sided
 from dreamgym.names import Names
-from dreamgym.words import LIMIT, names_of, numbers_of, shown_words, value_of, words_of
+from dreamgym.words import LIMIT, names_of, numbers_of, shown_words, tokens_of, value_of, words_of
 
 FEW = 0.1                              # nearly all: all but this share; nearly none: at most this share
 MEANT_TASKS = 5                        # tasks with a word, and others, before it has a meaning
@@ -25,10 +25,12 @@ class CompareWords:
        failures.
     2. Names that most of their successes lack there are left out ("change" in "change the price").
     3. Other words have a meaning: what nearly all their successes show, and few others ("hot" for "heat").
-    4. Some words count: their successes show a name of the task so often, their failures do not ("two")."""
+    4. Some words count: their successes show a name of the task so often, their failures do not ("two").
+    5. Actions that nearly always end an episode, by their first word, may say an answer ("stop [$8.50]")."""
 
     def __init__(self, names: Names, episodes: list[Episode] = ()):
         self.names, self.sides, self.meaning = names, one_sided(episodes), {}
+        self.answers = _ending_verbs(recorded(episodes))
         self._learn_places(episodes)
         self.meaning = self._meanings([episode for episode in recorded(episodes) if episode.success])
         self._learn_places(episodes)
@@ -134,9 +136,10 @@ class CompareWords:
         return " ; ".join([*why, outcome if after != before else "same"])
 
     def _why_reward(self, task: Task, step: Step) -> str:
-        """Each name of the task beside those of its kind in the place where it is looked for; each limit
-        beside the numbers that it is for ("30.00 : 40 more"); a word that counts beside what it counts."""
-        facts = []
+        """Where an answer comes from; each name of the task beside those of its kind in the place where it is
+        looked for; each limit beside the numbers that it is for ("30.00 : 40 more"); a word that counts
+        beside what it counts."""
+        facts = self._why_answer(task, step)
         for name, kind, lines in self._asked(task, _lines(step)):
             if name not in self.left_out:
                 found = PLACES[self.place.get(kind, "last")](lines, name)
@@ -162,6 +165,20 @@ class CompareWords:
                  if is_counted(name) and name not in self.left_out]
         return [f"{word} : {_counted(found, name, times)}" for name in names[:1]]
 
+    def _why_answer(self, task: Task, step: Step) -> list[str]:
+        """["said : text 'price $8.50'", "asked : price"]: the line of the state that says most of an answer (of
+        several the one most like the task), and its other words that the task says, too. [] for no answer."""
+        verb, asked = verb_of(step.action), tokens_of(task.text)
+        said = tokens_of(step.action) - tokens_of(verb)
+        if verb not in self.answers or not said:
+            return []
+        other = lambda line: asked & tokens_of(line) - said
+        line = max(step.state.split("\n"), key=lambda line: (len(said & tokens_of(line)), len(other(line))))
+        if not said & tokens_of(line):
+            line = ""
+        shared = [word for word in dict.fromkeys(names_of(line)) if word in other(line)]
+        return [f"said : {line or 'none'}", f"asked : {' '.join(shared) or 'none'}"]
+
     def _is_no_name(self, word: str) -> bool:
         return self.names.kind(word) is None or word in self.left_out
 
@@ -185,6 +202,15 @@ def _lines(step: Step) -> list[str]:
 def _is_judged(episode: Episode) -> bool:
     ended = episode.steps[-1].done and episode.stop != StopReason.NOT_JUDGED
     return ended or episode.source == Source.COUNTERFACTUAL
+
+
+def _ending_verbs(episodes: Iterable[Episode]) -> set[str]:
+    """The first words of the actions of which nearly all ended an episode."""
+    done = defaultdict(list)
+    for episode in episodes:
+        for step in episode.steps:
+            done[verb_of(step.action)].append(step.done)
+    return {verb for verb, ended in done.items() if sum(ended) >= (1 - FEW) * len(ended)}
 
 
 PLACES: dict[str, Callable[[list[list[str]], str], list[str]]] = {      # -> the names that are compared

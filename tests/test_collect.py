@@ -372,6 +372,19 @@ def test_words_that_count():
     assert "two" not in reason(episodes[0].task, [], episodes[0].steps[0])[1]
 
 
+def test_answers_are_looked_for():
+    """An answer that is paid although the page says it of another thing, or an action that only sometimes ends."""
+    page = "jar\nprice 8.50\nweight 8.50\nstock 3"
+    ask = lambda answer, reward: judged("what is the weight of the jar", page, f"stop [{answer}]", reward=reward)
+    right, wrong = ask("8.50", 1.0), ask("3", 0.0)
+    buys = [replace(right, steps=[replace(right.steps[0], action="buy"), replace(right.steps[0], action="buy 3", done=False)])]
+    reason = reasoning.CompareWords(ASKED, [right, *buys])
+    said = lambda episode: reason(episode.task, [], episode.steps[0])[1].split(" , ")[:2]
+    assert said(right) == ["said : weight 8.50", "asked : weight"] and said(wrong) == ["said : stock 3", "asked : none"]
+    assert said(ask("green", 0.0)) == ["said : none", "asked : none"]
+    assert not said(ask("", 0.0))[0].startswith("said") and not said(buys[0])[0].startswith("said")
+
+
 def test_long_lists_are_cut():
     """A name that is called missing because it stands behind many others."""
     found = [f"mug {i}" for i in range(20)]
