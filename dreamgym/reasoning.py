@@ -166,8 +166,8 @@ class CompareWords:
         return [f"{word} : {_counted(found, name, times)}" for name in names[:1]]
 
     def _why_answer(self, task: Task, step: Step) -> list[str]:
-        """["said : text 'price $8.50'", "asked : price"]: the line of the state that says most of an answer (of
-        several the one most like the task), and its other words that the task says, too. [] for no answer."""
+        """["said : text 'price $8.50'", "asked : price"]: the line of the state that says most of an answer
+        (of several the one most like the task), and its words that the task says, too. [] for no answer."""
         verb, asked = verb_of(step.action), tokens_of(task.text)
         said = tokens_of(step.action) - tokens_of(verb)
         if verb not in self.answers or not said:
