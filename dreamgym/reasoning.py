@@ -205,10 +205,10 @@ def _is_judged(episode: Episode) -> bool:
 
 
 def _ending_verbs(episodes: Iterable[Episode]) -> set[str]:
-    """The first words of the actions of which nearly all ended an episode."""
+    """The first words of actions of which nearly all ended an episode; inferred refusals do not count."""
     done = defaultdict(list)
     for episode in episodes:
-        for step in episode.steps:
+        for step in episode.steps if episode.source != Source.INFERRED else ():
             done[verb_of(step.action)].append(step.done)
     return {verb for verb, ended in done.items() if sum(ended) >= (1 - FEW) * len(ended)}
 

@@ -377,8 +377,10 @@ def test_answers_are_looked_for():
     page = "jar\nprice 8.50\nweight 8.50\nstock 3"
     ask = lambda answer, reward: judged("what is the weight of the jar", page, f"stop [{answer}]", reward=reward)
     right, wrong = ask("8.50", 1.0), ask("3", 0.0)
-    buys = [replace(right, steps=[replace(right.steps[0], action="buy"), replace(right.steps[0], action="buy 3", done=False)])]
-    reason = reasoning.CompareWords(ASKED, [right, *buys])
+    changed = lambda action: replace(right, steps=[replace(right.steps[0], action=action, done=False)])
+    buys, refused = [ask("", 1.0), changed("buy 3")], replace(changed("stop [9]"), source="inferred")
+    buys[0].steps[0].action = "buy"
+    reason = reasoning.CompareWords(ASKED, [right, refused, *buys])
     said = lambda episode: reason(episode.task, [], episode.steps[0])[1].split(" , ")[:2]
     assert said(right) == ["said : weight 8.50", "asked : weight"] and said(wrong) == ["said : stock 3", "asked : none"]
     assert said(ask("green", 0.0)) == ["said : none", "asked : none"]
