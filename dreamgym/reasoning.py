@@ -30,7 +30,7 @@ class CompareWords:
 
     def __init__(self, names: Names, episodes: list[Episode] = ()):
         self.names, self.sides, self.meaning = names, one_sided(episodes), {}
-        self.answers = _ending_verbs(recorded(episodes))
+        self.answers = _ending_verbs(episodes)
         self._learn_places(episodes)
         self.meaning = self._meanings([episode for episode in recorded(episodes) if episode.success])
         self._learn_places(episodes)
@@ -112,7 +112,7 @@ class CompareWords:
         things = lambda text: {one: self.names.kind(one.split()[0]) for one in _THING.findall(text.lower())}
         kinds = {thing: kind for thing, kind in things(step.shown_action).items() if kind is not None}
         of_line, of_state = {"": {}} | {line: things(line) for line in before}, things(step.state)
-        like = next(iter(_most_like(_grams(step.shown_action), before)), "") or next(
+        like = next(iter(_most_like(_grams(step.shown_action), before, _grams)), "") or next(
             (line for line in before if set(kinds.values()) & set(of_line[line].values())), "")
 
         def alike(shown: dict[str, int | str | None], wanted: str) -> list[str]:
@@ -168,15 +168,14 @@ class CompareWords:
     def _why_answer(self, task: Task, step: Step) -> list[str]:
         """["said : text 'price $8.50'", "asked : price"]: the line of the state that says most of an answer
         (of several the one most like the task), and its words that the task says, too. [] for no answer."""
-        verb, asked = verb_of(step.action), tokens_of(task.text)
+        verb = verb_of(step.action)
         said = tokens_of(step.action) - tokens_of(verb)
         if verb not in self.answers or not said:
             return []
-        other = lambda line: asked & tokens_of(line) - said
-        line = max(step.state.split("\n"), key=lambda line: (len(said & tokens_of(line)), len(other(line))))
-        if not said & tokens_of(line):
-            line = ""
-        shared = [word for word in dict.fromkeys(names_of(line)) if word in other(line)]
+        asked = tokens_of(task.text) - said
+        line = max(_most_like(said, step.state.split("\n"), tokens_of),
+                   key=lambda line: len(asked & tokens_of(line)), default="")
+        shared = [word for word in dict.fromkeys(names_of(line)) if word in asked]
         return [f"said : {line or 'none'}", f"asked : {' '.join(shared) or 'none'}"]
 
     def _is_no_name(self, word: str) -> bool:
@@ -207,9 +206,10 @@ def _is_judged(episode: Episode) -> bool:
 def _ending_verbs(episodes: Iterable[Episode]) -> set[str]:
     """The first words of actions of which nearly all ended an episode; inferred refusals do not count."""
     done = defaultdict(list)
-    for episode in episodes:
-        for step in episode.steps if episode.source != Source.INFERRED else ():
-            done[verb_of(step.action)].append(step.done)
+    for episode in recorded(episodes):
+        if episode.source != Source.INFERRED:
+            for step in episode.steps:
+                done[verb_of(step.action)].append(step.done)
     return {verb for verb, ended in done.items() if sum(ended) >= (1 - FEW) * len(ended)}
 
 
@@ -219,9 +219,9 @@ PLACES: dict[str, Callable[[list[list[str]], str], list[str]]] = {      # -> the
     "any": lambda lines, name: [name] if any(name in line for line in lines) else lines[-1] if lines else []}
 
 
-def _most_like(said: set, lines: Iterable[str]) -> list[str]:
-    """The lines that share most of what was said, [] where none shares anything."""
-    shared = {line: len(said & _grams(line)) for line in lines}
+def _most_like(said: set, lines: Iterable[str], read: Callable[[str], set]) -> list[str]:
+    """The lines in which `read` finds most of what was said, [] where none has anything."""
+    shared = {line: len(said & read(line)) for line in lines}
     most = max(shared.values(), default=0)
     return [line for line, n in shared.items() if n == most > 0]
 
@@ -232,7 +232,7 @@ def _searched(missed: set[str], pages: list[list[str]]) -> list[str]:
     said, why = missed | {thing.split()[0] for thing in missed}, []
     titles, others = [page[0] for page in pages], [line for page in pages for line in page[1:]]
     for what, lines in (("page", titles), ("line", others)):
-        found = [*_most_like(said, lines), "none"][0]
+        found = [*_most_like(said, lines, _grams), "none"][0]
         has_all = missed <= _grams(found)
         why.append(f"{what} : {found} {'yes' if has_all else 'no'}")
         if has_all:
