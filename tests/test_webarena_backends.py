@@ -41,6 +41,8 @@ PAGES = {
 aria-label=Fixed readonly><button>Check</button></form><div style='position:relative;height:50px'><a href=/other
 style='position:absolute;top:0;left:0'>covered</a><div style='position:absolute;top:0;left:0;width:300px;
 height:50px;background:#eee'></div></div><button onclick='for(;;);'>hang</button>""",
+    "/moving": "<!doctype html><title>Moving</title><script>onmousemove = () => document.body.style.margin = '90px'</script>"
+               "<a href=/other>there</a>",
     "/inner": "<input aria-label=inside><iframe src=/deep></iframe>", "/deep": "<button>deep</button>"}
 
 
@@ -212,6 +214,14 @@ def test_what_only_a_real_browser_meets(served, browser):
                                   "click [<covered>]")
     assert "textbox 'inside' value 'deep'" in typed
     assert tab.startswith("tabs: Script | *Other") and covered.startswith("page: Other")
+    chromium.close()
+
+
+def test_a_click_that_the_mouse_misses(served, browser):
+    """Stops a page that scrolls under the mouse from leaving a click undone."""
+    chromium = Chromium(Addresses(served.bases), browser)
+    chromium.open(["shopping/moving"])
+    assert play(chromium, "click [<there>]")[-1].startswith("page: Other")
     chromium.close()
 
 

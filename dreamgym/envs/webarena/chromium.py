@@ -199,11 +199,16 @@ addEventListener('invalid', event => event.preventDefault(), true);
 # A point of the element that nothing covers, in the coordinates of the outermost frame; null: none.
 # Playwright's own clicks wait for drawing, which stops in a hidden tab.
 POINT = """el => {
+  const whole = el.closest('a, button, label') || el, press = event => {
+    el.dreamgymMissed = !whole.contains(event.composedPath()[0]);
+  };
+  el.dreamgymMissed = true;
+  el.ownerDocument.defaultView.addEventListener('mousedown', press, {capture: true, once: true});
   el.scrollIntoView({block: 'center', inline: 'center', behavior: 'instant'});
   for (const box of el.getClientRects()) {
     let x = box.left + box.width / 2, y = box.top + box.height / 2;
     const top = el.getRootNode().elementFromPoint(x, y);
-    if (!top || !(el.contains(top) || (el.closest('a, button, label') || el).contains(top))) continue;
+    if (!top || !whole.contains(top)) continue;
     try {
       for (let w = el.ownerDocument.defaultView; w.frameElement; w = w.parent) {
         const frame = w.frameElement.getBoundingClientRect();
@@ -214,6 +219,7 @@ POINT = """el => {
   }
   return null;
 }"""
+MISSED = "el => el.dreamgymMissed"           # the page may have moved under the mouse
 PUSH = "el => { if (el.isConnected) (el.closest('a, button, label, input') || el).click(); }"
 # null: the field cannot be changed, or takes no such text; false: it holds the text; true: it waits for it
 FILL = """(el, text) => {
@@ -293,8 +299,9 @@ class Tab:
         with suppress(TimeoutError):  # a page that never rests is read as it is
             self.page.wait_for_load_state(state, timeout=seconds * 1000)
 
-    def after(self, do: Callable[[], Any], leads: bool = False) -> None:
-        """Does something, then waits for the page it leads to. Raises ValueError when that does not load."""
+    def after(self, do: Callable[[], Any], leads: bool = False) -> bool:
+        """Does something and waits for the page it leads to; whether it leads to one. Raises ValueError when
+        that page does not load."""
         request, moved, opened = self.request, self.moved, len(self.owner.opened)
         settle_s, limit_s = self.owner.settle_s, self.owner.limit_s
 
@@ -326,6 +333,7 @@ class Tab:
             self.rest("load", limit_s)
         if settle_s:  # for scripts
             self.rest("networkidle", settle_s)
+        return begun()
 
     def followed(self) -> bool:
         """Whether the page has seen that a link or a form is followed; a page that is gone has."""
@@ -386,7 +394,9 @@ class Tab:
 
     def click(self, node: Node) -> None:
         point = self.call(node, POINT)
-        self.after(lambda: self.page.mouse.click(*point) if point else self.call(node, PUSH))
+        hit = point and (self.after(lambda: self.page.mouse.click(*point)) or not self.call(node, MISSED))
+        if not hit:
+            self.after(lambda: self.call(node, PUSH))
 
     def hover(self, node: Node) -> None:
         if point := self.call(node, POINT):
