@@ -347,6 +347,7 @@ def test_a_known_page_is_looked_up_by_its_first_line():
     why = lambda action, after: reason(a_task(""), history, a_step(pan, action, after))[0]
     assert why("go to jar 1", jar) == "at pan 1: ; jar 1 : pan 1 no ; page : at jar 1: yes ; known : at jar 1:"
     assert why("go to jar 2", "at jar 2:") == "at pan 1: ; jar 2 : pan 1 no ; page : at jar 1: no ; line : jar 2 yes ; new : at jar 2:"
+    assert reason(a_task(""), history[:1], a_step(pan, "go to jar 1", jar))[0].endswith("known : at jar 1:")    # seen last
     assert why("go to jar 3", pan) == "at pan 1: ; jar 3 : pan 1 no ; page : at jar 1: no ; line : jar 1 no ; same"
 
 
@@ -464,6 +465,10 @@ def test_words_that_stand_for_others_are_learnt_from_successes():
     reason, task, step = reasoning.CompareWords(names, episodes), episodes[0].task, episodes[0].steps[0]
     assert "hot : hot yes" in reason(task, [], step)[1]
     assert "hot : none no" in reason(task, [], replace(step, state="holding clean mug", reward=0.0))[1]
+    with_tag = lambda word, tag: [e if not e.task.text.startswith(word) or e.task.text[-1] > "0" else
+                                  replace(e, steps=[replace(e.steps[0], state=f"holding {tag}")]) for e in episodes]
+    assert learnt(names, with_tag("heat", "")) == {"wash": "clean"} == learnt(names, with_tag("heat", "cold"))
+    assert learnt(names, with_tag("bring", "hot")) == {"heat": "hot", "wash": "clean"}
     few = [e for e in episodes if not e.task.text.startswith("heat") or e.task.text.endswith(" 0")]
     assert "heat" in learnt(names, few) and "heat" not in learnt(names, few[1:])
 

@@ -190,7 +190,8 @@ def test_what_a_policy_is_taught_parses_back(policy_format):
         step = Step(state="s", action=action, next_state="t", grounded=grounded, thought=thought)
         element = grounded.removeprefix(action).strip()
         shown = {"action": "", "element": element}.get(policy_format, taught)
-        assert parse_answer(policy_answer(step, policy_format)) == (shown, action)
+        answer = policy_answer(step, policy_format)
+        assert parse_answer(answer) == (shown, action) and shown in answer
 
 
 def test_fuzz_actions_and_tasks():
