@@ -77,11 +77,12 @@ class Args:
     muon_lr: float = 0.0  # learning rate of Muon on layer matrices (0: AdamW on all; for from-scratch models)
     weight_decay: float = 0.01         # of both
     warmup: Count = 50                 # steps of linear warm-up
+    cycles: Count = 1  # times that rates fall and short questions come first (warm restarts, 1608.03983)
     lr_floor: Share = 0.1              # the cosine falls to this share of the peak
     reward_share: Share = 0.15         # share of rows: rewards of recorded steps
     counterfactual_share: Share = 0.25  # share of rows: rewards of counterfactual steps (0: the naive reward)
     variation_share: Share = 0.05      # share of rows: task variations
-    short_first_steps: Natural = 0     # first steps with short questions alone, to learn to compare words
+    short_first_steps: Natural = 0  # first steps of a cycle, with short questions alone: to compare words
     loss_mean: Literal["token", "row"] = "token"   # what weighs the same in the loss
     prompt_loss: Share = 0.0  # share of prompt tokens that are predicted, too (teaches copying)
     reward_prompt_loss: Share = 0.0  # the same in reward rows: it drowns the words that decide
@@ -114,9 +115,9 @@ def check(args: Args) -> None:
         raise ValueError(f"--coded-words {args.coded_words}: only a from-scratch model has a word tokenizer")
     if args.reward_share + args.counterfactual_share + args.variation_share > 1:
         raise ValueError("--reward-share, --counterfactual-share and --variation-share add up to more than 1")
-    if not args.epochs and args.short_first_steps >= args.steps:
+    if not args.epochs and args.short_first_steps >= args.steps // args.cycles:
         raise ValueError(f"--short-first-steps {args.short_first_steps}: expected fewer than --steps "
-                         f"{args.steps}: the others see whole questions")
+                         f"{args.steps} in --cycles {args.cycles}: the others see whole questions")
 
 
 # ---- rows ----
@@ -148,9 +149,16 @@ class Rows:
         self.coder = tiny.WordCoder(model.tokenizer)
         self.too_long = self.drawn = 0
 
+    def phase(self, step: int) -> tuple[bool, int, int]:
+        """(whether the questions are short, the step's place in this phase, the length of the phase)"""
+        length = self.args.steps // self.args.cycles
+        start = min(step // length, self.args.cycles - 1) * length
+        at, short = step - start, self.short_steps
+        return (True, at, short) if at < short else (False, at - short, length - short)
+
     def draw(self, step: int, share: slice = slice(None)) -> list[TrainSample]:
         """The rows of one optimizer step, or a rank's `share` of them."""
-        a, draws, short = self.args, run.rng(self.args.seed, "rows", step), step < self.short_steps
+        a, draws, short = self.args, run.rng(self.args.seed, "rows", step), self.phase(step)[0]
         shares = np.cumsum([0, a.reward_share, a.counterfactual_share, a.variation_share])
         n_reward, n_counterfactual, n_variation = np.diff((a.rows * shares).round().astype(int)).tolist()
         steps, p = self.steps, self.p
@@ -338,7 +346,8 @@ def steps_of_epochs(args: Args, sources: list[dict]) -> int:
     count = {source["source"]: source["transitions"] for source in sources}
     counterfactual = args.counterfactual_share * bool(count.pop(Source.COUNTERFACTUAL, 0))
     drawn = args.rows * (1 - args.reward_share - counterfactual - args.variation_share)
-    return args.short_first_steps + max(1, math.ceil(args.epochs * sum(count.values()) / max(1.0, drawn)))
+    whole = max(1, math.ceil(args.epochs * sum(count.values()) / max(1.0, drawn)))
+    return args.cycles * args.short_first_steps + whole
 
 
 def main() -> None:
@@ -408,9 +417,8 @@ def introduce(args: Args, training: Training, log, dist) -> None:
 
 def train_step(args: Args, training: Training, dist) -> dict:
     rows, step, optimizers = training.rows, training.step, training.optimizers
-    first = rows.short_steps
-    start, end = (0, first) if step < first else (first, args.steps)     # each phase has its own cosine
-    set_rate(optimizers, step - start, end - start, args.warmup, args.lr_floor)
+    _, at, length = rows.phase(step)             # each phase has its own cosine
+    set_rate(optimizers, at, length, args.warmup, args.lr_floor)
     mine = rows.draw(step, slice(dist.rank, None, dist.world_size))
     values = sft_step(training.experience.model, mine, optimizers, args.micro_batch_tok, dist,
                       by_row=args.loss_mean == "row")

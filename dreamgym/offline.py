@@ -23,6 +23,7 @@ REPEAT_SHARE = 0.3                     # of the probes: the last action again, a
 EARLIER_SHARE = 0.4                    # of the others: an action of another time; the rest are mutations
 SPLICE_SHARE = 0.2                     # of the mutations: two actions joined
 ANY_NAME_SHARE = 0.5                   # of the other mutations: with a name that may stand nowhere in sight
+PREPARED = 64                          # episodes whose tasks the environment hears of beforehand
 PLAYER_TURNS = 10                      # before the present one that a language model is sent
 TEACHER_CONTEXT_TOK = 16_384           # of a local teacher: an episode with its reasoning
 TEACHER_ANSWER_TOK = 4_096             # ... and the reasoning alone
@@ -162,19 +163,27 @@ def play_many(env: Environment, players: dict[str, Player], tasks: list[Task], t
     played = sum(len(episode.steps) for episode in episodes)
     workers = min(teacher.REQUESTS, env.slots) if Source.LANGUAGE_MODEL in players else 1
 
-    def role(index: int) -> tuple[Episode, Player, np.random.Generator]:
+    def drawn(index: int) -> tuple[np.random.Generator, Task, str]:
         rng = run.rng(args.seed, "collect", label, index)
         task = tasks[rng.integers(len(tasks))]
-        source = str(rng.choice(list(players), p=shares / shares.sum()))
+        return rng, task, str(rng.choice(list(players), p=shares / shares.sum()))
+
+    def role(index: int) -> tuple[Episode, Player, np.random.Generator]:
+        rng, task, source = drawn(index)
         player = players[source]
         if plain and rng.random() < args.probe_share:
             before = plain[rng.integers(len(plain))]
             task, player, source = before.task, probing(player, before, plain, names), Source.PROBER
         return Episode(id=f"{label}-{index}", task=task, source=source), player, rng
 
+    prepared = len(episodes)
     with run.progress(transitions, f"{label} episodes", played) as bar:
         while played < transitions:
             first = len(episodes)
+            if first >= prepared:
+                prepared = first + PREPARED
+                env.prepare([task for rng, task, _ in map(drawn, reversed(range(first, prepared)))
+                             if rng.random() >= args.probe_share])
             for episode in play_at_once(env, [role(first + i) for i in range(workers)], workers):
                 episode.id = f"{label}-{len(episodes)}"      # a killed collection goes on from the count
                 run.write_jsonl(done_path, [to_json(episode)], append=True)

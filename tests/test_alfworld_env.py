@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 import weakref
 
 import numpy as np
@@ -216,6 +217,18 @@ def test_workers_play_the_same(alfworlds):
         env.step([far], ["look"])
     env.close()
     assert all(child.poll() is not None for child in children)
+
+
+def test_games_are_translated_beforehand(alfworlds, tmp_path):
+    """A game that is translated when it is played; a broken one that ends the process; a process that stays."""
+    env = ALFWorld(str(alfworlds["generated"].root), cache=str(tmp_path))
+    env.prepare([strange(game="away/game.tw-pddl"), *env.tasks("train")[:2]])
+    kept, deadline = tmp_path / "translations", time.monotonic() + 60
+    while len(list(kept.glob("*.zlib"))) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    env.close()
+    assert env.ahead.children[0].poll() is not None
 
 
 @pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGKILL])

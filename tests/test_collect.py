@@ -213,6 +213,19 @@ def test_a_minimal_environment(tmp_path):
     assert len(cut.steps) == 1 and cut.stop == StopReason.STEP_LIMIT and not cut.success
 
 
+def test_the_environment_hears_of_its_tasks(tmp_path):
+    """Tasks that are made ready too late, or that are not played."""
+    heard, played = [], []
+    tasks = [a_task(f"count {i}", id=str(i), start="0") for i in range(50)]
+    env = Counter(prepare=lambda some: heard.extend([task.id for task in some][::-1]),
+                  reset=lambda some: [played.append((some[0].id, len(heard))) or Session(some[0], "0")])
+    args = SimpleNamespace(seed=0, probe_share=0.5)
+    episodes = offline.play_many(env, GO, tasks, 300, args, "train", tmp_path / "played")
+    own = [told for told, episode in zip(played, episodes) if episode.source != "prober"][1:]    # the first one is at hand
+    assert [name for name, _ in own] == heard[:len(own)] and len(heard) - len(own) < 64
+    assert all(i < known for i, (_, known) in enumerate(own)) and 50 < len(own) < len(episodes)
+
+
 def test_interrupted_playing_goes_on(tmp_path):
     """Hours of a language model's episodes that a kill takes, or other episodes after one."""
     task, args = offline.tasks_with_start(Counter(), "train")[0], SimpleNamespace(seed=3, probe_share=0.5)

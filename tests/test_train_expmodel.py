@@ -98,6 +98,14 @@ def test_first_steps_may_see_short_questions_alone():
     assert {row[0] for row in naive} == {"next"}
 
 
+def test_cycles_begin_again():
+    """A second cycle without short questions, or whose rate has fallen already; steps after the last one that start another."""
+    rows = rows_of(short_first_steps=2, steps=10, cycles=2, reward_prompt_loss=0.1)
+    whole = [(True, 0, 2), (True, 1, 2), (False, 0, 3), (False, 1, 3), (False, 2, 3)]
+    assert [rows.phase(step) for step in range(12)] == whole * 2 + [(False, 3, 3), (False, 4, 3)]
+    assert [{row[-1] for row in rows.draw(step)} == {0.0} for step in (6, 7)] == [True, False]
+
+
 def test_epochs_are_passes_over_the_recorded_transitions():
     """Counterfactual steps counted as recorded ones; their share taken away where there are none."""
     args = Args(epochs=2, rows=20, reward_share=0.1, counterfactual_share=0.3, variation_share=0.1)
@@ -106,6 +114,8 @@ def test_epochs_are_passes_over_the_recorded_transitions():
     assert steps_of_epochs(args, [*sources, {"source": "counterfactual", "transitions": 999}]) == 80
     args.short_first_steps = 7
     assert steps_of_epochs(args, sources) == 57
+    args.cycles = 2
+    assert steps_of_epochs(args, sources) == 64
 
 
 def test_renaming_is_whole():

@@ -124,6 +124,9 @@ class Environment:
         """Of "train", "valid" (every choice is made on them) or "test" (nothing is chosen on them)."""
         raise NotImplementedError
 
+    def prepare(self, tasks: list[Task]) -> None:
+        """Tasks that will soon be reset, the first one last: an environment may make them ready meanwhile."""
+
     def reset(self, tasks: list[Task]) -> list[Session]:
         """One running episode for each task. Raises ValueError for a generated one (`real_goal`)."""
         raise NotImplementedError

@@ -70,7 +70,7 @@ class Engine:
     """A session of one game. `cache`: a folder that keeps translations ("": none). Raises as `read_game`."""
 
     def __init__(self, path: str | Path, cache: str | Path = ""):
-        self._game = _open_game(Path(path), cache)
+        self._game = open_game(Path(path), cache)
         self._state = self._game.start
         self.task: str = self._game.task
 
@@ -162,7 +162,7 @@ def _release(library: Library) -> None:
     _idle_libraries.append(library)
 
 
-def _open_game(path: Path, cache: str | Path) -> _Game:
+def open_game(path: Path, cache: str | Path) -> _Game:
     """A game that is in play or was lately, or a new one."""
     try:
         stat = path.stat()

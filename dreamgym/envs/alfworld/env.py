@@ -42,7 +42,7 @@ class ALFWorld(Environment):
         data_dir = data_dir or os.environ.get("ALFWORLD_DATA", "")
         folder = Path(data_dir or f"{cache}/seed-{seed}")
         if not data_dir:
-            generate(folder, seed)
+            generate(folder, seed, cache=f"{cache}/translations")
         self.root = folder / DATA if (folder / DATA).is_dir() else folder
         first = [games[0] for split in FOLDERS if (games := self._games(split))]
         if not first:
@@ -56,8 +56,9 @@ class ALFWorld(Environment):
         self.label = "generated games" if made.exists() else "official data"
         self.seed = json.loads(made.read_text())["seed"] if made.exists() else None
         self.admissible = admissible
-        settings = admissible, f"{cache}/translations"
-        self.plays = Workers(workers, *settings) if workers > 1 else Local(*settings)
+        self.settings = admissible, f"{cache}/translations"
+        self.plays = Workers(workers, *self.settings) if workers > 1 else Local(*self.settings)
+        self.ahead: Workers | None = None        # translates games that will be played
         self._tasks: dict[str, list[Task]] = {}
 
     def _folder(self, split: str) -> Path:
@@ -91,8 +92,15 @@ class ALFWorld(Environment):
             goal={"game": os.path.relpath(path, self.root)},
             groups=[f"split {folder.name}", f"type {task_type}"])
 
+    def prepare(self, tasks: list[Task]) -> None:
+        self.ahead = self.ahead or Workers(1, *self.settings)
+        self.ahead.prepare(self._paths(tasks))
+
+    def _paths(self, tasks: list[Task]) -> list[str]:
+        return [str(self.root / real_goal(task, "game")) for task in tasks]
+
     def reset(self, tasks: list[Task]) -> list[Session]:
-        plays = self.plays.start([str(self.root / real_goal(task, "game")) for task in tasks])
+        plays = self.plays.start(self._paths(tasks))
         return [Session(task, state, inner=play)
                 for task, (play, state) in zip(tasks, plays)]
 
@@ -110,7 +118,8 @@ class ALFWorld(Environment):
             session.inner = None
 
     def close(self) -> None:
-        self.plays.close()
+        for plays in filter(None, (self.plays, self.ahead)):
+            plays.close()
 
     def ground(self, state: str, action: str) -> str:
         return clean(action)

@@ -103,11 +103,11 @@ def find_games(folder: Path) -> list[tuple[Path, str, dict]]:
     return games
 
 
-def generate(folder: Path, seed: int = 0, counts: Mapping[str, int] = COUNTS) -> None:
+def generate(folder: Path, seed: int = 0, counts: Mapping[str, int] = COUNTS, cache: str = "") -> None:
     """Writes <folder>/json_2.1.1 with `counts` games of each split, balanced over the task types. Games that
     fit are kept; an interrupted run goes on where it stopped. The oracle wins each game for validation and
-    test in the real engine (0.2 CPU-seconds each). Raises ValueError when the folder holds games of somebody
-    else."""
+    test in the real engine (0.3 CPU-seconds each); the folder `cache` keeps their translations. Raises
+    ValueError when the folder holds games of somebody else."""
     wanted = {"version": VERSION, "seed": seed, "counts": {split: counts.get(split, 0) for split in COUNTS},
               "checked": True}
     folder.mkdir(parents=True, exist_ok=True)
@@ -126,7 +126,7 @@ def generate(folder: Path, seed: int = 0, counts: Mapping[str, int] = COUNTS) ->
         for split, i, goal in tqdm(goals, desc="generating games", leave=False, delay=15, mininterval=15):
             trial = partial / split / str(goal) / f"trial_G{seed:04d}_{i:05d}"
             if not trial.exists():               # there it is after an interrupted run
-                _write_game(trial, goal, f"{seed} {split} {i}", check=split != "train")
+                _write_game(trial, goal, f"{seed} {split} {i}", split != "train", cache)
         (partial / "games.json").write_text(json.dumps(wanted, indent=1) + "\n")
         shutil.rmtree(final, ignore_errors=True)
         partial.rename(final)
@@ -175,7 +175,7 @@ def _goals(split: str, count: int, seed: int) -> list[Goal]:
 
 # One game ---------------------------------------------------------------------------------------------------
 
-def _write_game(trial: Path, goal: Goal, name: str, check: bool) -> None:
+def _write_game(trial: Path, goal: Goal, name: str, check: bool, cache: str) -> None:
     """Raises RuntimeError when no layout of ATTEMPTS can be won: a fault of this generator."""
     folder, _, library = shipped()
     texts, place = library.gdict[goal.task_type], room(goal.room)
@@ -207,7 +207,7 @@ def _write_game(trial: Path, goal: Goal, name: str, check: bool) -> None:
         (new / "game.tw-pddl").write_text(json.dumps(game))
         (new / "traj_data.json").write_text(json.dumps(record))
         (new / "initial_state.pddl").write_text(problem)
-        if not check or _wins(new / "game.tw-pddl"):
+        if not check or _wins(new / "game.tw-pddl", cache):
             new.rename(trial)
             return
     raise RuntimeError(f"{trial.name}: none of {ATTEMPTS} layouts for {goal} could be won")
@@ -219,9 +219,9 @@ def _compact(text: str) -> str:
     return "\n".join(line for line in lines if line) + "\n"
 
 
-def _wins(path: Path) -> bool:
+def _wins(path: Path, cache: str) -> bool:
     """Whether the oracle wins the game within 50 steps, and it is not won at the start."""
-    play = Play(str(path), False, "")
+    play = Play(str(path), False, cache)
     session = Session(Task(id="", text=play.engine.task), play.state(), inner=play)
     act = Oracle(session, np.random.default_rng(0))
     return not play.engine.won and any(play.step(act(play.state()))[1] for _ in range(50))

@@ -12,8 +12,9 @@ import sys
 import weakref
 from collections import defaultdict
 from contextlib import suppress
+from pathlib import Path
 
-from dreamgym.envs.alfworld.engine import Engine
+from dreamgym.envs.alfworld.engine import Engine, open_game
 from dreamgym.envs.alfworld.text import ObservationMemory
 
 
@@ -81,6 +82,12 @@ class Workers:
     def end(self, plays: list[tuple[int, int]]) -> None:
         self._ask("end", plays, [""] * len(plays))
 
+    def prepare(self, paths: list[str]) -> None:
+        """Has the first worker translate games, and waits for nothing."""
+        for path in paths:
+            with suppress(OSError):              # whoever plays the game meets its error
+                print(json.dumps([["prepare", 0, path]]), file=self.children[0].stdin, flush=True)
+
     def _ask(self, verb: str, plays: list[tuple[int, int]], texts: list[str]) -> list:
         """One message to each worker concerned; their answers in the order of `plays`."""
         asked = defaultdict(list)
@@ -105,7 +112,7 @@ class Workers:
 
 def _stop(children: list[subprocess.Popen]) -> None:
     for child in children:
-        # first, or a child that is still answering would wait for a reader for ever
+        child.kill()                             # it holds nothing that is kept
         child.stdout.close()
         with suppress(OSError):                  # what was not yet sent to a dead child
             child.stdin.close()
@@ -122,6 +129,9 @@ def serve(admissible: bool, cache: str) -> None:
         if verb == "start":
             plays[number] = Play(text, admissible, cache)
             return plays[number].state()
+        if verb == "prepare":
+            open_game(Path(text), cache)         # keeps the translation in `cache`
+            return None
         return plays[number].step(text) if verb == "step" else plays.pop(number, None) is not None
 
     for line in sys.stdin:
