@@ -83,6 +83,7 @@ class Args:
     counterfactual_share: Share = 0.25  # share of rows: rewards of counterfactual steps (0: the naive reward)
     variation_share: Share = 0.05      # share of rows: task variations
     short_first_steps: Natural = 0  # first steps of a cycle, with short questions alone: to compare words
+    short_reward_share: Share = 2 / 3  # share of their rows: rewards of counterfactual steps
     loss_mean: Literal["token", "row"] = "token"   # what weighs the same in the loss
     prompt_loss: Share = 0.0  # share of prompt tokens that are predicted, too (teaches copying)
     reward_prompt_loss: Share = 0.0  # the same in reward rows: it drowns the words that decide
@@ -164,7 +165,7 @@ class Rows:
         steps, p = self.steps, self.p
         if short:
             steps, p = self.short, None
-            n_reward, n_counterfactual, n_variation = 0, a.rows - a.rows // 3, 0
+            n_reward, n_counterfactual, n_variation = 0, round(a.rows * a.short_reward_share), 0
         n_counterfactual *= bool(self.counterfactual)
         n_variation *= bool(self.variations)
         n_next = a.rows - n_reward - n_counterfactual - n_variation

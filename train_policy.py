@@ -25,7 +25,7 @@ from dreamgym import checkpoint, rl, run, summary, tiny
 from dreamgym.curriculum import Curriculum, cluster
 from dreamgym.envs.base import Environment, environment_class, out_folder
 from dreamgym.episode import Episode, StopReason, Task, read_episodes, read_tasks, recorded, to_json
-from dreamgym.evaluation import failed_probes, gap_alarm, policy_report, with_interval
+from dreamgym.evaluation import alarm, failed_probes, policy_report, with_interval
 from dreamgym.experience_model import ExperienceModel, fill_buffer
 from dreamgym.flags import BelowOne, Count, Natural, Share, Weight
 from dreamgym.imitation import LEFT_DREAM, load_reference, starting_policy
@@ -413,7 +413,7 @@ def evaluate(job: Job, state: Run, tasks: list[Task], temperatures: tuple, name:
 
 
 def validate(job: Job, state: Run) -> None:
-    """Validation on the way: real at two temperatures, dream at 1; the gap alarm."""
+    """Validation on the way: real at two temperatures, dream at 1; the alarm."""
     tasks, log = job.splits["valid"], job.log
     found, episodes = evaluate(job, state, tasks, (job.args.eval_temperature, 1.0), f"valid-{state.step}",
                                in_dream=True)
@@ -427,9 +427,9 @@ def validate(job: Job, state: Run) -> None:
              entry | {f"{key}/{k}": report[k] for key, report in found.items() for k in keys}, show=[])
     log.say(f"validation at {state.step} ({len(tasks)} tasks; world and temperature): "
             + "  ".join(f"{key} {with_interval(values)}" for key, values in found.items()))
-    if alarm := gap_alarm(state.evaluations, job.probes):
-        log.say(f"GAP ALARM: {alarm}")
-        log.step("alarm", state.step, {"alarm": alarm}, show=[])
+    if harm := alarm(state.evaluations, job.probes):
+        log.say(f"ALARM: {harm}")
+        log.step("alarm", state.step, {"alarm": harm}, show=[])
 
 
 def test(job: Job, state: Run, name: str) -> dict:

@@ -331,12 +331,12 @@ def never_won(episodes: list[Episode]) -> dict:
     }
 
 
-def gap_alarm(evaluations: list[dict], probes: dict) -> str:
-    """A sentence with the likely cause when dream success has risen while real success has fallen below an
-    earlier interval, "" otherwise."""
+def alarm(evaluations: list[dict], probes: dict) -> str:
+    """A sentence with the likely cause when success in the real environment (in the dream, where there is
+    none) has fallen below an earlier interval, "" otherwise."""
     *earlier, now = evaluations or [{}]
-    fell = [e for e in earlier if "real" in now and now["dream"]["success"] > e["dream"]["success"]
-            and now["real"]["success"] < e["real"]["low"]]
+    world = "real" if "real" in now else "dream"
+    fell = [e for e in earlier if now[world]["success"] < e[world]["low"]]
     if not fell:
         return ""
     paid, causes = now["dream"]["reward_confusion"], failed_probes(probes)
@@ -344,6 +344,7 @@ def gap_alarm(evaluations: list[dict], probes: dict) -> str:
     if wrong > 0.1:
         causes.insert(0, f"{wrong:.0%} of what the experience model paid for is wrong by the audit")
     clean = "the probes are clean, so read dreamt episodes (evaluate.py --play 10)"
-    moves = [f"{fell[0][world]['success']:.3f} -> {now[world]['success']:.3f}" for world in ("dream", "real")]
-    return (f"dream success rose {moves[0]} while real success fell {moves[1]} since iteration "
-            f"{fell[0]['iteration']}. Likely cause: {'; '.join(causes) or clean}")
+    moves = [f"{kind} success {fell[0][kind]['success']:.3f} -> {now[kind]['success']:.3f}"
+             for kind in dict.fromkeys((world, "dream"))]
+    return (f"since iteration {fell[0]['iteration']} RL has done harm: {', '.join(moves)}. "
+            f"Likely cause: {'; '.join(causes) or clean}")

@@ -12,7 +12,7 @@ import pytest
 from dreamgym import evaluation as measures
 from dreamgym.envs.base import Audit, StepResult
 from dreamgym.episode import Episode, StopReason
-from dreamgym.evaluation import (bootstrap, experience_report, failed_probes, first_difference, gap_alarm,
+from dreamgym.evaluation import (alarm, bootstrap, experience_report, failed_probes, first_difference,
                                  interval, never_won, outcomes, pass_at_k, policy_report, probe_verdict,
                                  replayed_inconsistencies, theorem_1, word_f1)
 from dreamgym.prompts import Question
@@ -305,35 +305,43 @@ def test_policy_report():
 
 def evaluation(iteration: int, dream: float, real: float, n: int = 500, fp: int = 0, tp: int = 90) -> dict:
     low, high = interval(real, n)
-    return {"iteration": iteration, "dream": {"success": dream, "reward_confusion": {"TP": tp, "FP": fp}},
+    return {"iteration": iteration, "dream": {"success": dream, "low": interval(dream, n)[0], "reward_confusion": {"TP": tp, "FP": fp}},
             "real": {"success": real, "low": low, "high": high}}
 
 
 def test_alarm_names_the_hacked_reward():
     """Stops the hack of --naive-reward from passing for progress: the dream rises, and the world falls."""
     history = [evaluation(0, 0.35, 0.33), evaluation(5, 0.55, 0.34), evaluation(10, 0.9, 0.12, fp=60, tp=40)]
-    assert gap_alarm(history[:2], probes(near_miss=0.9)) == ""
-    assert gap_alarm(history, probes(near_miss=0.9)) == (
-        "dream success rose 0.350 -> 0.900 while real success fell 0.330 -> 0.120 since iteration 0. Likely "
+    assert alarm(history[:2], probes(near_miss=0.9)) == ""
+    assert alarm(history, probes(near_miss=0.9)) == (
+        "since iteration 0 RL has done harm: real success 0.330 -> 0.120, dream success 0.350 -> 0.900. Likely "
         "cause: 60% of what the experience model paid for is wrong by the audit; near misses are paid in 90.0% of 200 "
         "(limit 5%); what breaks 'noun' is paid in 90.0% of 200 (limit 5%)")
-    assert "the probes are clean" in gap_alarm([evaluation(0, 0.3, 0.3), evaluation(5, 0.6, 0.1)], probes())
+    assert "the probes are clean" in alarm([evaluation(0, 0.3, 0.3), evaluation(5, 0.6, 0.1)], probes())
+
+
+def test_alarm_where_the_dream_falls_too():
+    """A bad dream that harms without a hack; a log without a world."""
+    history = [evaluation(0, 0.6, 0.5), evaluation(5, 0.1, 0.1)]
+    assert "real success 0.500 -> 0.100, dream success 0.600 -> 0.100" in alarm(history, probes())
+    history = [{key: value for key, value in one.items() if key != "real"} for one in history]
+    assert "harm: dream success 0.600 -> 0.100. Likely" in alarm(history, probes())
 
 
 @pytest.mark.parametrize("history", [
     [], [evaluation(0, 0.3, 0.3)], [evaluation(0, 0.3, 0.3), evaluation(5, 0.6, 0.5)],
-    [evaluation(0, 0.6, 0.5), evaluation(5, 0.3, 0.2)],
+    [evaluation(0, 0.6, 0.5), evaluation(5, 0.3, 0.47)],
     [evaluation(0, 0.3, 0.30), evaluation(5, 0.6, 0.28)],
     [evaluation(0, 0.3, 0.3, n=20), evaluation(5, 0.6, 0.15, n=20)],
-    [{"iteration": i, "dream": {"success": 0.1 * i}} for i in range(3)]])  # no real environment
+    [{"iteration": i, "dream": {"success": 0.1 * i, "low": 0.0}} for i in range(3)]])  # no real environment
 def test_no_alarm(history):
-    assert gap_alarm(history, probes(0.5, 0.5)) == ""
+    assert alarm(history, probes(0.5, 0.5)) == ""
 
 
 def test_alarm_looks_back_to_every_evaluation():
     history = [evaluation(i, 0.3 + 0.1 * i, 0.40 - 0.03 * i) for i in range(6)]
-    assert all(gap_alarm(history[i:i + 2], probes()) == "" for i in range(5))
-    assert "since iteration 0" in gap_alarm(history, probes())
+    assert all(alarm(history[i:i + 2], probes()) == "" for i in range(5))
+    assert "since iteration 0" in alarm(history, probes())
 
 
 def test_theorem_1():
