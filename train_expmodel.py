@@ -77,13 +77,14 @@ class Args:
     muon_lr: float = 0.0  # learning rate of Muon on layer matrices (0: AdamW on all; for from-scratch models)
     weight_decay: float = 0.01         # of both
     warmup: Count = 50                 # steps of linear warm-up
-    cycles: Count = 1  # times that rates fall and short questions come first (warm restarts, 1608.03983)
+    # times that rates fall and short questions come first until --steps (warm restarts, arXiv 1608.03983);
+    # with more than one, whole cycles follow, too, where a probe does not pass
+    cycles: Count = 1
     lr_floor: Share = 0.1              # the cosine falls to this share of the peak
     reward_share: Share = 0.15         # share of rows: rewards of recorded steps
     counterfactual_share: Share = 0.25  # share of rows: rewards of counterfactual steps (0: the naive reward)
     variation_share: Share = 0.05      # share of rows: task variations
     short_first_steps: Natural = 0  # first steps of a cycle, with short questions alone: to compare words
-    short_reward_share: Share = 2 / 3  # share of their rows: rewards of counterfactual steps
     loss_mean: Literal["token", "row"] = "token"   # what weighs the same in the loss
     prompt_loss: Share = 0.0  # share of prompt tokens that are predicted, too (teaches copying)
     reward_prompt_loss: Share = 0.0  # the same in reward rows: it drowns the words that decide
@@ -152,9 +153,8 @@ class Rows:
 
     def phase(self, step: int) -> tuple[bool, int, int]:
         """(whether the questions are short, the step's place in this phase, the length of the phase)"""
-        length = self.args.steps // self.args.cycles
-        start = min(step // length, self.args.cycles - 1) * length
-        at, short = step - start, self.short_steps
+        length, short = self.args.steps // self.args.cycles, self.short_steps
+        at = step % length if self.args.cycles > 1 else step
         return (True, at, short) if at < short else (False, at - short, length - short)
 
     def draw(self, step: int, share: slice = slice(None)) -> list[TrainSample]:
@@ -165,7 +165,7 @@ class Rows:
         steps, p = self.steps, self.p
         if short:
             steps, p = self.short, None
-            n_reward, n_counterfactual, n_variation = 0, round(a.rows * a.short_reward_share), 0
+            n_reward, n_counterfactual, n_variation = 0, a.rows - a.rows // 3, 0
         n_counterfactual *= bool(self.counterfactual)
         n_variation *= bool(self.variations)
         n_next = a.rows - n_reward - n_counterfactual - n_variation
@@ -303,11 +303,13 @@ def train(args: Args, training: Training, valid: list[Episode], out: Path, log, 
     refused = [e for e in recorded(valid) if any(not s.valid for s in e.steps)]
     judged = [e for e in valid if e.source == Source.COUNTERFACTUAL]
     probe = judged[:args.probe_rows] + refused[:args.probe_rows // 6]
-    clock = run.Clock(args.save_minutes)
+    clock, every = run.Clock(args.save_minutes), args.probe_every
+    if args.cycles > 1:
+        every = args.steps // args.cycles
     bar = run.progress(args.max_steps, "experience model", training.step)
     with run.graceful(log) as stop, bar:
         while training.step < args.max_steps:
-            if training.step >= args.steps and (training.step - args.steps) % args.probe_every == 0:
+            if training.step >= args.steps and (training.step - args.steps) % every == 0:
                 found = report_on(training, probe, dist)
                 log.say(f"step {training.step}: {probe_verdict(found)}")
                 if not failed_probes(found):

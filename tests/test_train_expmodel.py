@@ -99,10 +99,11 @@ def test_first_steps_may_see_short_questions_alone():
 
 
 def test_cycles_begin_again():
-    """A second cycle without short questions, or whose rate has fallen already; steps after the last one that start another."""
+    """A second cycle, or one after --steps, without short questions or whose rate has fallen already."""
     rows = rows_of(short_first_steps=2, steps=10, cycles=2, reward_prompt_loss=0.1)
     whole = [(True, 0, 2), (True, 1, 2), (False, 0, 3), (False, 1, 3), (False, 2, 3)]
-    assert [rows.phase(step) for step in range(12)] == whole * 2 + [(False, 3, 3), (False, 4, 3)]
+    assert [rows.phase(step) for step in range(15)] == whole * 3
+    assert [rows_of(short_first_steps=2, steps=5).phase(step) for step in range(7)] == whole + [(False, 3, 3), (False, 4, 3)]
     assert [{row[-1] for row in rows.draw(step)} == {0.0} for step in (6, 7)] == [True, False]
 
 
