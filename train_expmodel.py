@@ -105,6 +105,10 @@ class Args:
     fresh: bool = False                # start over even where the folder holds a fitting model or checkpoint
     config: str = ""                   # preset: a flat JSON file of flags and values
 
+    @property
+    def cycle_steps(self) -> int:
+        return self.steps // self.cycles
+
 
 FREE = ("data", "out", "fresh", "threads", "micro_batch_tok", "gradient_checkpointing", "slots", "save_every",
         "save_minutes", "config", "report_variants", "export")   # may differ at resume
@@ -117,7 +121,7 @@ def check(args: Args) -> None:
         raise ValueError(f"--coded-words {args.coded_words}: only a from-scratch model has a word tokenizer")
     if args.reward_share + args.counterfactual_share + args.variation_share > 1:
         raise ValueError("--reward-share, --counterfactual-share and --variation-share add up to more than 1")
-    if not args.epochs and args.short_first_steps >= args.steps // args.cycles:
+    if not args.epochs and args.short_first_steps >= args.cycle_steps:
         raise ValueError(f"--short-first-steps {args.short_first_steps}: expected fewer than --steps "
                          f"{args.steps} in --cycles {args.cycles}: the others see whole questions")
 
@@ -153,7 +157,7 @@ class Rows:
 
     def phase(self, step: int) -> tuple[bool, int, int]:
         """(whether the questions are short, the step's place in this phase, the length of the phase)"""
-        length, short = self.args.steps // self.args.cycles, self.short_steps
+        length, short = self.args.cycle_steps, self.short_steps
         at = step % length if self.args.cycles > 1 else step
         return (True, at, short) if at < short else (False, at - short, length - short)
 
@@ -303,9 +307,8 @@ def train(args: Args, training: Training, valid: list[Episode], out: Path, log, 
     refused = [e for e in recorded(valid) if any(not s.valid for s in e.steps)]
     judged = [e for e in valid if e.source == Source.COUNTERFACTUAL]
     probe = judged[:args.probe_rows] + refused[:args.probe_rows // 6]
-    clock, every = run.Clock(args.save_minutes), args.probe_every
-    if args.cycles > 1:
-        every = args.steps // args.cycles
+    clock = run.Clock(args.save_minutes)
+    every = args.cycle_steps if args.cycles > 1 else args.probe_every
     bar = run.progress(args.max_steps, "experience model", training.step)
     with run.graceful(log) as stop, bar:
         while training.step < args.max_steps:

@@ -85,8 +85,11 @@ class Workers:
     def prepare(self, paths: list[str]) -> None:
         """Has the first worker translate games, and waits for nothing."""
         for path in paths:
-            with suppress(OSError):              # whoever plays the game meets its error
-                print(json.dumps([["prepare", 0, path]]), file=self.children[0].stdin, flush=True)
+            self._tell(0, [["prepare", 0, path]])    # whoever plays the game meets its error
+
+    def _tell(self, home: int, rows: list[list]) -> None:
+        with suppress(OSError):                  # it has died: no line comes back
+            print(json.dumps(rows), file=self.children[home].stdin, flush=True)
 
     def _ask(self, verb: str, plays: list[tuple[int, int]], texts: list[str]) -> list:
         """One message to each worker concerned; their answers in the order of `plays`."""
@@ -94,8 +97,7 @@ class Workers:
         for (home, number), text in zip(plays, texts):
             asked[home].append([verb, number, text])
         for home, rows in asked.items():
-            with suppress(OSError):              # it has died: no line comes back
-                print(json.dumps(rows), file=self.children[home].stdin, flush=True)
+            self._tell(home, rows)
         lines = {home: self.children[home].stdout.readline() for home in asked}
         answers = {}
         for home, line in lines.items():
