@@ -77,14 +77,12 @@ class Args:
     muon_lr: float = 0.0  # learning rate of Muon on layer matrices (0: AdamW on all; for from-scratch models)
     weight_decay: float = 0.01         # of both
     warmup: Count = 50                 # steps of linear warm-up
-    # times that rates fall and short questions come first until --steps (warm restarts, arXiv 1608.03983);
-    # with more than one, whole cycles follow, too, where a probe does not pass
-    cycles: Count = 1
     lr_floor: Share = 0.1              # the cosine falls to this share of the peak
     reward_share: Share = 0.15         # share of rows: rewards of recorded steps
     counterfactual_share: Share = 0.25  # share of rows: rewards of counterfactual steps (0: the naive reward)
     variation_share: Share = 0.05      # share of rows: task variations
-    short_first_steps: Natural = 0  # first steps of a cycle, with short questions alone: to compare words
+    short_first_steps: Natural = 0     # first steps with short questions alone, to learn to compare words
+    short_share: Share = 0.0  # share of rows after these: next states as short questions (ours)
     loss_mean: Literal["token", "row"] = "token"   # what weighs the same in the loss
     prompt_loss: Share = 0.0  # share of prompt tokens that are predicted, too (teaches copying)
     reward_prompt_loss: Share = 0.0  # the same in reward rows: it drowns the words that decide
@@ -105,10 +103,6 @@ class Args:
     fresh: bool = False                # start over even where the folder holds a fitting model or checkpoint
     config: str = ""                   # preset: a flat JSON file of flags and values
 
-    @property
-    def cycle_steps(self) -> int:
-        return self.steps // self.cycles
-
 
 FREE = ("data", "out", "fresh", "threads", "micro_batch_tok", "gradient_checkpointing", "slots", "save_every",
         "save_minutes", "config", "report_variants", "export")   # may differ at resume
@@ -119,11 +113,12 @@ def check(args: Args) -> None:
     check_model(args)
     if args.coded_words and not tiny.is_scratch(args.model):
         raise ValueError(f"--coded-words {args.coded_words}: only a from-scratch model has a word tokenizer")
-    if args.reward_share + args.counterfactual_share + args.variation_share > 1:
-        raise ValueError("--reward-share, --counterfactual-share and --variation-share add up to more than 1")
-    if not args.epochs and args.short_first_steps >= args.cycle_steps:
+    if args.reward_share + args.counterfactual_share + args.variation_share + args.short_share > 1:
+        raise ValueError("--reward-share, --counterfactual-share, --variation-share and --short-share add up "
+                         "to more than 1")
+    if not args.epochs and args.short_first_steps >= args.steps:
         raise ValueError(f"--short-first-steps {args.short_first_steps}: expected fewer than --steps "
-                         f"{args.steps} in --cycles {args.cycles}: the others see whole questions")
+                         f"{args.steps}: the others see whole questions")
 
 
 # ---- rows ----
@@ -131,89 +126,86 @@ def check(args: Args) -> None:
 class Rows:
     """Training rows, made when they are drawn. Draws depend on seed and step only.
 
-    The --short-first-steps see short questions alone and no other names: with these from the start a model
-    from scratch may not learn to compare. Two thirds are counterfactual rewards, without prompt loss. The
-    others (all, without counterfactual rewards) are next states without history and demonstrations, of steps
-    that changed little: their answer seldom needs either."""
+    A short question shows no history and no demonstrations, of a step that changed little: its answer seldom
+    needs either. Short rows keep their names and have no prompt loss, which drowns the words that decide. A
+    model from scratch learns to compare words in them: alone in the --short-first-steps, beside rewards of
+    counterfactual steps (two thirds), and later in --short-share of the rows."""
 
     def __init__(self, args: Args, model: ExperienceModel, episodes: list[Episode], tasks: list):
         self.args, self.model = args, model
         self.names = Names((task.text for task in tasks), episodes)
         self.tasks = [task.text for task in tasks]
-        self.steps = [(e, i) for e in recorded(episodes) for i in range(len(e.steps))]
-        self.counterfactual = [(e, 0) for e in episodes
-                               if e.source == Source.COUNTERFACTUAL] if args.counterfactual_share else []
+        steps = [(e, i) for e in recorded(episodes) for i in range(len(e.steps))]
         shorter = lambda step: encode(step.next_state, {"state": step.state}) != step.next_state
-        self.short = [(e, i) for e, i in self.steps if shorter(e.steps[i])] if args.short_first_steps else []
-        self.short_steps = args.short_first_steps if self.short else 0
-        weight = np.array([1.0 if e.steps[i].valid else args.invalid_weight for e, i in self.steps])
-        self.p = weight / weight.sum()
-        known = [not (e.steps[i].done and e.stop == StopReason.NOT_JUDGED) for e, i in self.steps]
-        self.p_judged = weight * known / (weight * known).sum()
-        self.variations = variation_samples(tasks, 2_000,
-                                            run.rng(args.seed, "variations")) if args.variation_share else []
+        short = [(e, i) for e, i in steps if shorter(e.steps[i])]
+        counterfactual = [(e, 0) for e in episodes if e.source == Source.COUNTERFACTUAL]
+        weight = np.array([1.0 if e.steps[i].valid else args.invalid_weight for e, i in steps])
+        known = [not (e.steps[i].done and e.stop == StopReason.NOT_JUDGED) for e, i in steps]
+        variations = variation_samples(tasks, 2_000, run.rng(args.seed, "variations"))
+        # kind -> (rows, how often each is drawn)
+        self.kinds = {"next": (steps, weight), "short": (short, np.ones(len(short))),
+                      "reward": (steps, weight * known),
+                      "counterfactual": (counterfactual, np.ones(len(counterfactual))),
+                      "variation": (variations, np.ones(len(variations)))}
+        self.short_steps = args.short_first_steps * bool(short)
         self.coder = tiny.WordCoder(model.tokenizer)
         self.too_long = self.drawn = 0
 
-    def phase(self, step: int) -> tuple[bool, int, int]:
-        """(whether the questions are short, the step's place in this phase, the length of the phase)"""
-        length, short = self.args.cycle_steps, self.short_steps
-        at = step % length if self.args.cycles > 1 else step
-        return (True, at, short) if at < short else (False, at - short, length - short)
+    def counts(self, step: int) -> dict[str, int]:
+        """How many rows of each kind an optimizer step has. A kind without rows leaves its share to next
+        states."""
+        a, rest = self.args, "next"
+        shares = {"short": a.short_share, "reward": a.reward_share, "counterfactual": a.counterfactual_share,
+                  "variation": a.variation_share}
+        if step < self.short_steps:
+            shares, rest = {"counterfactual": 2 / 3 * bool(a.counterfactual_share)}, "short"
+        ends = (a.rows * np.cumsum([0, *shares.values()])).round().astype(int)
+        counts = {kind: n for kind, n in zip(shares, np.diff(ends).tolist()) if self.kinds[kind][0]}
+        return {rest: a.rows - sum(counts.values())} | counts
 
     def draw(self, step: int, share: slice = slice(None)) -> list[TrainSample]:
         """The rows of one optimizer step, or a rank's `share` of them."""
-        a, draws, short = self.args, run.rng(self.args.seed, "rows", step), self.phase(step)[0]
-        shares = np.cumsum([0, a.reward_share, a.counterfactual_share, a.variation_share])
-        n_reward, n_counterfactual, n_variation = np.diff((a.rows * shares).round().astype(int)).tolist()
-        steps, p = self.steps, self.p
-        if short:
-            steps, p = self.short, None
-            n_reward, n_counterfactual, n_variation = 0, a.rows - a.rows // 3, 0
-        n_counterfactual *= bool(self.counterfactual)
-        n_variation *= bool(self.variations)
-        n_next = a.rows - n_reward - n_counterfactual - n_variation
-        pick = lambda rows, n, p=None: [rows[i] for i in draws.choice(len(rows), n, p=p)] if n else []
-        picked = [("next", row) for row in pick(steps, n_next, p)]
-        picked += [("reward", row) for row in pick(self.steps, n_reward, self.p_judged)
-                   + pick(self.counterfactual, n_counterfactual)]
-        picked += [("variation", row) for row in pick(self.variations, n_variation)]
+        a, draws, picked = self.args, run.rng(self.args.seed, "rows", step), []
+        for kind, n in self.counts(step).items():
+            rows, weight = self.kinds[kind]
+            picked += [(kind, rows[i]) for i in draws.choice(len(rows), n, p=weight / weight.sum())]
         mine = [(*part, run.rng(a.seed, "row", step, i)) for i, part in list(enumerate(picked))[share]]
-        questions = iter(self.questions([(row, rng) for kind, row, rng in mine if kind == "next"], short))
-        rename_share, reward_loss = (0.0, 0.0) if short else (a.rename_share, a.reward_prompt_loss)
+        questions = iter(self.questions([part for part in mine if part[0] in ("next", "short")]))
         rows = []
         for kind, row, rng in mine:
+            short = step < self.short_steps or kind == "short"
+            judged = kind in ("reward", "counterfactual")
+            loss = 0.0 if short else a.reward_prompt_loss if judged else a.prompt_loss
             if kind == "variation":
                 sample = self.model.variation_sample(*row)
             else:
                 episode, i = row
-                change = self.names.draw(rename_share, rng)
+                change = self.names.draw(0.0 if short else a.rename_share, rng)
                 changed = rename_step(episode.steps[i], change)
-                sample = (self.model.next_sample(rename_question(next(questions), change), changed)
-                          if kind == "next" else self.model.reward_sample(change(episode.task.text), changed))
+                sample = (self.model.reward_sample(change(episode.task.text), changed) if judged else
+                          self.model.next_sample(rename_question(next(questions), change), changed))
             self.drawn += 1
             self.too_long += sample is None
             if sample is not None:
-                sample = self.coder.draw(sample, a.context, rng)
-                loss = reward_loss if kind == "reward" else a.prompt_loss
-                rows.append(self.with_prompt_loss(sample, loss, rng))
+                rows.append(self.with_prompt_loss(self.coder.draw(sample, a.context, rng), loss, rng))
         return rows
 
-    def questions(self, rows: list[tuple[tuple[Episode, int], np.random.Generator]],
-                  short: bool) -> list[Question]:
+    def questions(self, rows: list[tuple[str, tuple[Episode, int], np.random.Generator]]) -> list[Question]:
         """About next states: some without demonstrations, some under another task."""
-        asked = [(e.task.text, e.steps[:i], e.steps[i].state, e.steps[i].shown_action) for (e, i), _ in rows]
-        if short or not rows:
-            questions = [Question(task, state, action, [], [], []) for task, _, state, action in asked]
-        else:
-            questions = self.model.questions(asked)
-        for n, ((episode, i), rng) in enumerate(rows):
+        whole = [(e.task.text, e.steps[:i], e.steps[i].state, e.steps[i].shown_action)
+                 for kind, (e, i), _ in rows if kind == "next"]
+        asked, questions = iter(self.model.questions(whole) if whole else []), []
+        for kind, (e, i), rng in rows:
+            step = e.steps[i]
+            question = (next(asked) if kind == "next" else
+                        Question(e.task.text, step.state, step.shown_action, [], [], []))
             if rng.random() < self.args.demo_dropout:
-                questions[n] = replace(questions[n], demos=[])
+                question = replace(question, demos=[])
             if rng.random() < self.args.other_task:
                 other = self.tasks[rng.integers(len(self.tasks))]
-                if not needs_task(questions[n], episode.steps[i], other):
-                    questions[n] = replace(questions[n], task=other)
+                if not needs_task(question, step, other):
+                    question = replace(question, task=other)
+            questions.append(question)
         return questions
 
     @staticmethod
@@ -308,11 +300,10 @@ def train(args: Args, training: Training, valid: list[Episode], out: Path, log, 
     judged = [e for e in valid if e.source == Source.COUNTERFACTUAL]
     probe = judged[:args.probe_rows] + refused[:args.probe_rows // 6]
     clock = run.Clock(args.save_minutes)
-    every = args.cycle_steps if args.cycles > 1 else args.probe_every
     bar = run.progress(args.max_steps, "experience model", training.step)
     with run.graceful(log) as stop, bar:
         while training.step < args.max_steps:
-            if training.step >= args.steps and (training.step - args.steps) % every == 0:
+            if training.step >= args.steps and (training.step - args.steps) % args.probe_every == 0:
                 found = report_on(training, probe, dist)
                 log.say(f"step {training.step}: {probe_verdict(found)}")
                 if not failed_probes(found):
@@ -351,9 +342,9 @@ def steps_of_epochs(args: Args, sources: list[dict]) -> int:
     """Until --epochs times as many next states were drawn as `sources` (of the data's meta.json) hold."""
     count = {source["source"]: source["transitions"] for source in sources}
     counterfactual = args.counterfactual_share * bool(count.pop(Source.COUNTERFACTUAL, 0))
-    drawn = args.rows * (1 - args.reward_share - counterfactual - args.variation_share)
-    whole = max(1, math.ceil(args.epochs * sum(count.values()) / max(1.0, drawn)))
-    return args.cycles * args.short_first_steps + whole
+    others = args.reward_share + counterfactual + args.variation_share + args.short_share
+    drawn = args.rows * (1 - others)
+    return args.short_first_steps + max(1, math.ceil(args.epochs * sum(count.values()) / max(1.0, drawn)))
 
 
 def main() -> None:
@@ -416,15 +407,16 @@ def introduce(args: Args, training: Training, log, dist) -> None:
     length = np.mean([len(s.ids) for s in first])
     log.say(f"experience model {args.model}: {model.model.num_parameters():,} parameters, "
             f"vocabulary {len(model.tokenizer)}; "
-            f"{len(rows.steps)} transitions, {len(rows.counterfactual)} counterfactual steps; "
+            f"{len(rows.kinds['next'][0])} transitions, "
+            f"{len(rows.kinds['counterfactual'][0])} counterfactual steps; "
             f"{args.rows} rows of {length:.0f} tokens a step over {dist.world_size} rank(s); "
             f"{len(rows.names.words)} names are exchanged")
 
 
 def train_step(args: Args, training: Training, dist) -> dict:
     rows, step, optimizers = training.rows, training.step, training.optimizers
-    _, at, length = rows.phase(step)             # each phase has its own cosine
-    set_rate(optimizers, at, length, args.warmup, args.lr_floor)
+    start, end = (0, rows.short_steps) if step < rows.short_steps else (rows.short_steps, args.steps)
+    set_rate(optimizers, step - start, end - start, args.warmup, args.lr_floor)     # a cosine for each part
     mine = rows.draw(step, slice(dist.rank, None, dist.world_size))
     values = sft_step(training.experience.model, mine, optimizers, args.micro_batch_tok, dist,
                       by_row=args.loss_mean == "row")

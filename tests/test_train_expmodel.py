@@ -1,4 +1,5 @@
 """The rows of train_expmodel.py: shares, reproducible draws, who is drawn, known words."""
+from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
@@ -82,29 +83,23 @@ def test_each_question_has_its_own_prompt_loss():
     assert {(row[0], row[-1]) for row in drawn} == {("next", 0.3), ("reward", 0.1)}
 
 
-def test_first_steps_may_see_short_questions_alone():
-    """--short-first-steps that does nothing, never ends, asks for what is not shown, or has other names; rows
-    without coded words."""
-    rows = rows_of(short_first_steps=2, reward_prompt_loss=0.1, rename_share=0.5)
+def test_short_questions():
+    """--short-first-steps that does nothing, never ends, asks for what is not shown, or has other names; the
+    same of --short-share; rows without coded words."""
+    rows = rows_of(short_first_steps=2, short_share=0.1, reward_prompt_loss=0.1, prompt_loss=0.2, rename_share=0.5)
     coded = []
     rows.coder = SimpleNamespace(draw=lambda sample, max_tok, rng: coded.append(sample) or sample)
     rows.names = SimpleNamespace(draw=lambda share, rng: lambda text: text.replace("red", "blue") if share else text)
-    first = rows.draw(1)
-    assert [row[0] for row in first] == ["next"] * 6 + ["reward"] * 14
-    assert {(row[1], row[-1]) for row in first[6:]} == {("buy red", 0.0)}
-    assert all(row[1] == Question("find red", "red 1", "go 1", [], [], []) for row in first[:6])
-    assert {(row[0], row[-1]) for row in rows.draw(2)} == {("next", 0.0), ("reward", 0.1)} and len(coded) == 40
+    short = ("next", Question("find red", "red 1", "go 1", [], [], []), 0.0)
+    first, later = rows.draw(1), rows.draw(2)
+    assert Counter(row[0] for row in first) == {"reward": 13, "next": 7}
+    assert {(row[1], row[-1]) for row in first if row[0] == "reward"} == {("buy red", 0.0)}
+    assert all((row[0], row[1], row[-1]) == short for row in first if row[0] == "next")
+    assert [(row[0], row[1], row[-1]) == short for row in later if row[0] == "next"].count(True) == 2
+    assert Counter((row[0], row[-1]) for row in later) == {("reward", 0.1): 10, ("next", 0.2): 8, ("next", 0.0): 2}
+    assert len(coded) == 40 and "blue" in later[0][1].task
     naive = rows_of(short_first_steps=2, counterfactual_share=0.0).draw(1)
     assert {row[0] for row in naive} == {"next"}
-
-
-def test_cycles_begin_again():
-    """A second cycle, or one after --steps, without short questions or whose rate has fallen already."""
-    rows = rows_of(short_first_steps=2, steps=10, cycles=2, reward_prompt_loss=0.1)
-    whole = [(True, 0, 2), (True, 1, 2), (False, 0, 3), (False, 1, 3), (False, 2, 3)]
-    assert [rows.phase(step) for step in range(15)] == whole * 3
-    assert [rows_of(short_first_steps=2, steps=5).phase(step) for step in range(7)] == whole + [(False, 3, 3), (False, 4, 3)]
-    assert [{row[-1] for row in rows.draw(step)} == {0.0} for step in (6, 7)] == [True, False]
 
 
 def test_epochs_are_passes_over_the_recorded_transitions():
@@ -115,8 +110,8 @@ def test_epochs_are_passes_over_the_recorded_transitions():
     assert steps_of_epochs(args, [*sources, {"source": "counterfactual", "transitions": 999}]) == 80
     args.short_first_steps = 7
     assert steps_of_epochs(args, sources) == 57
-    args.cycles = 2
-    assert steps_of_epochs(args, sources) == 64
+    args.short_share = 0.25
+    assert steps_of_epochs(args, sources) == 80
 
 
 def test_renaming_is_whole():
