@@ -137,7 +137,8 @@ class Rows:
         self.tasks = [task.text for task in tasks]
         steps = [(e, i) for e in recorded(episodes) for i in range(len(e.steps))]
         shorter = lambda step: encode(step.next_state, {"state": step.state}) != step.next_state
-        short = [(e, i) for e, i in steps if shorter(e.steps[i])]
+        short = ([(e, i) for e, i in steps if shorter(e.steps[i])]
+                 if args.short_first_steps or args.short_share else [])
         counterfactual = [(e, 0) for e in episodes if e.source == Source.COUNTERFACTUAL]
         weight = np.array([1.0 if e.steps[i].valid else args.invalid_weight for e, i in steps])
         known = [not (e.steps[i].done and e.stop == StopReason.NOT_JUDGED) for e, i in steps]
