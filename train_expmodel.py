@@ -86,6 +86,7 @@ class Args:
     loss_mean: Literal["token", "row"] = "token"   # what weighs the same in the loss
     prompt_loss: Share = 0.0  # share of prompt tokens that are predicted, too (teaches copying)
     reward_prompt_loss: Share = 0.0  # the same in reward rows: it drowns the words that decide
+    short_prompt_loss: Share = 0.0  # ... and in next states as short questions
     rename_share: Share = 0.0  # share of rows in which entities get other names (names.py)
     coded_words: Share = 0.0  # share of a row's rarer words that get codes, as unknown ones have (scratch)
     demo_dropout: Share = 0.0          # share of rows without demonstrations
@@ -127,9 +128,9 @@ class Rows:
     """Training rows, made when they are drawn. Draws depend on seed and step only.
 
     A short question shows no history and no demonstrations, of a step that changed little: its answer seldom
-    needs either. Short rows keep their names and have no prompt loss, which drowns the words that decide. A
-    model from scratch learns to compare words in them: alone in the --short-first-steps, beside rewards of
-    counterfactual steps (two thirds), and later in --short-share of the rows."""
+    needs either. Short rows keep their names. A model from scratch learns to compare words in them: first
+    alone (--short-first-steps), where two thirds are rewards of counterfactual steps without prompt loss,
+    and later in --short-share of the rows."""
 
     def __init__(self, args: Args, model: ExperienceModel, episodes: list[Episode], tasks: list):
         self.args, self.model = args, model
@@ -143,11 +144,10 @@ class Rows:
         weight = np.array([1.0 if e.steps[i].valid else args.invalid_weight for e, i in steps])
         known = [not (e.steps[i].done and e.stop == StopReason.NOT_JUDGED) for e, i in steps]
         variations = variation_samples(tasks, 2_000, run.rng(args.seed, "variations"))
-        # kind -> (rows, how often each is drawn)
-        self.kinds = {"next": (steps, weight), "short": (short, np.ones(len(short))),
-                      "reward": (steps, weight * known),
-                      "counterfactual": (counterfactual, np.ones(len(counterfactual))),
-                      "variation": (variations, np.ones(len(variations)))}
+        judged = weight * known
+        self.kinds = {"next": steps, "short": short, "reward": steps, "counterfactual": counterfactual,
+                      "variation": variations}
+        self.chances = {"next": weight / weight.sum(), "reward": judged / judged.sum()}     # others: equal
         self.short_steps = args.short_first_steps * bool(short)
         self.coder = tiny.WordCoder(model.tokenizer)
         self.too_long = self.drawn = 0
@@ -161,27 +161,27 @@ class Rows:
         if step < self.short_steps:
             shares, rest = {"counterfactual": 2 / 3 * bool(a.counterfactual_share)}, "short"
         ends = (a.rows * np.cumsum([0, *shares.values()])).round().astype(int)
-        counts = {kind: n for kind, n in zip(shares, np.diff(ends).tolist()) if self.kinds[kind][0]}
+        counts = {kind: n for kind, n in zip(shares, np.diff(ends).tolist()) if self.kinds[kind]}
         return {rest: a.rows - sum(counts.values())} | counts
 
     def draw(self, step: int, share: slice = slice(None)) -> list[TrainSample]:
         """The rows of one optimizer step, or a rank's `share` of them."""
         a, draws, picked = self.args, run.rng(self.args.seed, "rows", step), []
         for kind, n in self.counts(step).items():
-            rows, weight = self.kinds[kind]
-            picked += [(kind, rows[i]) for i in draws.choice(len(rows), n, p=weight / weight.sum())]
+            rows = self.kinds[kind]
+            picked += [(kind, rows[i]) for i in draws.choice(len(rows), n, p=self.chances.get(kind))]
         mine = [(*part, run.rng(a.seed, "row", step, i)) for i, part in list(enumerate(picked))[share]]
         questions = iter(self.questions([part for part in mine if part[0] in ("next", "short")]))
         rows = []
         for kind, row, rng in mine:
-            short = step < self.short_steps or kind == "short"
-            judged = kind in ("reward", "counterfactual")
-            loss = 0.0 if short else a.reward_prompt_loss if judged else a.prompt_loss
+            first, judged = step < self.short_steps, kind in ("reward", "counterfactual")
+            loss = {"next": a.prompt_loss, "short": a.short_prompt_loss, "variation": a.prompt_loss}.get(
+                kind, 0.0 if first else a.reward_prompt_loss)
             if kind == "variation":
                 sample = self.model.variation_sample(*row)
             else:
                 episode, i = row
-                change = self.names.draw(0.0 if short else a.rename_share, rng)
+                change = self.names.draw(0.0 if first or kind == "short" else a.rename_share, rng)
                 changed = rename_step(episode.steps[i], change)
                 sample = (self.model.reward_sample(change(episode.task.text), changed) if judged else
                           self.model.next_sample(rename_question(next(questions), change), changed))
@@ -408,8 +408,8 @@ def introduce(args: Args, training: Training, log, dist) -> None:
     length = np.mean([len(s.ids) for s in first])
     log.say(f"experience model {args.model}: {model.model.num_parameters():,} parameters, "
             f"vocabulary {len(model.tokenizer)}; "
-            f"{len(rows.kinds['next'][0])} transitions, "
-            f"{len(rows.kinds['counterfactual'][0])} counterfactual steps; "
+            f"{len(rows.kinds['next'])} transitions, "
+            f"{len(rows.kinds['counterfactual'])} counterfactual steps; "
             f"{args.rows} rows of {length:.0f} tokens a step over {dist.world_size} rank(s); "
             f"{len(rows.names.words)} names are exchanged")
 

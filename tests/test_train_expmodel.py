@@ -86,17 +86,18 @@ def test_each_question_has_its_own_prompt_loss():
 def test_short_questions():
     """--short-first-steps that does nothing, never ends, asks for what is not shown, or has other names; the
     same of --short-share; rows without coded words."""
-    rows = rows_of(short_first_steps=2, short_share=0.1, reward_prompt_loss=0.1, prompt_loss=0.2, rename_share=0.5)
+    rows = rows_of(short_first_steps=2, short_share=0.1, reward_prompt_loss=0.1, prompt_loss=0.2,
+                   short_prompt_loss=0.3, rename_share=0.5)
     coded = []
     rows.coder = SimpleNamespace(draw=lambda sample, max_tok, rng: coded.append(sample) or sample)
     rows.names = SimpleNamespace(draw=lambda share, rng: lambda text: text.replace("red", "blue") if share else text)
-    short = ("next", Question("find red", "red 1", "go 1", [], [], []), 0.0)
+    short = ("next", Question("find red", "red 1", "go 1", [], [], []), 0.3)
     first, later = rows.draw(1), rows.draw(2)
     assert Counter(row[0] for row in first) == {"reward": 13, "next": 7}
     assert {(row[1], row[-1]) for row in first if row[0] == "reward"} == {("buy red", 0.0)}
     assert all((row[0], row[1], row[-1]) == short for row in first if row[0] == "next")
     assert [(row[0], row[1], row[-1]) == short for row in later if row[0] == "next"].count(True) == 2
-    assert Counter((row[0], row[-1]) for row in later) == {("reward", 0.1): 10, ("next", 0.2): 8, ("next", 0.0): 2}
+    assert Counter((row[0], row[-1]) for row in later) == {("reward", 0.1): 10, ("next", 0.2): 8, ("next", 0.3): 2}
     assert len(coded) == 40 and "blue" in later[0][1].task
     naive = rows_of(short_first_steps=2, counterfactual_share=0.0).draw(1)
     assert {row[0] for row in naive} == {"next"}
