@@ -140,10 +140,12 @@ class Rows:
         shorter = lambda step: encode(step.next_state, {"state": step.state}) != step.next_state
         short = ([(e, i) for e, i in steps if shorter(e.steps[i])]
                  if args.short_first_steps or args.short_share else [])
-        counterfactual = [(e, 0) for e in episodes if e.source == Source.COUNTERFACTUAL]
+        counterfactual = [(e, 0) for e in episodes
+                          if e.source == Source.COUNTERFACTUAL] if args.counterfactual_share else []
         weight = np.array([1.0 if e.steps[i].valid else args.invalid_weight for e, i in steps])
         known = [not (e.steps[i].done and e.stop == StopReason.NOT_JUDGED) for e, i in steps]
-        variations = variation_samples(tasks, 2_000, run.rng(args.seed, "variations"))
+        variations = variation_samples(tasks, 2_000,
+                                       run.rng(args.seed, "variations")) if args.variation_share else []
         judged = weight * known
         self.kinds = {"next": steps, "short": short, "reward": steps, "counterfactual": counterfactual,
                       "variation": variations}
@@ -159,7 +161,7 @@ class Rows:
         shares = {"short": a.short_share, "reward": a.reward_share, "counterfactual": a.counterfactual_share,
                   "variation": a.variation_share}
         if step < self.short_steps:
-            shares, rest = {"counterfactual": 2 / 3 * bool(a.counterfactual_share)}, "short"
+            shares, rest = {"counterfactual": 2 / 3}, "short"
         ends = (a.rows * np.cumsum([0, *shares.values()])).round().astype(int)
         counts = {kind: n for kind, n in zip(shares, np.diff(ends).tolist()) if self.kinds[kind]}
         return {rest: a.rows - sum(counts.values())} | counts
@@ -174,17 +176,19 @@ class Rows:
         questions = iter(self.questions([part for part in mine if part[0] in ("next", "short")]))
         rows = []
         for kind, row, rng in mine:
-            first, judged = step < self.short_steps, kind in ("reward", "counterfactual")
-            loss = {"next": a.prompt_loss, "short": a.short_prompt_loss, "variation": a.prompt_loss}.get(
-                kind, 0.0 if first else a.reward_prompt_loss)
+            first = step < self.short_steps
             if kind == "variation":
-                sample = self.model.variation_sample(*row)
+                sample, loss = self.model.variation_sample(*row), a.prompt_loss
             else:
                 episode, i = row
                 change = self.names.draw(0.0 if first or kind == "short" else a.rename_share, rng)
                 changed = rename_step(episode.steps[i], change)
-                sample = (self.model.reward_sample(change(episode.task.text), changed) if judged else
-                          self.model.next_sample(rename_question(next(questions), change), changed))
+                if kind in ("next", "short"):
+                    sample = self.model.next_sample(rename_question(next(questions), change), changed)
+                    loss = a.short_prompt_loss if kind == "short" else a.prompt_loss
+                else:
+                    sample = self.model.reward_sample(change(episode.task.text), changed)
+                    loss = 0.0 if first else a.reward_prompt_loss
             self.drawn += 1
             self.too_long += sample is None
             if sample is not None:

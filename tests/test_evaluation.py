@@ -1,4 +1,4 @@
-"""Reports: intervals, the experience model's errors, the gap alarm, reward confusion, Theorem 1."""
+"""Reports: intervals, the experience model's errors, the alarm, reward confusion, Theorem 1."""
 import itertools
 import math
 import threading
@@ -301,7 +301,7 @@ def test_policy_report():
     assert (empty["n"], empty["success"], empty["low"], empty["high"]) == (0, 0.0, 0.0, 1.0)
 
 
-# ---- the gap alarm ----
+# ---- the alarm ----
 
 def evaluation(iteration: int, dream: float, real: float, n: int = 500, fp: int = 0, tp: int = 90) -> dict:
     low, high = interval(real, n)
