@@ -6,9 +6,9 @@ Eq. 5).
     python train_expmodel.py --env webshop --model Qwen/Qwen2.5-1.5B-Instruct --quantize nf4 --lora-rank 16
     torchrun --nproc-per-node 8 train_expmodel.py --env webshop --model meta-llama/Llama-3.1-8B-Instruct
 
-Four kinds of rows are mixed: next states, rewards of recorded steps, rewards of counterfactual steps, task
-variations (Eq. 6). From --steps on, training stops as soon as the probes pass on validation data, at the
-latest at --max-steps. Writes the model, its replay buffer and report.json.
+Rows of five kinds are mixed: next states, the same as short questions, rewards of recorded steps, rewards of
+counterfactual steps, task variations (Eq. 6). From --steps on, training stops as soon as the probes pass on
+validation data, at the latest at --max-steps. Writes the model, its replay buffer and report.json.
 """
 from __future__ import annotations
 
