@@ -22,7 +22,9 @@ PROBE_PROBABILITY = 0.6                # chance of a probe before an action whos
 REPEAT_SHARE = 0.3                     # of the probes: the last action again, as policies in a loop do
 EARLIER_SHARE = 0.4                    # of the others: an action of another time; the rest are mutations
 SPLICE_SHARE = 0.2                     # of the mutations: two actions joined
+FORM_SHARE = 0.4                       # of the mutations: another action's words around the wanted names
 ANY_NAME_SHARE = 0.5                   # of the other mutations: with a name that may stand nowhere in sight
+NAME = "\0"                            # in forms of actions; no action has it
 PREPARED = 64                          # episodes whose tasks the environment hears of beforehand
 PLAYER_TURNS = 10                      # before the present one that a language model is sent
 TEACHER_CONTEXT_TOK = 16_384           # of a local teacher: an episode with its reasoning
@@ -93,6 +95,31 @@ def checked(env: Environment, episode: Episode) -> Episode:
     return explained(env, check_episode(episode, f"{env.name}, {episode.id}"))
 
 
+def form_of(action: str, names: Names) -> tuple[str, list[str]]:
+    """The action with NAME for each name and number, and these. "heat mug 1 with microwave 1" gives
+    "heat NAME NAME with NAME NAME" and ["mug", "1", "microwave", "1"]."""
+    found: list[str] = []
+
+    def blank(match: re.Match) -> str:
+        if not match[0].isdigit() and match[0].lower() not in names.words:
+            return match[0]
+        found.append(match[0])
+        return NAME
+    return re.sub(r"[^\W_]+", blank, action), found
+
+
+def in_another_form(action: str, forms: list[str], names: Names, rng: np.random.Generator) -> str:
+    """The names and numbers of `action` in one of the `forms` that has as many, such as "cool mug 1 with
+    microwave 1" for "heat mug 1 with microwave 1". Else `action`. Players that succeed hardly ever try such
+    an action, so without it no data say that it fails."""
+    form, found = form_of(action, names)
+    fitting = [other for other in forms if other != form and other.count(NAME) == len(found) > 0]
+    action = fitting[rng.integers(len(fitting))] if fitting else form
+    for name in found:
+        action = action.replace(NAME, name, 1)
+    return action
+
+
 def mutated(action: str, other: str, text: str, names: Names, rng: np.random.Generator) -> str:
     """A damaged copy of `action`. Either its start is joined to the end of `other`, or a word is replaced: a
     name by another of its kind, from `text` or any task; or a number by another of `text`; or, without
@@ -115,12 +142,12 @@ def mutated(action: str, other: str, text: str, names: Names, rng: np.random.Gen
     return "".join(words).strip() or action
 
 
-def probing(player: Player, before: Episode, others: list[Episode], names: Names) -> Player:
+def probing(player: Player, before: Episode, others: list[Episode], names: Names, forms: list[str]) -> Player:
     """A player that acts like `player`, but often tries something else first: its last action again; a
-    damaged copy of the wanted action; or an earlier action, of the episode `before`, which had the same
-    task, or of one of the `others`. If the state stays the same, the wanted action follows; if it changes,
-    `player` is asked again. Fewer probes come before an action where many recorded ones begin with the same
-    two words."""
+    damaged copy of the wanted action; its names in another of the `forms`; or an earlier action, of the
+    episode `before`, which had the same task, or of one of the `others`. If the state stays the same, the
+    wanted action follows; if it changes, `player` is asked again. Fewer probes come before an action where
+    many recorded ones begin with the same two words."""
     def make(session, rng):
         act, wanted, asked_in, last = player.make(session, rng), "", None, ""
         beginning = lambda action: TOKEN.findall(action)[:2]
@@ -134,6 +161,8 @@ def probing(player: Player, before: Episode, others: list[Episode], names: Names
                 return last
             if rng.random() < EARLIER_SHARE:
                 return earlier()
+            if rng.random() < FORM_SHARE:
+                return in_another_form(wanted, forms, names, rng)
             return mutated(wanted, earlier(), f"{before.task.text}\n{state}", names, rng)
 
         def probe(state: str) -> str:
@@ -160,6 +189,7 @@ def play_many(env: Environment, players: dict[str, Player], tasks: list[Task], t
     plain = [episode for episode in episodes if episode.source != Source.PROBER]
     shares = np.array([player.share for player in players.values()])
     names = Names(task.text for task in tasks)
+    forms = dict.fromkeys(form_of(step.action, names)[0] for episode in plain for step in episode.steps)
     played = sum(len(episode.steps) for episode in episodes)
     workers = min(teacher.REQUESTS, env.slots) if Source.LANGUAGE_MODEL in players else 1
 
@@ -173,7 +203,7 @@ def play_many(env: Environment, players: dict[str, Player], tasks: list[Task], t
         player = players[source]
         if plain and rng.random() < args.probe_share:
             before = plain[rng.integers(len(plain))]
-            task, player, source = before.task, probing(player, before, plain, names), Source.PROBER
+            task, player, source = before.task, probing(player, before, plain, names, [*forms]), Source.PROBER
         return Episode(id=f"{label}-{index}", task=task, source=source), player, rng
 
     prepared = len(episodes)
@@ -190,6 +220,7 @@ def play_many(env: Environment, players: dict[str, Player], tasks: list[Task], t
                 episodes.append(episode)
                 if episode.source != Source.PROBER:
                     plain.append(episode)
+                    forms |= dict.fromkeys(form_of(step.action, names)[0] for step in episode.steps)
                 played += len(episode.steps)
                 bar.update(len(episode.steps))
     return episodes

@@ -48,7 +48,7 @@ def run_main(name: str, *flags) -> None:
 def probed(env, before: Episode, others: list[Episode], rng) -> Episode:
     """The task of an earlier episode again, with probes."""
     names = Names(episode.task.text for episode in others)
-    prober = offline.probing(env.players()["imperfect"], before, others, names)
+    prober = offline.probing(env.players()["imperfect"], before, others, names, [])
     return offline.play(env, before.task, prober, rng, f"probe-{before.id}")
 
 

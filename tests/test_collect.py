@@ -275,7 +275,7 @@ def test_a_prober_does_what_does_not_fit():
     before, other = episode_of("a", "click[blue]", "click[size 9]"), episode_of("b", "click[green]")
     names = Names([f"find {name} {number}" for name in ("red", "green", "blue", "black") for number in range(90)]
                   + [f"open page {number}" for number in range(900)])
-    act = offline.probing(player, before, [other], names).make(None, rng)
+    act = offline.probing(player, before, [other], names, ["search[\0 \0]", "view[\0]"]).make(None, rng)
     actions = [act(f"page of 7 lamps, {'green' if i % 2 else 'red'}") for i in range(900)]
     is_probe = lambda action: not getattr(action, "imitate", True)
     assert sum(map(is_probe, actions)) == pytest.approx(500, abs=60)
@@ -289,6 +289,7 @@ def test_a_prober_does_what_does_not_fit():
     about_another_thing = {"search[green mug]", "search[blue mug]", "search[black mug]", "click[7]", "click[lamps now]"}
     assert at_another_time | about_another_thing <= probes and len(probes) > 30
     assert "search[lamps mug]" not in probes                     # not of one kind
+    assert "view[3]" in probes                                   # in another form
     assert {"aa bb", "aa dd", "aacc dd"} <= {offline.mutated("aa bb", "cc dd", "", names, rng) for _ in range(99)}
     assert offline.mutated("", "", "", names, rng) == ""
 
@@ -298,13 +299,13 @@ def test_a_prober_still_does_what_the_player_wants():
     asked = []
     player = Player(lambda session, rng: lambda state: asked.append(state) or f"open door {len(asked)}")
     names, before = Names(["find mug"]), episode_of("a", "go to 1")
-    act = offline.probing(player, before, [before], names).make(None, np.random.default_rng(0))
+    act = offline.probing(player, before, [before], names, []).make(None, np.random.default_rng(0))
     done = [act("the same") for _ in range(300)]
     wanted = [f"open door {i + 1}" for i in range(len(asked))]
     assert list(dict.fromkeys(action for action in done if action in wanted)) in (wanted, wanted[:-1])
     assert 60 < len(asked) < 200
     often = episode_of("b", "open door 1")
-    act = offline.probing(player, often, [often], names).make(None, np.random.default_rng(0))
+    act = offline.probing(player, often, [often], names, []).make(None, np.random.default_rng(0))
     assert all(act("the same").startswith("open door") for _ in range(99))
 
 
