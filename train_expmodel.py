@@ -117,6 +117,13 @@ def check(args: Args) -> None:
     if args.reward_share + args.counterfactual_share + args.variation_share + args.short_share > 1:
         raise ValueError("--reward-share, --counterfactual-share, --variation-share and --short-share add up "
                          "to more than 1")
+    answer = max(args.max_next_tok, args.max_reward_tok)
+    if answer >= args.context:
+        raise ValueError(f"--max-next-tok or --max-reward-tok {answer}: expected fewer than --context "
+                         f"{args.context}, which holds the question, too")
+    if args.lr_floor == 0 and args.max_steps > args.steps and not args.epochs:
+        raise ValueError(f"--lr-floor 0: nothing is learnt after --steps {args.steps}, where the rate is 0; "
+                         f"expected --max-steps {args.steps}, too, or a floor above 0")
     if not args.epochs and args.short_first_steps >= args.steps:
         raise ValueError(f"--short-first-steps {args.short_first_steps}: expected fewer than --steps "
                          f"{args.steps}: the others see whole questions")
@@ -162,8 +169,9 @@ class Rows:
                   "variation": a.variation_share}
         if step < self.short_steps:
             shares, rest = {"counterfactual": 2 / 3}, "short"
-        ends = (a.rows * np.cumsum([0, *shares.values()])).round().astype(int)
-        counts = {kind: n for kind, n in zip(shares, np.diff(ends).tolist()) if self.kinds[kind]}
+        ends = a.rows * np.cumsum([0, *shares.values()])
+        ends = np.floor(ends * (step + 1)) - np.floor(ends * step)    # a part of a row comes in a later step
+        counts = {kind: n for kind, n in zip(shares, np.diff(ends).astype(int).tolist()) if self.kinds[kind]}
         return {rest: a.rows - sum(counts.values())} | counts
 
     def draw(self, step: int, share: slice = slice(None)) -> list[TrainSample]:
@@ -423,8 +431,8 @@ def train_step(args: Args, training: Training, dist) -> dict:
     start, end = (0, rows.short_steps) if step < rows.short_steps else (rows.short_steps, args.steps)
     set_rate(optimizers, step - start, end - start, args.warmup, args.lr_floor)     # a cosine for each part
     mine = rows.draw(step, slice(dist.rank, None, dist.world_size))
-    values = sft_step(training.experience.model, mine, optimizers, args.micro_batch_tok, dist,
-                      by_row=args.loss_mean == "row")
+    divisors = [max(1, sum(row.mask)) for row in mine] if args.loss_mean == "row" else None
+    values = sft_step(training.experience.model, mine, optimizers, args.micro_batch_tok, dist, divisors)
     return {**values, "lr": optimizers[0].param_groups[0]["lr"], "too_long": rows.too_long / rows.drawn}
 
 

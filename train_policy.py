@@ -126,6 +126,12 @@ def check(args: Args) -> None:
         raise ValueError(f"--real-transitions {args.real_transitions}: --env {args.env} is no world to play "
                          "in")
     check_model(args)
+    if args.algo == "grpo" and args.rollouts < 2:
+        raise ValueError(f"--rollouts {args.rollouts}: GRPO compares episodes of the same task; expected "
+                         "2 or more, or --algo ppo")
+    if args.max_action_tok >= args.policy_context:
+        raise ValueError(f"--max-action-tok {args.max_action_tok}: expected fewer than --policy-context "
+                         f"{args.policy_context}, which holds the prompt, too")
     if tiny.is_scratch(args.model) and args.init == "model":
         raise ValueError(f"--model {args.model}: a from-scratch policy starts with --init expmodel, whose "
                          "vocabulary it has")

@@ -8,6 +8,7 @@ Hand-written code refuses text that is not well-formed, and a reward without an 
 """
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
@@ -86,7 +87,7 @@ class ExperienceModel:
         systems = experience_system(env.prompts, settings.page_format), variation_system(env.prompts)
         self.systems = systems if settings.system_prompts else ("", "")
         self.counts = {"steps": 0, "resampled": 0, "malformed": 0}      # resampled answers; malformed steps
-        self.answers: dict[str, tuple[str, bool]] = {}       # greedy ones, by prompt
+        self.answers: dict[bytes, tuple[str, bool]] = {}     # greedy ones, by the digest of the prompt
         if model is not None:                                # else a server has it
             self.chat, self.variation_chat = (chat_format(tokenizer, system) for system in self.systems)
             self.sampler = Sampler(model, slots, settings.context, self.chat.end_ids, seed)
@@ -217,7 +218,7 @@ class ExperienceModel:
         if temperature:
             written = self._write([prompt for prompt, _ in asked], start, limit, temperature)
         else:
-            keys = [str(prompt) for prompt, _ in asked]
+            keys = [blake2b(str(prompt).encode()).digest() for prompt, _ in asked]
             new = {key: prompt for key, (prompt, _) in zip(keys, asked) if key not in self.answers}
             if new:
                 self.answers.update(zip(new, self._write(list(new.values()), start, limit, 0.0)))

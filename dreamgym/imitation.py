@@ -78,10 +78,8 @@ def imitation_checkpoint(args, env: Environment, folders: tuple[Path, Path | Non
         run.check_meta(meta.get("imitation", {}), run_config, found)
     if finished:
         return found
-    if found or args.init == "expmodel":
-        policy = make_policy(args, env, str(found or expmodel / "model"), dist)
-    else:
-        policy = make_policy(args, env, args.model, dist, args.lora_rank)
+    start = found or (expmodel / "model" if args.init == "expmodel" else args.model)
+    policy = make_policy(args, env, str(start), dist, 0 if found else args.lora_rank)
 
     def save(optimizers: list, state: dict, finished: bool = False) -> Path:
         def write(path: Path) -> None:
@@ -126,7 +124,7 @@ def imitate(args, policy: Policy, episodes: list[Episode], resume: Path | None,
                 step += 1
                 if step <= resume_step:
                     continue
-                set_rate(optimizers, step - 1, total_steps, warmup=20, floor=0.0)
+                set_rate(optimizers, step - 1, total_steps, warmup=min(20, max(1, total_steps // 3)))
                 batch = rows[start:start + args.imitation_rows]
                 sft_step(policy.model, batch[dist.rank::dist.world_size], optimizers, args.micro_batch_tok,
                          dist)

@@ -106,7 +106,10 @@ def _make_batch(samples: list[TrainSample], packs: list[tuple[list[int], int]], 
     those of its own subtree. Where nothing is shared this is a plain padded batch.
     """
     width, device = max(nodes for _, nodes in packs), causal_lm.device
-    ids_BT, position_BT = torch.zeros(2, len(packs), width, dtype=torch.long)
+    ids_BT = torch.zeros(len(packs), width, dtype=torch.long)
+    # padding goes on counting: a position that falls would look like packed rows to transformers, which
+    # would then mask them
+    position_BT = torch.arange(width).repeat(len(packs), 1)
     end_BT = torch.arange(1, width + 1).repeat(len(packs), 1)  # padding sees itself: no mask row is empty
     paths: list[list[int]] = [[]] * len(samples)
     for b, (indices, _) in enumerate(packs):

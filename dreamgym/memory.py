@@ -94,14 +94,15 @@ def budget(args, size: Size, context: int, ranks: int, device: str = "cuda",
         gathered += b * dream_size.total if shards > 1 and not shares_base else 0
         kv += slots * dream_context * dream_size.kv * b
     outside_layers = size.total - size.linear
+    row_tok = max(args.micro_batch_tok, context)             # a row is never split
     two_layers = b * (outside_layers + 2 * size.linear / size.layers) if shards > 1 else cast
     return {"rollout": always | {"gathered": gathered, "KV cache": kv,
                                  "logits": slots * size.vocab * (b + 4 + 8 + 8)},
             "update": always | {"gradients": 4 * trained, "gathered": two_layers,
-                                "activations": activations(size, args.micro_batch_tok,
-                                                           args.gradient_checkpointing, b, bool(lora)),
+                                "activations": activations(size, row_tok, args.gradient_checkpointing, b,
+                                                           bool(lora)),
                                 # of a chunk, with entropy and gradient: five times in float32
-                                "logits": min(CHUNK, args.micro_batch_tok) * size.vocab * 5 * 4}}
+                                "logits": min(CHUNK, row_tok) * size.vocab * 5 * 4}}
 
 
 def table(phases: dict[str, dict[str, float]]) -> str:

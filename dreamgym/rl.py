@@ -10,7 +10,7 @@ Log-probabilities of the old policy are the sampler's own, which equal the train
 (`sampler_gap` in the log), unless another engine samples (`weigh_engine`).
 B rows, N trained tokens of all rows one after another.
 """
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -192,13 +192,18 @@ def update(run_state, batch: Batch, args, dist) -> dict:
 def imitate_successes(run_state, episodes: list[Episode], args, dist) -> dict:
     """--algo rft: --updates supervised steps on the policy's own successful episodes of this iteration
     (rejection sampling fine-tuning, arXiv 2308.01825)."""
-    samples = [s for e in episodes if e.success for s in e.segments if any(s.mask)]
+    won = [(e, s) for e in episodes if e.success for s in e.segments if any(s.mask)]
+    samples = [s for _, s in won]
+    of_episode = Counter()                       # trained tokens
+    for e, s in won:
+        of_episode[e.id] += sum(s.mask)
+    divisors = [of_episode[e.id] if args.loss_mean == "episode" else 1 for e, _ in won]
     order = run.rng(args.seed, "minibatch", run_state.step, dist.rank).permutation(len(samples))
     stats = {"trained_samples": dist.all_reduce_sum(float(len(samples)))}
     for rows in np.array_split(order, args.updates):
         if dist.all_reduce_sum(float(len(rows))):
             stats |= sft_step(run_state.policy.model, [samples[i] for i in rows], [run_state.optimizer],
-                              args.micro_batch_tok, dist, by_row=args.loss_mean == "episode")
+                              args.micro_batch_tok, dist, [divisors[i] for i in rows])
     return stats
 
 

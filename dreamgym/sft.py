@@ -15,22 +15,21 @@ from dreamgym.tiny import Muon
 
 
 def sft_step(model: torch.nn.Module, samples: list[TrainSample], optimizers: list[torch.optim.Optimizer],
-             micro_batch_tok: int, dist, by_row: bool = False) -> dict:
-    """Minimizes the mean of -log p over the trained tokens of all ranks' samples (DreamGym, Eq. 5), or, with
-    `by_row`, the mean over samples of each one's mean. Every rank calls it with its own share of `samples`,
-    which may be empty. Returns the loss, the gradient norm before clipping, and the trained tokens of all
-    ranks. Raises ValueError where no token is trained, FloatingPointError where loss or gradient is not
-    finite."""
+             micro_batch_tok: int, dist, divisors: list[int] | None = None) -> dict:
+    """Minimizes the mean of -log p over the trained tokens of all ranks' samples (DreamGym, Eq. 5). With
+    `divisors`, one a sample, a token weighs 1 / divisor: a sample's own trained tokens give the mean over
+    samples of each one's mean. Every rank calls it with its own share of `samples`, which may be empty.
+    Returns the loss, the gradient norm before clipping, and the trained tokens of all ranks. Raises
+    FloatingPointError where loss or gradient is not finite."""
     sizes = [sum(sample.mask) for sample in samples]
-    tokens, rows = dist.all_reduce_sum([float(sum(sizes)), float(sum(map(bool, sizes)))])
+    divisors = divisors or [1] * len(samples)
+    tokens, total = dist.all_reduce_sum([float(sum(sizes)), sum(n / d for n, d in zip(sizes, divisors) if n)])
     loss_sum = 0.0
     for indices in even_micro_batches(samples, micro_batch_tok, dist):
         logp_N = token_logprobs(model, [samples[i] for i in indices], with_entropy=False)[0]
-        if by_row:
-            size_N = torch.tensor([sizes[i] for i in indices for _ in range(sizes[i])], device=logp_N.device)
-            logp_N = logp_N / size_N
+        divisor_N = torch.tensor([divisors[i] for i in indices for _ in range(sizes[i])]).to(logp_N.device)
         # gradients are averaged over ranks
-        loss = aggregate(-logp_N, (rows if by_row else tokens) / dist.world_size)
+        loss = aggregate(-logp_N / divisor_N, total / dist.world_size)
         check_finite(loss, f"supervised loss of samples {indices}")
         loss.backward()
         loss_sum += loss.item() / dist.world_size

@@ -1,5 +1,7 @@
 """Log-probs, shared prefixes, adapters, references, the supervised step, two gloo ranks."""
 import random
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -7,16 +9,19 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dreamgym.model
+import train_policy
+from dreamgym.envs.base import make_env
+from dreamgym.imitation import imitation_checkpoint
 from dreamgym.logprobs import (TrainSample, even_micro_batches, micro_batches, prefix_packs,
                                reference_logprobs, token_logprobs)
-from dreamgym.model import (adapter, checkpoint_layers, clip_grad_norm, load_frozen, load_model,
+from dreamgym.model import (adapter, base_of, checkpoint_layers, clip_grad_norm, load_frozen, load_model,
                             save_model, trainable_parameters, unsharded)
 from dreamgym.run import Dist, init_dist
 from dreamgym.sampler import Sampler
 from dreamgym.sft import make_optimizers, set_rate, sft_step
 from dreamgym.tiny import Muon
 from dreamgym.word_tokenizer import build_tokenizer
-from tests.conftest import on_two_ranks, random_model
+from tests.conftest import EXAMPLE, on_two_ranks, random_model
 
 CLOSE = {"atol": 2e-5, "rtol": 1e-5}
 
@@ -129,6 +134,15 @@ def test_prefixes_are_shared_where_that_saves_work():
     assert len(prefix_packs(group(20, 150))) == len(prefix_packs(group(100, 500))) == 8
 
 
+def test_padded_rows_need_no_mask(monkeypatch):
+    """Padding that transformers takes for several texts in a row. Its mask for them rules out flash attention."""
+    masks, real = [], torch.nn.functional.scaled_dot_product_attention
+    watched = lambda *args, **kwargs: masks.append(kwargs.get("attn_mask")) or real(*args, **kwargs)
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
+    token_logprobs(tiny("llama"), unrelated())
+    assert masks and all(mask is None for mask in masks)
+
+
 def test_micro_batches_cover_and_keep_the_budget():
     """Lost samples, order that varies, and a batch larger in memory than the user allowed."""
     samples = [s for seed in range(8) for s in sharing(seed)]
@@ -178,7 +192,7 @@ def test_sft_step_divides_by_the_trained_tokens(by_row):
     loss = -(torch.stack(rows) if by_row else logp_N).mean()
     norm = gradients(slow, loss).norm().item()
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
-    values = sft_step(model, samples, [sgd], 64, Dist(), by_row=by_row)
+    values = sft_step(model, samples, [sgd], 64, Dist(), [max(1, sum(s.mask)) for s in samples] if by_row else None)
     assert values["loss"] == pytest.approx(loss.item(), rel=1e-5)
     assert values["grad_norm"] == pytest.approx(norm, rel=1e-4) and values["tokens"] == count(samples)
     for ours, theirs in zip(model.parameters(), slow.parameters()):
@@ -267,6 +281,16 @@ def test_weights_and_reference(folder, tmp_path, lora_rank):
     if lora_rank:
         with pytest.raises(ValueError, match="lora_rank is 8"):
             load_model(str(tmp_path / "a"), lora_rank=8)
+
+
+def test_a_start_from_the_experience_model_takes_adapters(folder, tmp_path):
+    """--lora-rank that is forgotten with --init expmodel: all weights are trained."""
+    (tmp_path / "e").mkdir()
+    (tmp_path / "e/model").symlink_to(Path(folder).resolve())
+    args = train_policy.Args(env=EXAMPLE, init="expmodel", lora_rank=2, policy_context=64, max_action_tok=8)
+    log = SimpleNamespace(say=print)
+    found = imitation_checkpoint(args, make_env(EXAMPLE), (tmp_path, tmp_path / "e"), [], Dist(), log)
+    assert base_of(str(found)) == (str(tmp_path / "e/model"), 2)
 
 
 def test_load_errors_say_what_to_do(tmp_path, monkeypatch):

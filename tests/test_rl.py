@@ -363,6 +363,19 @@ def test_two_ranks_are_one_process(tmp_path):
         assert seen == pytest.approx(stats, abs=1e-4)
 
 
+def test_long_successes_weigh_the_same(monkeypatch):
+    """--loss-mean episode with --algo rft, by which each context segment weighs as much as a whole episode."""
+    seen = {}
+    monkeypatch.setattr(rl, "sft_step", lambda model, samples, optimizers, tok, dist, divisors: seen.update(
+        zip([len(s.ids) for s in samples], divisors)) or {})
+    state = SimpleNamespace(policy=SimpleNamespace(model=None), step=0, optimizer=None)
+    episodes = [episode("a", "t1", 1, [3, 1, 2]), episode("d", "t1", 1, [1, 5, 1, 2, 4], segments=2)]
+    rl.imitate_successes(state, episodes, settings(loss_mean="episode"), ALONE)
+    assert seen == {12: 6, 13: 13, 10: 13}
+    rl.imitate_successes(state, episodes, settings(), ALONE)
+    assert seen == {12: 1, 13: 1, 10: 1}
+
+
 def test_own_successes_are_imitated():
     """--algo rft that learns from failures, or in no step."""
     model = tiny.create("scratch:8x1", build_tokenizer(["a b c d e f g h"]))

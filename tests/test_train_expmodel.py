@@ -5,13 +5,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-
 from dreamgym import checkpoint, tiny
 from dreamgym.episode import Episode, Step, Task
 from dreamgym.logprobs import TrainSample
 from dreamgym.prompts import Question, next_prompt, rename_question
 from dreamgym.word_tokenizer import build_tokenizer
-from train_expmodel import Args, Rows, needs_task, steps_of_epochs
+from train_expmodel import Args, Rows, check, needs_task, steps_of_epochs
 
 
 class Model:
@@ -54,6 +53,25 @@ def test_the_shares_of_the_rows():
     assert all(row[1].task == "find red" for row in drawn if row[0] == "next")
     naive = [row[1] for row in rows_of(counterfactual_share=0.0).draw(0) if row[0] == "reward"]
     assert naive == ["find red"] * 5
+
+
+def test_a_small_share_comes_in_some_steps():
+    """A kind of row that never comes, because its share of a step is less than half a row."""
+    rows = rows_of(rows=2, reward_share=0.11)
+    counts = [rows.counts(step) for step in range(100)]
+    total = {kind: sum(c[kind] for c in counts) for kind in counts[0]}
+    assert total["reward"] == pytest.approx(22, abs=1) and total["counterfactual"] == pytest.approx(50, abs=1)
+    assert all(sum(c.values()) == 2 for c in counts)
+
+
+@pytest.mark.parametrize("flags, said", [
+    ({"context": 500, "max_next_tok": 500}, "fewer than --context 500"),
+    ({"lr_floor": 0.0, "steps": 10, "max_steps": 20}, "expected --max-steps 10"),
+    ({"reward_share": 0.9, "counterfactual_share": 0.2}, "more than 1"),
+    ({"short_first_steps": 10, "steps": 10, "max_steps": 10}, "expected fewer than --steps 10")])
+def test_flags_that_contradict_each_other_are_refused(flags, said):
+    with pytest.raises(ValueError, match=said):
+        check(Args(**flags))
 
 
 def test_draws_depend_on_seed_and_step_alone():
