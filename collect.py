@@ -90,6 +90,7 @@ def settings_of(args: Args) -> dict:
 def gather(env: Environment, args: Args, out: Path, settings: dict) -> None:
     """Plays or imports, adds counterfactuals, has all explained, writes."""
     tasks = {split: offline.tasks_with_start(env, split) for split in SPLITS}
+    offline.warn_of_shared_texts(tasks)
     players, ask = make_players(env, args), None
     if is_url(args.teacher):
         ask = Endpoint(args.teacher, args.teacher_model, args.teacher_key_env).complete

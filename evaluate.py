@@ -221,6 +221,9 @@ def show_never_won(args: Args, episodes: list[Episode], tasks: list[Task]) -> di
 def evaluate_model(args: Args, dist) -> None:
     """A policy in a world, or an experience model on recorded episodes."""
     folder, expmodel, data = folders(args)
+    if folder and not folder.exists() and not args.data:
+        raise ValueError(f"--policy {folder}: no such folder; expected OUT/policy of train_policy.py, or a "
+                         "hub name with --data")
     env, tasks = make_environment(args, data, dist)
     with contextlib.closing(env):
         in_dream = args.world == "dream" or not folder

@@ -374,7 +374,8 @@ def main() -> None:
             "environment": data_meta["environment"], "data": data_meta["settings"]}
     if args.fresh:
         checkpoint.remove(out, "model", dist)
-    resume = checkpoint.find(out, "model", meta, dist)
+    advice = f"{run.ADVICE}; train_policy.py --expmodel {out} uses it as it is"
+    resume = checkpoint.find(out, "model", meta, dist, advice)
     if resume and run.load_meta(resume)["finished"]:
         if dist.is_main:
             print(f"{out}: finished and fits these flags, kept (--fresh starts over)")

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from dreamgym.run import SCHEMA, Dist, check_meta, load_meta, write_json
+from dreamgym.run import ADVICE, SCHEMA, Dist, check_meta, load_meta, write_json
 
 
 def save(folder: str | Path, name: str, writer: Callable[[Path], None], meta: dict, dist: Dist) -> Path:
@@ -47,13 +47,13 @@ def latest(folder: str | Path, name: str, dist: Dist) -> Path | None:
     return whole if dist.broadcast(whole.exists()) else None     # another machine may see it later
 
 
-def find(folder: str | Path, name: str, meta: dict, dist: Dist) -> Path | None:
+def find(folder: str | Path, name: str, meta: dict, dist: Dist, advice: str = ADVICE) -> Path | None:
     """The `latest` to go on from. Raises ValueError naming each key of `meta`, and each of its `settings`,
-    that the checkpoint has otherwise."""
+    that the checkpoint has otherwise, with `advice`."""
     resume = latest(folder, name, dist)
     if resume:
         saved, rest = load_meta(resume), {k: v for k, v in meta.items() if k != "settings"}
-        check_meta(saved | saved.get("settings", {}), meta["settings"] | rest, resume)
+        check_meta(saved | saved.get("settings", {}), meta["settings"] | rest, resume, advice)
     return resume
 
 

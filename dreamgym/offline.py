@@ -297,6 +297,15 @@ def tasks_with_start(env: Environment, split: str) -> list[Task]:
     return tasks
 
 
+def warn_of_shared_texts(tasks: dict[str, list[Task]]) -> None:
+    """Says how many held-out tasks have the text of a training task: success on them is no evidence."""
+    texts = {task.text for task in tasks["train"]}
+    for split in SPLITS[1:]:
+        if shared := sum(task.text in texts for task in tasks[split]):
+            print(f"warning: {shared} of {len(tasks[split])} {split} tasks have the text of a training task; "
+                  "expected none")
+
+
 def read_logs(env: Environment, path: str, form: str) -> list[Episode]:
     """The recorded episodes in a file of our own `form` (""), or of one that the environment reads."""
     episodes = list(map(prompts.plain_episode, env.read_traces(path, form) if form else read_episodes(path)))

@@ -222,8 +222,10 @@ def load_meta(folder: str | Path) -> dict:
     return read_json(Path(folder) / "meta.json")
 
 
-def check_meta(meta: dict, expected: dict, where: str | Path,
-               advice: str = "use --fresh to start over or --out another folder") -> None:
+ADVICE = "use --fresh to start over or --out another folder"
+
+
+def check_meta(meta: dict, expected: dict, where: str | Path, advice: str = ADVICE) -> None:
     """Raises ValueError naming every key of `expected` that `meta` lacks or has otherwise."""
     expected = json.loads(json.dumps(expected))  # a tuple is a list once it has been in a file
     wrong = [f"{key}: found {json.dumps(meta[key]) if key in meta else 'nothing'}, "

@@ -185,7 +185,7 @@ GO = {"go": Player(lambda session, rng: lambda state: "go")}
 
 
 @pytest.mark.parametrize("answers, error, message", [
-    (lambda: [], ValueError, "counter: step returned 0 for 1"),
+    (lambda: [], ValueError, "counter: step returned a list of 0 for 1 episodes"),
     (lambda: [StepResult("1", 0.0, True, "lost")], ValueError, "stop 'lost': expected one of '', 'success'"),
     (lambda: [StepResult("so far\ntask: x")], ValueError, "a line of a state is 'task: x', expected '> task: x'"),
     (lambda: [StepResult("1", reward=1.0)], ValueError, "counter, e, .*reward 1 with done false"),
@@ -420,6 +420,15 @@ def test_outcomes_tell_where_a_name_is_looked_for():
     reason = reasoning.CompareWords(names, made)
     assert reason.place == {names.kind("red"): "first", names.kind("jar"): "last"}
     assert reason(made[1].task, [], made[1].steps[0])[1] == "red : blue no , mug : mug yes"
+
+
+def test_texts_in_two_splits_are_named(capsys):
+    """Success on test tasks that were learnt by heart."""
+    tasks = {split: [a_task(text) for text in texts] for split, texts in
+             (("train", ("a", "b")), ("valid", ("c",)), ("test", ("b", "c", "a")))}
+    offline.warn_of_shared_texts(tasks)
+    assert capsys.readouterr().out == ("warning: 2 of 3 test tasks have the text of a training task; "
+                                       "expected none\n")
 
 
 def test_an_id_of_two_tasks_is_refused():

@@ -15,6 +15,7 @@ TINY = "tests.test_envs_base:Tiny"
 
 class Tiny(Environment):
     """An environment that can be named by package.module:Class."""
+    tasks = reset = step = None
 
     def __init__(self, data_dir: str = "", seed: int = 0, size: int = 3, loud: bool = False,
                  rate: float = 0.5):
@@ -23,9 +24,14 @@ class Tiny(Environment):
 
 class Own(Environment):
     """One with defaults of its own, and an option without one."""
+    tasks = reset = step = None
 
     def __init__(self, path, data_dir="rooms", file="tasks.txt", limit=None):
         self.given = (data_dir, file, path, limit)
+
+
+class Unwritten(Environment):
+    tasks = None
 
 
 def test_an_environment_by_class_and_by_file():
@@ -45,6 +51,7 @@ def test_an_environment_by_class_and_by_file():
     ("no_such_package:World", {}, "--env no_such_package:World: No module"),
     ("dreamgym.envs.base:World", {}, "--env dreamgym.envs.base:World: .*World"),
     (str(ROOT / "collect.py"), {}, "found 0 subclasses of Environment"),
+    ("tests.test_envs_base:Unwritten", {}, "Unwritten has no method reset or step"),
     (TINY, {"options": ["colour=red"]}, "no option 'colour'; it has loud, rate, size"),
     (TINY, {"options": ["seed=1"]}, "no option 'seed'"),
     (TINY, {"options": ["size=big"]}, "--env-options size=big: expected a int"),

@@ -55,7 +55,8 @@ class StepResult:
 def one_each(made: Sequence, wanted: Sequence, what: str) -> Sequence:
     """`made`. Raises ValueError where an environment gave fewer or more than `wanted` has."""
     if len(made) != len(wanted):
-        raise ValueError(f"{what} returned {len(made)} for {len(wanted)}; expected one each, in order")
+        raise ValueError(f"{what} returned a list of {len(made)} for {len(wanted)} episodes; expected one "
+                         "entry each, in order")
     return made
 
 
@@ -217,6 +218,9 @@ def make_env(name: str, data_dir: str = "", seed: int = 7, options: Sequence[str
     (such as the recorded episodes' `file`, or `workers`) are passed on where its `__init__` takes them.
     Raises ValueError naming the flag that does not fit."""
     cls = environment_class(name)
+    if missing := [m for m in ("tasks", "reset", "step") if getattr(cls, m) is getattr(Environment, m)]:
+        raise ValueError(f"--env {name}: {cls.__name__} has no method {' or '.join(missing)}; expected "
+                         "tasks, reset and step (docs/your-environment.md)")
     known = inspect.signature(cls).parameters
     default = {key: parameter.default for key, parameter in known.items()}
     given = {k: v for k, v in {"data_dir": data_dir, "seed": seed, **more}.items()
