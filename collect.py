@@ -50,6 +50,7 @@ class Args:
     # share of episodes that replay an earlier task and try wrong actions before the right ones; of recorded
     # episodes, of copies with actions put in that would probably be refused (ours)
     probe_share: BelowOne = 0.4
+    probe_forms: bool = True           # the prober also says the wanted names in other recorded forms (ours)
     teacher: str = ""                  # a model that explains: URL of an endpoint, path, hub name
     teacher_model: str = ""            # the model's name at the endpoint
     teacher_key_env: str = "OPENAI_API_KEY"  # environment variable that holds the endpoint's key

@@ -161,7 +161,7 @@ def probing(player: Player, before: Episode, others: list[Episode], names: Names
                 return last
             if rng.random() < EARLIER_SHARE:
                 return earlier()
-            if rng.random() < FORM_SHARE:
+            if forms and rng.random() < FORM_SHARE:
                 return in_another_form(wanted, forms, names, rng)
             return mutated(wanted, earlier(), f"{before.task.text}\n{state}", names, rng)
 
@@ -203,7 +203,8 @@ def play_many(env: Environment, players: dict[str, Player], tasks: list[Task], t
         player = players[source]
         if plain and rng.random() < args.probe_share:
             before = plain[rng.integers(len(plain))]
-            task, player, source = before.task, probing(player, before, plain, names, [*forms]), Source.PROBER
+            player = probing(player, before, plain, names, [*forms] if args.probe_forms else [])
+            task, source = before.task, Source.PROBER
         return Episode(id=f"{label}-{index}", task=task, source=source), player, rng
 
     prepared = len(episodes)

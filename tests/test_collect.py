@@ -205,7 +205,7 @@ def test_a_minimal_environment(tmp_path):
     env = Counter()
     task = offline.tasks_with_start(env, "train")[0]
     assert (task.start, task.env) == ("0", "counter")
-    args, path = SimpleNamespace(seed=0, probe_share=0.0), tmp_path / "played.jsonl"
+    args, path = SimpleNamespace(seed=0, probe_share=0.0, probe_forms=True), tmp_path / "played.jsonl"
     episodes = offline.play_many(env, GO, [task], 3, args, "train", path)
     assert [e.id for e in episodes] == ["train-0", "train-1"] and episodes[0].source == "go"
     assert to_json(episodes[0])["stop"] == "success" and len(env.ended) == 3
@@ -219,7 +219,7 @@ def test_the_environment_hears_of_its_tasks(tmp_path):
     tasks = [a_task(f"count {i}", id=str(i), start="0") for i in range(50)]
     env = Counter(prepare=lambda some: heard.extend([task.id for task in some][::-1]),
                   reset=lambda some: [played.append((some[0].id, len(heard))) or Session(some[0], "0")])
-    args = SimpleNamespace(seed=0, probe_share=0.5)
+    args = SimpleNamespace(seed=0, probe_share=0.5, probe_forms=True)
     episodes = offline.play_many(env, GO, tasks, 300, args, "train", tmp_path / "played")
     own = [told for told, episode in zip(played, episodes) if episode.source != "prober"][1:]    # the first one is at hand
     assert [name for name, _ in own] == heard[:len(own)] and len(heard) - len(own) < 64
@@ -228,7 +228,7 @@ def test_the_environment_hears_of_its_tasks(tmp_path):
 
 def test_interrupted_playing_goes_on(tmp_path):
     """Hours of a language model's episodes that a kill takes, or other episodes after one."""
-    task, args = offline.tasks_with_start(Counter(), "train")[0], SimpleNamespace(seed=3, probe_share=0.5)
+    task, args = offline.tasks_with_start(Counter(), "train")[0], SimpleNamespace(seed=3, probe_share=0.5, probe_forms=True)
     names = lambda session, rng: lambda state: f"go {rng.integers(1000)}"
     def play(path, player):
         return offline.play_many(Counter(), {"go": Player(player)}, [task], 40, args, "train", tmp_path / path)
@@ -443,7 +443,7 @@ def test_probes_are_not_imitated(tmp_path):
     """A policy that learns to probe, or the moves of a player that sees hidden facts."""
     says = lambda *said: lambda session, rng: lambda state: said[int(state) % len(said)]
     players = {"good": Player(says("take red mug", "open door 3"), imitate=True), "knows": Player(says("look up"))}
-    args = SimpleNamespace(seed=0, probe_share=0.5)
+    args = SimpleNamespace(seed=0, probe_share=0.5, probe_forms=True)
     task = offline.tasks_with_start(Counter(), "train")[0]
     played = offline.play_many(Counter(), players, [task], 200, args, "train", tmp_path / "played")
     kept = {(e.source, s.action) for e in played for s in e.steps if s.imitate}
