@@ -20,9 +20,9 @@ SPLITS = ("train", "valid", "test")
 PROBE_PROBABILITY = 0.6                # chance of a probe before an action whose first two words differ from
                                        # those of a randomly drawn recorded action
 REPEAT_SHARE = 0.3                     # of the probes: the last action again, as policies in a loop do
-EARLIER_SHARE = 0.4                    # of the others: an action of another time; the rest are mutations
-SPLICE_SHARE = 0.2                     # of the mutations: two actions joined
-FORM_SHARE = 0.4                       # of the mutations: another action's words around the wanted names
+EARLIER_SHARE = 0.4                    # of the others: an action of another time
+FORM_SHARE = 0.4                       # of the rest: another action's words around the wanted names
+SPLICE_SHARE = 0.2                     # of the rest, which are mutations: two actions joined
 ANY_NAME_SHARE = 0.5                   # of the other mutations: with a name that may stand nowhere in sight
 NAME = "\0"                            # in forms of actions; no action has it
 PREPARED = 64                          # episodes whose tasks the environment hears of beforehand
@@ -189,9 +189,13 @@ def play_many(env: Environment, players: dict[str, Player], tasks: list[Task], t
     plain = [episode for episode in episodes if episode.source != Source.PROBER]
     shares = np.array([player.share for player in players.values()])
     names = Names(task.text for task in tasks)
-    forms = dict.fromkeys(form_of(step.action, names)[0] for episode in plain for step in episode.steps)
+    forms: dict[str, None] = {}                  # an ordered set: draws do not depend on hashes
     played = sum(len(episode.steps) for episode in episodes)
     workers = min(teacher.REQUESTS, env.slots) if Source.LANGUAGE_MODEL in players else 1
+
+    def learn_forms(episode: Episode) -> None:
+        if args.probe_forms:
+            forms.update(dict.fromkeys(form_of(step.action, names)[0] for step in episode.steps))
 
     def drawn(index: int) -> tuple[np.random.Generator, Task, str]:
         rng = run.rng(args.seed, "collect", label, index)
@@ -203,10 +207,12 @@ def play_many(env: Environment, players: dict[str, Player], tasks: list[Task], t
         player = players[source]
         if plain and rng.random() < args.probe_share:
             before = plain[rng.integers(len(plain))]
-            player = probing(player, before, plain, names, [*forms] if args.probe_forms else [])
+            player = probing(player, before, plain, names, [*forms])
             task, source = before.task, Source.PROBER
         return Episode(id=f"{label}-{index}", task=task, source=source), player, rng
 
+    for episode in plain:
+        learn_forms(episode)
     prepared = len(episodes)
     with run.progress(transitions, f"{label} episodes", played) as bar:
         while played < transitions:
@@ -221,7 +227,7 @@ def play_many(env: Environment, players: dict[str, Player], tasks: list[Task], t
                 episodes.append(episode)
                 if episode.source != Source.PROBER:
                     plain.append(episode)
-                    forms |= dict.fromkeys(form_of(step.action, names)[0] for step in episode.steps)
+                    learn_forms(episode)
                 played += len(episode.steps)
                 bar.update(len(episode.steps))
     return episodes

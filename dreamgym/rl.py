@@ -117,11 +117,17 @@ def whiten(batch: Batch, dist) -> None:
     batch.advantage = [(a - mean) / (deviation + 1e-6) for a in batch.advantage]
 
 
+def tokens_of_episodes(episode_ids: list[str], samples: list) -> Counter:
+    """Trained tokens of each episode, over all its context segments."""
+    tokens: Counter = Counter()
+    for name, sample in zip(episode_ids, samples):
+        tokens[name] += sum(sample.mask)
+    return tokens
+
+
 def weigh_episodes(batch: Batch, episode_ids: list[str], dist) -> None:
     """Each episode weighs the same, not each token: failures are often several times as long."""
-    tokens: dict[str, int] = defaultdict(int)
-    for name, sample in zip(episode_ids, batch.samples):
-        tokens[name] += sum(sample.mask)
+    tokens = tokens_of_episodes(episode_ids, batch.samples)
     total, count = dist.all_reduce_sum([float(sum(tokens.values())), float(len(tokens))])
     batch.advantage = [a * (total / max(1.0, count) / tokens[name])
                        for a, name in zip(batch.advantage, episode_ids)]
@@ -194,10 +200,8 @@ def imitate_successes(run_state, episodes: list[Episode], args, dist) -> dict:
     (rejection sampling fine-tuning, arXiv 2308.01825)."""
     won = [(e, s) for e in episodes if e.success for s in e.segments if any(s.mask)]
     samples = [s for _, s in won]
-    of_episode = Counter()                       # trained tokens
-    for e, s in won:
-        of_episode[e.id] += sum(s.mask)
-    divisors = [of_episode[e.id] if args.loss_mean == "episode" else 1 for e, _ in won]
+    tokens = tokens_of_episodes([e.id for e, _ in won], samples)
+    divisors = [tokens[e.id] if args.loss_mean == "episode" else 1 for e, _ in won]
     order = run.rng(args.seed, "minibatch", run_state.step, dist.rank).permutation(len(samples))
     stats = {"trained_samples": dist.all_reduce_sum(float(len(samples)))}
     for rows in np.array_split(order, args.updates):
