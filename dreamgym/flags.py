@@ -108,5 +108,6 @@ def main(script: Callable[[], None]) -> None:
     except (ValueError, OSError) as error:
         if os.environ.get("DREAMGYM_DEBUG"):
             raise
-        print(f"{Path(sys.argv[0]).name}: {error} (DREAMGYM_DEBUG=1 shows where)", file=sys.stderr)
+        text = "; ".join([str(error), *getattr(error, "__notes__", [])])
+        print(f"{Path(sys.argv[0]).name}: {text} (DREAMGYM_DEBUG=1 shows where)", file=sys.stderr)
         raise SystemExit(1) from None

@@ -10,7 +10,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from dreamgym import hindsight, prompts, run, teacher
-from dreamgym.envs.base import Act, Environment, Player, env_of_data, one_each, record_step
+from dreamgym.envs.base import (Act, Environment, Player, env_of_data, noted, record_step, reset_all,
+                                step_all)
 from dreamgym.episode import (Episode, Source, Step, StopReason, Task, check_episode, read_episodes, to_json)
 from dreamgym.names import Names
 from dreamgym.reasoning import CompareWords
@@ -59,19 +60,23 @@ def play_at_once(env: Environment, roles: list[tuple[Episode, Player, np.random.
     """Fills the empty episodes of `roles` with real steps and yields each when it ends. They run in
     lock-step, and `workers` players are asked at the same time. Raises ValueError where the answers of the
     environment make no valid episode, or a state that no experience model could answer with."""
-    sessions = one_each(env.reset([episode.task for episode, *_ in roles]), roles, f"{env.name}: reset")
+    def act(one: tuple) -> str:
+        session, (episode, *_), player_act = one
+        with noted(f"player {episode.source!r}, task {session.task.text!r}, state {session.state!r}"):
+            return player_act(session.state)
+
+    sessions = reset_all(env, [episode.task for episode, *_ in roles])
     try:
         acts = [player.make(session, rng) for session, (_, player, rng) in zip(sessions, roles)]
         running = list(zip(sessions, roles, acts))
         while running:
-            states, act = [session.state for session, *_ in running], lambda one: one[-1](one[0].state)
+            states = [session.state for session, *_ in running]
             if workers == 1:
                 actions = list(map(act, running))
             else:
                 with ThreadPoolExecutor(workers) as pool:
                     actions = list(pool.map(act, running))
-            results = one_each(env.step([session for session, *_ in running], actions), running,
-                               f"{env.name}: step")
+            results = step_all(env, [session for session, *_ in running], actions)
             for (_, (episode, player, _), _), state, action, result in zip(running, states, actions, results):
                 said = action if isinstance(action, Act) else Act(action)
                 record_step(episode, state, str(said), result, env.max_steps)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from dreamgym.chat import answer_ids, answer_text, chat_format, prompt_ids
-from dreamgym.envs.base import Environment, Session, one_each, record_step
+from dreamgym.envs.base import Environment, Session, record_step, reset_all, step_all
 from dreamgym.episode import Episode, Source, StopReason, Task, TokenSegment
 from dreamgym.prompts import parse_answer, policy_answer, policy_system, policy_turn, tried_actions
 from dreamgym.sampler import Sampler
@@ -107,8 +107,7 @@ def rollout(policy: Policy, world, tasks: list[Task], temperature: float, name: 
         spent = 0
         while len(finished) < len(tasks) and spent != max_transitions:
             fresh = [pair for _, pair in zip(range(slots - len(running)), waiting)]
-            sessions = one_each(world.reset([task for _, task in fresh]), fresh, "reset") if fresh else []
-            for (index, task), session in zip(fresh, sessions):
+            for (index, task), session in zip(fresh, reset_all(world, [task for _, task in fresh])):
                 episode = Episode(id=f"{name}-{index}", task=task, world=kind, source=Source.POLICY,
                                   segments=[TokenSegment()])
                 running[index] = _Running(session, episode, policy.turn_ids(task.text, session.state))
@@ -139,8 +138,7 @@ def _turn(policy: Policy, world, running: dict[int, _Running], order: list[int],
         extend(running[i].episode.segments[-1], running[i].prompt, sample.ids, sample.logps,
                policy.chat.end_ids)
     states, ended = [running[i].session.state for i in order], []
-    results = one_each(world.step([running[i].session for i in order], [action for _, action in answers]),
-                       order, "step")
+    results = step_all(world, [running[i].session for i in order], [action for _, action in answers])
     for i, state, (thought, action), result, sample in zip(order, states, answers, results, samples):
         episode = running[i].episode
         record_step(episode, state, action, result, policy.env.max_steps)

@@ -185,7 +185,7 @@ GO = {"go": Player(lambda session, rng: lambda state: "go")}
 
 
 @pytest.mark.parametrize("answers, error, message", [
-    (lambda: [], ValueError, "counter: step returned a list of 0 for 1 episodes"),
+    (lambda: [], ValueError, "Counter.step returned a list of 0 for 1 episodes"),
     (lambda: [StepResult("1", 0.0, True, "lost")], ValueError, "stop 'lost': expected one of '', 'success'"),
     (lambda: [StepResult("so far\ntask: x")], ValueError, "a line of a state is 'task: x', expected '> task: x'"),
     (lambda: [StepResult("1", reward=1.0)], ValueError, "counter, e, .*reward 1 with done false"),
@@ -198,6 +198,18 @@ def test_what_an_environment_may_not_do(answers, error, message):
     with pytest.raises(error, match=message):
         offline.play(env, a_task("x"), GO["go"], None, "e")
     assert len(env.ended) == 1
+
+
+def test_an_exception_says_in_which_episode():
+    """A traceback of a user's player or environment that ends with "invalid literal for int()" and no task."""
+    def lost(state):
+        raise ValueError("invalid literal")
+    with pytest.raises(ValueError) as raised:
+        offline.play(Counter(), a_task("count"), Player(lambda *_: lost), None, "e")
+    assert raised.value.__notes__ == ["in player '', task 'count', state '0'"]
+    with pytest.raises(ZeroDivisionError) as raised:
+        offline.play(Counter(step=lambda *_: 1 / 0), a_task("count"), GO["go"], None, "e")
+    assert raised.value.__notes__ == ["in Counter.step for ['count: go']"]
 
 
 def test_a_minimal_environment(tmp_path):

@@ -4,11 +4,12 @@ The experience model has the same `reset`, `step` and `end`: a rollout does not 
 Episodes start and end at any time, so that a rollout keeps its batch full. Reward is 1 on success at the end
 of an episode, else 0. Tutorial: docs/your-environment.md, examples/files.py.
 """
+import contextlib
 import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,11 +53,34 @@ class StepResult:
         return self.stop == StopReason.MALFORMED
 
 
-def one_each(made: Sequence, wanted: Sequence, what: str) -> Sequence:
-    """`made`. Raises ValueError where an environment gave fewer or more than `wanted` has."""
-    if len(made) != len(wanted):
-        raise ValueError(f"{what} returned a list of {len(made)} for {len(wanted)} episodes; expected one "
-                         "entry each, in order")
+@contextlib.contextmanager
+def noted(where: str) -> Iterator[None]:
+    """An exception that is raised inside gets a note of `where`, for people who debug their environment."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"in {where}")
+        raise
+
+
+def reset_all(world, tasks: Sequence[Task]) -> Sequence[Session]:
+    """`world.reset`; raises ValueError where it does not return one session for each task."""
+    return _one_each(world, "reset", [task.text for task in tasks], tasks) if tasks else []
+
+
+def step_all(world, sessions: Sequence[Session], actions: Sequence[str]) -> Sequence[StepResult]:
+    """`world.step`; raises ValueError where it does not return one result for each session."""
+    asked = [f"{session.task.text}: {action}" for session, action in zip(sessions, actions)]
+    return _one_each(world, "step", asked, sessions, actions)
+
+
+def _one_each(world, method: str, asked: list[str], *given: Sequence) -> Sequence:
+    name = f"{type(world).__name__}.{method}"
+    with noted(f"{name} for {asked[:3]}"):
+        made = getattr(world, method)(*given)
+    if len(made) != len(asked):
+        raise ValueError(f"{name} returned a list of {len(made)} for {len(asked)} episodes; "
+                         "expected one entry each, in order")
     return made
 
 
