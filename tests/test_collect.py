@@ -111,6 +111,13 @@ def test_a_killed_collection_is_none(again, workspace, tmp_path, monkeypatch):
 
 # ---- recorded episodes ----
 
+def test_logs_without_a_success_are_said(again, workspace, tmp_path):
+    """A log whose rewards were forgotten, found out after an hour of training."""
+    failures = [e for e in recorded(read_episodes(workspace.data / "train.jsonl")) if not e.success][:10]
+    printed, _ = again("--import-file", write_log(tmp_path / "log.jsonl", failures), "--fresh")
+    assert "none of 10 training episodes succeeded" in printed
+
+
 def test_import(again, workspace, tmp_path):
     """Logs whose optional fields stay empty, ids that collide with ours, held-out tasks in training, and probes of a
     log of our own that a policy would imitate."""
