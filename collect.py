@@ -127,8 +127,8 @@ def gather(env: Environment, args: Args, out: Path, settings: dict) -> None:
         if split == "train":
             played = recorded(parts[split])
             if not successes(played):
-                print(f"warning: none of {len(played)} training episodes succeeded; expected some (reward 1): "
-                      "nothing else shows what is paid and what to imitate")
+                print(f"warning: none of {len(played)} training episodes succeeded; expected some: "
+                      "a reward of 1 shows what is paid and what to imitate")
             if args.import_file:
                 parts[split] += hindsight.refused_actions(played, args.probe_share, rng)
             texts = [task.text for task in (*tasks[split], *(episode.task for episode in played))]

@@ -83,7 +83,6 @@ class Args:
     kl: Literal["k2", "k3"] = "k3"     # estimator of that KL
     clip_low: BelowOne = 0.2           # policy ratio clip below
     clip_high: Weight = 0.2            # policy ratio clip above
-    engine_cap: Weight = 0.0  # where another engine samples: largest weight p_trainer / p_engine (0: off)
     entropy_coef: Weight = 0.001       # entropy bonus
     invalid_penalty: Weight = 0.1      # taken from the reward of an action that changes nothing
     normalize_std: bool = True         # GRPO: divide by the group's standard deviation (no: Dr. GRPO)
@@ -97,7 +96,6 @@ class Args:
     generated_tasks: str = ""          # JSONL of generate_tasks.py: the dream plays these from the start
     enrich: bool = True                # add dreamt transitions to the replay buffer
     dream: list[str] = field(default_factory=list)  # experiments: worlds.Options, as in pages=lookup
-    naive_reward: bool = False         # the lesson: an experience model that never saw counterfactual rewards
     eval_every: Count = 10             # iterations between evaluations on validation tasks
     eval_tasks: Count = 100            # validation tasks of these
     eval_temperature: Weight = 0.4     # played there beside 1 (verl-agent: 0.4; 0: greedy)

@@ -134,13 +134,6 @@ def policy_loss(
     return loss_N, stats
 
 
-def truncated_ratio(logp_N: Tensor, logp_engine_N: Tensor, cap: float) -> Tensor:
-    """min(p / p_engine, cap) of each token, [N]: its weight where another engine sampled it (truncated
-    importance sampling; Yao et al. 2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL
-    Training")."""
-    return (logp_N - logp_engine_N).clamp(max=math.log(cap)).exp()
-
-
 def explained_variance(value_N: Tensor, return_N: Tensor) -> Tensor:
     """1 - Var(return - value) / Var(return), detached 0-d: 1 = perfect critic, 0 = no better than the mean;
     NaN where the returns do not vary."""

@@ -39,7 +39,7 @@ def prepare(args, out: Path, dist) -> tuple[Path, Path | None]:
     tasks, or a language model made the data of another log."""
     is_file = args.data.endswith(".jsonl")
     data = out / "data" if is_file or not args.data else Path(args.data)
-    expmodel = Path(args.expmodel or out / ("expmodel-naive" if args.naive_reward else "expmodel"))
+    expmodel = Path(args.expmodel or out / "expmodel")
     if is_url(args.expmodel):
         reach_server(args)                       # before anything that takes time
         expmodel = Path(args.expmodel_folder) if args.expmodel_folder else None
@@ -65,8 +65,7 @@ def prepare(args, out: Path, dist) -> tuple[Path, Path | None]:
                "--dtype", args.dtype, "--slots", args.slots, "--micro-batch-tok", args.micro_batch_tok,
                *(["--gradient-checkpointing"] if args.gradient_checkpointing else []),
                "--no-report-variants", "--threads", args.threads]
-        naive = ["--counterfactual-share", 0] if args.naive_reward else []
-        launch("train_expmodel.py", [*common, "--data", data, "--out", expmodel, *own, *naive], dist)
+        launch("train_expmodel.py", [*common, "--data", data, "--out", expmodel, *own], dist)
         dist.barrier()
     return data, expmodel
 

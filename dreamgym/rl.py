@@ -7,12 +7,12 @@
 A turn is one action. The penalty of an invalid action is taken from its turn's reward, as in verl-agent. Its
 baseline is the mean of the group in GRPO, the critic in PPO.
 Log-probabilities of the old policy are the sampler's own, which equal the trainer's up to rounding
-(`sampler_gap` in the log), unless another engine samples (`weigh_engine`).
+(`sampler_gap` in the log).
 B rows, N trained tokens of all rows one after another.
 """
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -150,19 +150,6 @@ def token_values(policy, value_head, samples: list[TrainSample], args, dist) -> 
     return by_row(samples, lambda part: value_head(hidden_NH(part).float())[:, 0], args, dist)
 
 
-def weigh_engine(policy, batch: Batch, args, dist) -> tuple[Batch, dict]:
-    """Where another engine sampled: the batch with the trainer's own old log-probs, and each advantage times
-    the truncated importance ratio of its token (the loss is proportional to it, also where it is clipped)."""
-    own = lambda part: token_logprobs(policy.model, part, with_entropy=False)[0]
-    old = by_row(batch.samples, own, args, dist)
-    weight = [losses.truncated_ratio(*pair, args.engine_cap) for pair in zip(old, batch.old)]
-    gap = max((float((a - b).abs().max()) for a, b in zip(old, batch.old)), default=0.0)
-    n, total = dist.all_reduce_sum([float(sum(map(len, weight))), float(sum(map(torch.sum, weight)))])
-    advantage = [a * w for a, w in zip(batch.advantage, weight)]
-    return (replace(batch, old=old, advantage=advantage),
-            {"sampler_gap": gap, "engine_weight": total / max(1.0, n)})
-
-
 def update(run_state, batch: Batch, args, dist) -> dict:
     """--updates optimizer steps of a Run of train_policy.py. The divisor of each loss is the global count of
     its trained tokens. Returns what is logged."""
@@ -171,9 +158,6 @@ def update(run_state, batch: Batch, args, dist) -> dict:
     ref = by_row(batch.samples, frozen, args, dist) if args.kl_coef else None
     sums: dict[str, float] = defaultdict(float)
     stats = {"grad_norm": 0.0, "ratio_max": 0.0, "sampler_gap": 0.0}
-    if args.engine_cap:
-        batch, corrected = weigh_engine(policy, batch, args, dist)
-        stats |= corrected
     order = run.rng(args.seed, "minibatch", run_state.step, dist.rank).permutation(len(batch.samples))
     for number, rows in enumerate(np.array_split(order, args.updates)):
         tokens = dist.all_reduce_sum(float(sum(sum(batch.samples[i].mask) for i in rows))) / dist.world_size

@@ -310,7 +310,7 @@ def evaluation(iteration: int, dream: float, real: float, n: int = 500, fp: int 
 
 
 def test_alarm_names_the_hacked_reward():
-    """Stops the hack of --naive-reward from passing for progress: the dream rises, and the world falls."""
+    """Stops a hacked judge from passing for progress: the dream rises, and the world falls."""
     history = [evaluation(0, 0.35, 0.33), evaluation(5, 0.55, 0.34), evaluation(10, 0.9, 0.12, fp=60, tp=40)]
     assert alarm(history[:2], probes(near_miss=0.9)) == ""
     assert alarm(history, probes(near_miss=0.9)) == (
