@@ -12,6 +12,7 @@ from dreamgym.words import LIMIT, names_of, numbers_of, shown_words, tokens_of, 
 
 JUDGED_TIMES = 8                       # at most, a recorded step
 UNPAID = {"another task": 0.6, "another number": 0.2, "unpaid step": 0.2}   # shares
+ANSWER_SHARE = 0.5                     # of "another task", where the state shows another recorded answer
 NEAR_TASKS, NEAREST_TASKS = 200, 8     # another task is one of the former; in half of the draws, the latter
 REFUSED_PROBABILITY = 0.6              # chance of a refused action before a recorded one
 TRIES = 8                              # draws of an action that the state lacks something for
@@ -29,8 +30,9 @@ def counterfactual_rewards(episodes: list[Episode], count: int, rng: np.random.G
     `count` examples are last steps of successes under their own tasks (reward 1). The others have reward 0:
     - the same steps under a similar task, which names something that neither the own task nor the step does;
     - the same steps under the own task with another limit (`another_number`; `sides`: of `one_sided`);
+    - the same states with another recorded answer that they show, too ("stop [$9]" in place of "stop [$8]");
     - recorded steps that were not paid (`unpaid_steps`), as they are.
-    The first two kinds end the episode where recorded failures end with such an action (its first word). At
+    All but the last kind end the episode where recorded failures end with such an action (its first word). At
     most JUDGED_TIMES examples are made of a recorded step."""
     played = recorded(episodes)
     won, tasks = [e for e in played if e.success], {e.task.text: e.task for e in played}
@@ -41,6 +43,9 @@ def counterfactual_rewards(episodes: list[Episode], count: int, rng: np.random.G
     vectors_ND = WordEncoder().fit(texts)([""] * len(texts), texts) if won else np.zeros((0, 0))
     ends = {verb_of(step.action) for _, step in unpaid if step.done}
     limits = sorted({limit for text in texts for limit in LIMIT.findall(text)})
+    says = lambda action: tokens_of(action) - tokens_of(verb_of(action))
+    # a success that changed nothing was paid for what it said
+    answers = {step.action: says(step.action) for step in (e.steps[-1] for e in won) if not step.changes}
 
     def another_task(task: Task, step: Step) -> Task | None:
         said = set(names_of(f"{task.text} {step.state} {step.shown_action} {step.next_state}"))
@@ -50,6 +55,14 @@ def counterfactual_rewards(episodes: list[Episode], count: int, rng: np.random.G
         if rng.random() < 0.5:
             unlike = unlike[:NEAREST_TASKS]
         return tasks[unlike[rng.integers(len(unlike))]] if unlike else None
+
+    def another_answer(task: Task, step: Step) -> str | None:
+        if step.changes:
+            return None
+        shown, right = tokens_of(step.state), answers[step.action]
+        others = [action for action, words in answers.items() if words <= shown and not (
+            words <= right or right <= words or (task.text, step.state, action) in fulfilled)]
+        return others[rng.integers(len(others))] if others else None
 
     made, own = [], iter(rng.permutation(np.tile(np.arange(len(unpaid)), JUDGED_TIMES)))
     for i in rng.permutation(np.tile(np.arange(len(won)), JUDGED_TIMES))[:count]:
@@ -61,6 +74,8 @@ def counterfactual_rewards(episodes: list[Episode], count: int, rng: np.random.G
             else:
                 other = another_number(task, step, sides, limits, rng) if label == "another number" else None
                 label = "another number" if other else "another task"
+                if not other and (answer := another_answer(task, step)) and rng.random() < ANSWER_SHARE:
+                    label, other, step = "another answer", task, replace(step, action=answer, grounded="")
                 task = other or another_task(task, step)
                 step = replace(step, reward=0.0, done=verb_of(step.action) in ends, reward_reasoning="")
         if task:

@@ -495,6 +495,23 @@ def test_hindsight_judges_successes_under_tasks_that_name_something_else():
     assert {e.label for e in hindsight.counterfactual_rewards([won[0], same], 50, np.random.default_rng(0), {})} == {"none"}
 
 
+def test_hindsight_judges_other_answers_that_the_state_shows():
+    """A wrong answer that is a part of the right one, that the state does not show, or that was paid, too; one put in
+    the place of a step that changes the world."""
+    def answered(text, page, answer):
+        episode = judged(text, page, f"stop [{answer}]")
+        return replace(episode, steps=[replace(episode.steps[0], next_state=page, grounded="x")])
+    page = "ann wrote good\nbob lee wrote bad"
+    won = [answered("who wrote good", page, "ann"), answered("who wrote bad", page, "bob lee"),
+           answered("name the last one", page, "lee"), answered("who sang", "page of eve", "eve"), judged("wave", page, "wave")]
+    made = [e for seed in range(9) for e in hindsight.counterfactual_rewards(won, 200, np.random.default_rng(seed), {})
+            if e.label == "another answer"]
+    found = {(e.task.text, e.steps[0].action) for e in made}
+    assert found == {("who wrote good", "stop [bob lee]"), ("who wrote good", "stop [lee]"), ("who wrote bad", "stop [ann]"),
+                     ("name the last one", "stop [ann]")}
+    assert not any(e.reward or e.steps[0].grounded for e in made)
+
+
 def test_words_that_stand_for_others_are_learnt_from_successes():
     """A meaning of few tasks, of what other tasks show too, or of what is seldom there."""
     tags = {"heat": "hot", "wash": "clean", "bring": ""}
