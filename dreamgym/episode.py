@@ -65,13 +65,9 @@ class Step(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fiel
     imitate: bool = True           # a policy may learn this action; false for probes and some players
 
     @property
-    def changes(self) -> bool:
-        return self.next_state != self.state
-
-    @property
     def valid(self) -> bool:
         """In both worlds an action that changes nothing is invalid, unless it ends the episode."""
-        return self.done or self.changes
+        return self.done or self.next_state != self.state
 
     @property
     def shown_action(self) -> str:

@@ -2,6 +2,7 @@
 tasks (`counterfactual_rewards`), refused actions (`refused_actions`). Reasoning: reasoning.py.
 """
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 
 import numpy as np
 from msgspec.structs import replace
@@ -12,6 +13,7 @@ from dreamgym.words import LIMIT, names_of, numbers_of, shown_words, tokens_of, 
 
 JUDGED_TIMES = 8                       # at most, a recorded step
 UNPAID = {"another task": 0.6, "another number": 0.2, "unpaid step": 0.2}   # shares
+FEW = 0.1                              # nearly all: all but this share; nearly none: at most this share
 ANSWER_SHARE = 0.5                     # of "another task", where the state shows another recorded answer
 NEAR_TASKS, NEAREST_TASKS = 200, 8     # another task is one of the former; in half of the draws, the latter
 REFUSED_PROBABILITY = 0.6              # chance of a refused action before a recorded one
@@ -43,9 +45,7 @@ def counterfactual_rewards(episodes: list[Episode], count: int, rng: np.random.G
     vectors_ND = WordEncoder().fit(texts)([""] * len(texts), texts) if won else np.zeros((0, 0))
     ends = {verb_of(step.action) for _, step in unpaid if step.done}
     limits = sorted({limit for text in texts for limit in LIMIT.findall(text)})
-    says = lambda action: tokens_of(action) - tokens_of(verb_of(action))
-    # a success that changed nothing was paid for what it said
-    answers = {step.action: says(step.action) for step in (e.steps[-1] for e in won) if not step.changes}
+    answers = read_answers(played)
 
     def another_task(task: Task, step: Step) -> Task | None:
         said = set(names_of(f"{task.text} {step.state} {step.shown_action} {step.next_state}"))
@@ -57,11 +57,9 @@ def counterfactual_rewards(episodes: list[Episode], count: int, rng: np.random.G
         return tasks[unlike[rng.integers(len(unlike))]] if unlike else None
 
     def another_answer(task: Task, step: Step) -> str | None:
-        if step.changes:
-            return None
-        shown, right = tokens_of(step.state), answers[step.action]
-        others = [action for action, words in answers.items() if words <= shown and not (
-            words <= right or right <= words or (task.text, step.state, action) in fulfilled)]
+        right, shown = answers.get(step.action, set()), tokens_of(step.state)
+        others = [action for action, said in answers.items() if right and said <= shown and not (
+            said <= right or right <= said or (task.text, step.state, action) in fulfilled)]
         return others[rng.integers(len(others))] if others else None
 
     made, own = [], iter(rng.permutation(np.tile(np.arange(len(unpaid)), JUDGED_TIMES)))
@@ -81,6 +79,38 @@ def counterfactual_rewards(episodes: list[Episode], count: int, rng: np.random.G
         if task:
             made.append(Episode(id="", task=task, steps=[step], label=label))
     return made
+
+
+def ending_verbs(episodes: Iterable[Episode]) -> set[str]:
+    """The first words of actions of which nearly all ended an episode; inferred refusals do not count. Such
+    an action may say an answer ("stop [$8.50]")."""
+    done = defaultdict(list)
+    for episode in recorded(episodes):
+        if episode.source != Source.INFERRED:
+            for step in episode.steps:
+                done[verb_of(step.action)].append(step.done)
+    return {verb for verb, ended in done.items() if sum(ended) >= (1 - FEW) * len(ended)}
+
+
+def said_words(action: str, ending: set[str]) -> set[str]:
+    """The words and numbers of an answer; `ending`: of `ending_verbs`. Nothing for other actions."""
+    verb = verb_of(action)
+    return tokens_of(action) - tokens_of(verb) if verb in ending else set()
+
+
+def read_answers(episodes: list[Episode]) -> dict[str, set[str]]:
+    """Last actions of successes -> the words that they say, where these were always read from the state: the
+    state shows them, neither the task nor the next state says them. Where one succeeds without ("stop
+    [done]"), another one would, too."""
+    ending, found, others = ending_verbs(episodes), {}, set()
+    for episode in episodes:
+        step = episode.steps[-1]
+        if episode.success and episode.source != Source.PROBER and (said := said_words(step.action, ending)):
+            found[step.action] = said
+            known = tokens_of(f"{episode.task.text}\n{step.next_state}")
+            if not said <= tokens_of(step.state) or said & known:
+                others.add(step.action)
+    return {action: said for action, said in found.items() if action not in others}
 
 
 def unpaid_steps(episodes: list[Episode]) -> list[tuple[Task, Step]]:

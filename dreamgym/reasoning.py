@@ -4,12 +4,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 
-from dreamgym.episode import Episode, Source, Step, StopReason, Task, recorded, verb_of
-from dreamgym.hindsight import one_sided
+from dreamgym.episode import Episode, Source, Step, StopReason, Task, recorded
+from dreamgym.hindsight import FEW, ending_verbs, one_sided, said_words
 from dreamgym.names import Names
 from dreamgym.words import LIMIT, names_of, numbers_of, shown_words, tokens_of, value_of, words_of
 
-FEW = 0.1                              # nearly all: all but this share; nearly none: at most this share
 MEANT_TASKS = 5                        # tasks with a word, and others, before it has a meaning
 MOST_COMPARED = 8                      # names that one is compared with
 MOST_COUNTED = 24                      # things that are listed to count some of them
@@ -30,7 +29,7 @@ class CompareWords:
 
     def __init__(self, names: Names, episodes: list[Episode] = ()):
         self.names, self.sides, self.meaning = names, one_sided(episodes), {}
-        self.answers = _ending_verbs(episodes)
+        self.ending = ending_verbs(episodes)
         self._learn_places(episodes)
         self.meaning = self._meanings([episode for episode in recorded(episodes) if episode.success])
         self._learn_places(episodes)
@@ -168,9 +167,8 @@ class CompareWords:
     def _why_answer(self, task: Task, step: Step) -> list[str]:
         """["said : text 'price $8.50'", "asked : price"]: the line of the state that says most of an answer
         (of several the one most like the task), and its words that the task says, too. [] for no answer."""
-        verb = verb_of(step.action)
-        said = tokens_of(step.action) - tokens_of(verb)
-        if verb not in self.answers or not said:
+        said = said_words(step.action, self.ending)
+        if not said:
             return []
         asked = tokens_of(task.text) - said
         line = max(_most_like(said, step.state.split("\n"), tokens_of),
@@ -201,16 +199,6 @@ def _lines(step: Step) -> list[str]:
 def _is_judged(episode: Episode) -> bool:
     ended = episode.steps[-1].done and episode.stop != StopReason.NOT_JUDGED
     return ended or episode.source == Source.COUNTERFACTUAL
-
-
-def _ending_verbs(episodes: Iterable[Episode]) -> set[str]:
-    """The first words of actions of which nearly all ended an episode; inferred refusals do not count."""
-    done = defaultdict(list)
-    for episode in recorded(episodes):
-        if episode.source != Source.INFERRED:
-            for step in episode.steps:
-                done[verb_of(step.action)].append(step.done)
-    return {verb for verb, ended in done.items() if sum(ended) >= (1 - FEW) * len(ended)}
 
 
 PLACES: dict[str, Callable[[list[list[str]], str], list[str]]] = {      # -> the names that are compared

@@ -497,14 +497,17 @@ def test_hindsight_judges_successes_under_tasks_that_name_something_else():
 
 def test_hindsight_judges_other_answers_that_the_state_shows():
     """A wrong answer that is a part of the right one, that the state does not show, or that was paid, too; one put in
-    the place of a step that changes the world."""
+    the place of an action that seldom ends an episode."""
     def answered(text, page, answer):
         episode = judged(text, page, f"stop [{answer}]")
-        return replace(episode, steps=[replace(episode.steps[0], next_state=page, grounded="x")])
+        return replace(episode, steps=[replace(episode.steps[0], next_state="over", grounded="x")])
     page = "ann wrote good\nbob lee wrote bad"
     won = [answered("who wrote good", page, "ann"), answered("who wrote bad", page, "bob lee"),
-           answered("name the last one", page, "lee"), answered("who sang", "page of eve", "eve"), judged("wave", page, "wave")]
-    made = [e for seed in range(9) for e in hindsight.counterfactual_rewards(won, 200, np.random.default_rng(seed), {})
+           answered("name the last one", page, "lee"), answered("who sang", "page of eve", "eve"), judged("wave", page, "wave"),
+           judged("find ann", page, "find ann"), judged("find bob", page, "find bob")]
+    on = judged("find bob", page, "find lee", reward=0.0)
+    on = replace(on, steps=[replace(on.steps[0], done=False)])
+    made = [e for seed in range(9) for e in hindsight.counterfactual_rewards([*won, on], 200, np.random.default_rng(seed), {})
             if e.label == "another answer"]
     found = {(e.task.text, e.steps[0].action) for e in made}
     assert found == {("who wrote good", "stop [bob lee]"), ("who wrote good", "stop [lee]"), ("who wrote bad", "stop [ann]"),
