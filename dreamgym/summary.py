@@ -17,7 +17,7 @@ from dreamgym.evaluation import experience_tables, with_interval
 FOLDERS = "data", "expmodel", "expmodel_name", "expmodel_folder"   # flags that evaluate.py needs, too
 LAST_VALIDATION = 60    # most of its episodes on file: 20 of each world and temperature
 REAL, DREAM, GREY = "#c2410c", "#1d4ed8", "#6b7280"
-STYLES = {"real dashed": (REAL, "s--"), "real": (REAL, "o-"), "dream": (DREAM, "o-"), "": (GREY, "-")}
+COLOURS = {"real": REAL, "dream": DREAM}
 
 
 def show_experience(log: run.Log, report: dict) -> None:
@@ -64,19 +64,22 @@ def finish(job, state, results: list[dict]) -> None:
 
 
 def training_curve(folder: Path) -> Path:
-    """Writes FOLDER/curve.png: success on validation tasks (bands: 95 % over tasks), by RL transitions."""
+    """Writes FOLDER/curve.png: success by RL transitions, on validation tasks for each world and temperature
+    (bands: 95 % over tasks), and of the training episodes."""
     records = run.read_metrics(folder)
+    evaluations, steps = ([r for r in records if r["name"] == name] for name in ("evaluation", "rl"))
+    used = lambda found: [r["dream_transitions"] + r["real_transitions"] for r in found]
     figure = Figure(figsize=(7, 4.2), layout="tight")
     axes = figure.subplots()
-    for line in viewer.success_lines(records):
-        if line["points"]:
-            colour, style = STYLES[line["kind"]]
-            x, y, *band = zip(*line["points"])
-            axes.plot(x, y, style, color=colour, label=line["name"], markersize=4,
-                      linewidth=1.5 if band else 0.8)
-            if band:
-                axes.fill_between(x, *band, color=colour, alpha=0.12, linewidth=0)
-    evaluations = [r for r in records if r["name"] == "evaluation"]
+    for key in sorted({key for r in evaluations for key in r if key.endswith("/success")}, reverse=True):
+        world, temperature = key.removesuffix("/success").split()
+        seen = [r for r in evaluations if r.get(key) is not None]
+        low, high = ([r[key.replace("success", end)] for r in seen] for end in ("low", "high"))
+        name = f"{world}, " + (f"temperature {temperature}" if float(temperature) else "greedy")
+        axes.plot(used(seen), [r[key] for r in seen], "o-" if float(temperature) == 1 else "s--", label=name,
+                  color=COLOURS[world], markersize=4)
+        axes.fill_between(used(seen), low, high, color=COLOURS[world], alpha=0.12, linewidth=0)
+    axes.plot(used(steps), [r["success"] for r in steps], "-", color=GREY, label="training episodes", lw=0.8)
     switch = [e["dream_transitions"] for e in evaluations if e["real_transitions"] and e["dream_transitions"]]
     if switch:
         axes.axvline(switch[0], color=GREY, linestyle=":", linewidth=1)

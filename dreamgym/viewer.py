@@ -23,28 +23,23 @@ from dreamgym.run import Dist
 
 TEMPLATE = Path(__file__).with_name("viewer.html")
 SHOWN = 50              # episodes of each list: the page stays small enough for any browser
-CURVES = {"entropy": "entropy", "kl_ref": "KL to the reference policy", "length": "steps an episode",
-          "invalid": "share of invalid actions", "malformed": "malformed episodes",
-          "zero_variance": "groups without variance"}
 
 
 def write_page(path: Path, env: Environment, about: str, episodes: Sequence[Episode],
                model: ExperienceModel | None, folder: Path, notes: Sequence[str] = ()) -> None:
     """Writes the page of `episodes`, real and dreamt ones of the same tasks. `model`, if any, is asked about
-    every step of the real ones. Curves (metrics.jsonl) and the last training episodes (episodes.jsonl) come
-    from `folder`, where it has them."""
+    every step of the real ones. The last training episodes (episodes.jsonl) come from `folder`, where it has
+    them."""
     real, answers = [e for e in episodes if e.world == "real"], defaultdict(list)
     for episode, _, prediction in ask_recorded(model, real, Dist()) if model else []:
         answers[episode.id].append(prediction)
     training, cut = read_tail(folder / "episodes.jsonl", SHOWN, Episode)
-    metrics, cut_metrics = read_tail(folder / "metrics.jsonl")
     rows, last = ([row_view(*both, answers, env.audit) for both in pair(part)]
                   for part in (episodes, training))
     for row in last:
         row["tags"].append("training")
     data = {"title": ", ".join(filter(None, [env.name, env.label])), "about": about,
-            "notes": [note for note in (*notes, cut, cut_metrics) if note], "tiles": tiles(rows),
-            "charts": charts(metrics), "rows": rows + last}
+            "notes": [note for note in (*notes, cut) if note], "tiles": tiles(rows), "rows": rows + last}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(fill(TEMPLATE.read_text(encoding="utf-8"), data), encoding="utf-8")
 
@@ -146,37 +141,3 @@ def step_view(episode: Episode, step: Step, audit: Audit, output: str | None) ->
     return {"thought": step.thought, "action": step.shown_action, "next": step.next_state,
             "think": step.reasoning, "why": step.reward_reasoning, "reward": step.reward, "done": step.done,
             "verdict": verdict, "valid": step.valid or malformed, "output": output}
-
-
-def curve(name: str, records: list[dict], key: str, x: str = "transitions", kind: str = "") -> dict:
-    """A line of points [x, y], or [x, y, low, high] where the records have an interval."""
-    low, high = (key.replace("success", end) for end in ("low", "high"))
-    used = lambda r: r["step"] if x == "step" else r["dream_transitions"] + r["real_transitions"]
-    return {"name": name, "kind": kind, "points": [
-        [used(r), r[key], r.get(low), r.get(high)] if "/" in key else [used(r), r[key]]
-        for r in records if r.get(key) is not None]}
-
-
-def by_name(metrics: list[dict], name: str) -> list[dict]:
-    return [record for record in metrics if record.get("name") == name]
-
-
-def success_lines(metrics: list[dict]) -> list[dict]:
-    """Success by RL transitions: a line for each world and temperature of validation ("real 0.4/success"),
-    and one for the training episodes."""
-    seen, lines = by_name(metrics, "evaluation"), []
-    for key in sorted({key for record in seen for key in record if key.endswith("/success")}, reverse=True):
-        world, temperature = key.removesuffix("/success").split()
-        name = f"{world}, " + (f"temperature {temperature}" if float(temperature) else "greedy")
-        lines.append(curve(name, seen, key, kind=world + " dashed" * (float(temperature) < 1)))
-    return [*lines, curve("training episodes", by_name(metrics, "rl"), "success")]
-
-
-def charts(metrics: list[dict]) -> list[dict]:
-    """Lines without a point are left out."""
-    steps, fitted = by_name(metrics, "rl"), by_name(metrics, "expmodel")
-    found = [("success on validation tasks", "RL transitions", success_lines(metrics))]
-    found += [(title, "RL transitions", [curve(title, steps, key)]) for key, title in CURVES.items()]
-    found += [("loss of the experience model", "step", [curve("loss", fitted, "loss", "step")])]
-    lines = lambda part: [one for one in part if one["points"]]
-    return [{"title": title, "x": x, "lines": lines(part)} for title, x, part in found if lines(part)]

@@ -50,7 +50,7 @@ def test_what_the_page_holds(tmp_path):
     (row,), each = data["rows"], lambda name, key: [step[key] for step in data["rows"][0][name]["steps"]]
     assert row["tags"] == ["all", "success", "disagreement", "malformed"]
     assert [tuple(tile[1:]) for tile in data["tiles"]] == [(1, 1), (0, 1), (1, 3), (2, 3), (1, 3)]
-    assert asked == [0, 1, 2] and data["notes"] == ["cut"] and data["charts"] == []
+    assert asked == [0, 1, 2] and data["notes"] == ["cut"]
     assert (row["real"]["success"], row["dream"]["stop"], row["task"]) == (True, "malformed", "find t")
     assert each("asked", "next") == ["shelf", "", "blue"] and each("asked", "output") == [None, "", None]
     assert each("asked", "verdict") == [None, None, False] and each("real", "verdict") == [None, None, True]
@@ -81,16 +81,6 @@ def test_half_written_files(tmp_path, rest, said):
     assert [e.id for e in episodes] == ["e0", "e1", "e2"] and said in note and bool(note) == bool(said)
     assert [e.id for e in viewer.read_tail(path, 2, Episode)[0]] == (["e2"] if rest else ["e1", "e2"])
     assert viewer.read_tail(tmp_path / "missing.jsonl") == ([], "")
-
-
-def test_charts():
-    """A crash on NaN (written as null) and on metrics that a run does not have."""
-    used = {"dream_transitions": 5, "real_transitions": 2}
-    seen = {"name": "evaluation", "dream 1/success": 0.5, "dream 1/low": 0.2, "dream 1/high": 0.8, **used}
-    found = viewer.charts([seen, {"name": "rl", "entropy": None, "success": 0.25, **used},
-                           {"name": "rl", "entropy": 0.5, **used}, {"name": "other"}, {}])
-    assert [(c["title"], [line["points"] for line in c["lines"]]) for c in found] == [
-        ("success on validation tasks", [[[7, 0.5, 0.2, 0.8]], [[7, 0.25]]]), ("entropy", [[[7, 0.5]]])]
 
 
 def hostile_page(path):
