@@ -418,6 +418,9 @@ def introduce(args: Args, training: Training, log, dist) -> None:
         raise ValueError(f"{rows.too_long} of {rows.drawn} rows are longer than --context {args.context}, "
                          f"--max-next-tok {args.max_next_tok} or --max-reward-tok {args.max_reward_tok} "
                          "allow; raise them, or use --page-format diff")
+    if short := model.counts["shortened"]:
+        log.say(f"{short} of the first {rows.drawn} rows lost history or demonstrations: --context "
+                f"{args.context} minus --max-next-tok {args.max_next_tok} is too short for them")
     length = np.mean([len(s.ids) for s in first])
     log.say(f"experience model {args.model}: {model.model.num_parameters():,} parameters, "
             f"vocabulary {len(model.tokenizer)}; "

@@ -86,7 +86,8 @@ class ExperienceModel:
         self.buffer, self.encoder = retrieval
         systems = experience_system(env.prompts, settings.page_format), variation_system(env.prompts)
         self.systems = systems if settings.system_prompts else ("", "")
-        self.counts = {"steps": 0, "resampled": 0, "malformed": 0}      # resampled answers; malformed steps
+        # resampled answers; malformed steps; questions that lost history or demonstrations for lack of room
+        self.counts = {"steps": 0, "resampled": 0, "malformed": 0, "shortened": 0}
         self.answers: dict[bytes, tuple[str, bool]] = {}     # greedy ones, by the digest of the prompt
         if model is not None:                                # else a server has it
             self.chat, self.variation_chat = (chat_format(tokenizer, system) for system in self.systems)
@@ -174,10 +175,11 @@ class ExperienceModel:
     def next_prompt_ids(self, question: Question) -> tuple[list[int], Question]:
         """(the prompt's ids, the question as shown). While the prompt leaves no room for an answer, the
         longest of three lists loses an entry: `recent` the oldest, the others the least similar."""
-        room = self.settings.context - self.settings.max_next_tok
+        room, whole = self.settings.context - self.settings.max_next_tok, question
         while True:
             ids = self._prompt(next_prompt(question, self.settings.page_format))
             if self._size(ids) <= room or not (question.recent or question.earlier or question.demos):
+                self.counts["shortened"] += question is not whole
                 return ids, question
             longest = max(("recent", "earlier", "demos"), key=lambda name: len(getattr(question, name)))
             question = replace(question, **{longest: getattr(question, longest)[1:]})

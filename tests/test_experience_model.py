@@ -204,7 +204,7 @@ def test_acting_feeds_the_prompts_of_training(parts, settings):
         expected = (step.reasoning, step.reward_reasoning) if dream.settings.reasoning else ("", "")
         assert (result.reasoning, result.reward_reasoning) == expected
     assert result.stop == StopReason.SUCCESS and result.raw_score == 1.0
-    assert dream.counts == {"steps": 5, "resampled": 0, "malformed": 0}
+    assert dream.counts | {"shortened": 0} == {"steps": 5, "resampled": 0, "malformed": 0, "shortened": 0}
 
 
 def test_the_context_cuts_the_oldest_first(parts):
@@ -224,6 +224,7 @@ def test_the_context_cuts_the_oldest_first(parts):
         assert text.endswith(f"task: {e.task.text}\nstate:\n{question.state}\naction: {question.action}\n")
     assert count[0] == sum(map(len, parts_of(question))) >= 6 and count[-1] == 0
     assert count == sorted(count, reverse=True) and len(set(count)) > 4
+    assert dream.counts["shortened"] == sum(n < count[0] for n in count)
 
 
 @pytest.mark.parametrize("limits, fits", [
@@ -260,7 +261,7 @@ def test_a_malformed_or_endless_answer_ends_the_episode(parts, stop, answers):
     (result,) = act(dream)
     assert (result.state, result.reward, result.done, result.stop) == (PAGES[0], 0, True, StopReason.MALFORMED)
     assert result.output == dream.tokenizer.decode(encode_untrusted(dream.tokenizer, answers[-1]))
-    assert dream.counts == {"steps": 1, "resampled": 2, "malformed": 1}
+    assert dream.counts == {"steps": 1, "resampled": 2, "malformed": 1, "shortened": 0}
     assert dream.sampler.temperatures[-3:] == [0.0, 1.0, 1.0]
 
 
@@ -274,7 +275,7 @@ def test_a_malformed_answer_is_drawn_again_by_itself(parts):
     prompts = dream.sampler.prompts
     assert prompts[0] == prompts[2] and prompts[4] == prompts[5]
     assert dream.sampler.temperatures == [0.0, 1.0, 0.0, 1.0]
-    assert dream.counts == {"steps": 2, "resampled": 2, "malformed": 0}
+    assert dream.counts == {"steps": 2, "resampled": 2, "malformed": 0, "shortened": 0}
 
 
 def test_an_answer_that_goes_on_is_cut(parts):
