@@ -20,8 +20,8 @@ class CompareWords:
 
     `episodes` (recorded ones and counterfactual rewards) tell four things:
     1. Where a name of the task is looked for: the last line, of state, action and next state, that has names
-       of its kind, or the first one, or any. Of each kind, the place that best separates successes from
-       failures.
+       of its kind, or the first one, or any; or the lines that begin with a certain word ("chosen: red").
+       Of each kind, the place that best separates successes from failures.
     2. Names that most of their successes lack there are left out ("change" in "change the price").
     3. Other words have a meaning: what nearly all their successes show, and few others ("hot" for "heat").
     4. Some words count: their successes show a name of the task so often, their failures do not ("two").
@@ -40,13 +40,16 @@ class CompareWords:
         for episode in filter(_is_judged, episodes):
             step = episode.steps[-1]
             for name, kind, lines in self._asked(episode.task, _lines(step)):
-                places = {place for place in PLACES if name in PLACES[place](lines, name)}
+                known = [*PLACES, *(begin for begin, _ in lines)]
+                places = {place for place in known if name in _names_at(place, lines, name)}
                 of_kind[kind, step.reward].append(places)
                 of_name[name, step.reward].append(places)
         share = lambda found, place: sum(place in places for places in found) / max(1, len(found))
         gain = lambda kind, place: share(of_kind[kind, 1.0], place) - share(of_kind[kind, 0.0], place)
-        kinds = {kind for kind, reward in of_kind if reward}
-        self.place = {kind: max(PLACES, key=lambda place: gain(kind, place)) for kind in kinds}
+        self.place = {}
+        for kind in {kind for kind, reward in of_kind if reward}:
+            begins = set().union(*of_kind[kind, 1.0]) - set(PLACES) if kind is not None else set()
+            self.place[kind] = max([*PLACES, *sorted(begins)], key=lambda place: gain(kind, place))
         self.left_out = {name for (name, reward), found in of_name.items()
                          if reward and share(found, self.place[self.names.kind(name)]) < 0.5}
 
@@ -80,7 +83,7 @@ class CompareWords:
             lines = episode.steps[-1].next_state.split("\n")
             times: Counter = Counter()
             for name, kind, found in self._asked(episode.task, lines):
-                times[kind] = max(times[kind], sum(found, []).count(name))
+                times[kind] = max(times[kind], sum(words.count(name) for _, words in found))
             all_won += [times] * episode.success
             for word in filter(self._is_no_name, words_of(episode.task.text)):
                 (won if episode.success else lost)[word].append(times)
@@ -141,7 +144,7 @@ class CompareWords:
         facts = self._why_answer(task, step)
         for name, kind, lines in self._asked(task, _lines(step)):
             if name not in self.left_out:
-                found = PLACES[self.place.get(kind, "last")](lines, name)
+                found = _names_at(self.place.get(kind, "last"), lines, name)
                 facts.append(f"{name} : {_compared(found, name) or 'none no'}")
         facts += self._why_enough(task, step)
         numbers = [n for before, n in numbers_of(step) if before in self.sides] if self.sides else []
@@ -179,9 +182,9 @@ class CompareWords:
     def _is_no_name(self, word: str) -> bool:
         return self.names.kind(word) is None or word in self.left_out
 
-    def _asked(self, task: Task, lines: list[str]) -> Iterator[tuple[str, int | str | None, list[list[str]]]]:
-        """(name of the task, or the meaning of a word; its kind; the names of this kind in each line that has
-        any)"""
+    def _asked(self, task: Task, lines: list[str]) -> Iterator[tuple[str, int | str | None, list]]:
+        """(name of the task, or the meaning of a word; its kind; of each line with names of this kind, the
+        first word and these names)"""
         words, said = [names_of(line) for line in lines], names_of(task.text)
         meanings = {self.meaning[word] for word in said if word in self.meaning}
         for name in dict.fromkeys(self.meaning.get(word, word) for word in said):
@@ -189,7 +192,7 @@ class CompareWords:
             alike = ([word for word in line if word == name or self.names.kind(word) == kind is not None]
                      for line in words)
             if kind is not None or name in meanings:
-                yield name, kind, list(filter(None, alike))
+                yield name, kind, [(f"{line[0]}:", found) for line, found in zip(words, alike) if found]
 
 
 def _lines(step: Step) -> list[str]:
@@ -201,10 +204,18 @@ def _is_judged(episode: Episode) -> bool:
     return ended or episode.source == Source.COUNTERFACTUAL
 
 
-PLACES: dict[str, Callable[[list[list[str]], str], list[str]]] = {      # -> the names that are compared
-    "last": lambda lines, name: lines[-1] if lines else [],
-    "first": lambda lines, name: lines[0] if lines else [],
-    "any": lambda lines, name: [name] if any(name in line for line in lines) else lines[-1] if lines else []}
+PLACES = "last", "first", "any"        # or the first word of lines: "chosen:"
+
+
+def _names_at(place: str, lines: list[tuple[str, list[str]]], wanted: str) -> list[str]:
+    """The names at a place that `wanted` is compared with; `lines`: of `_asked`."""
+    if place == "first":
+        return lines[0][1] if lines else []
+    if place == "any" and any(wanted in names for _, names in lines):
+        return [wanted]
+    if place in PLACES:
+        return lines[-1][1] if lines else []
+    return [name for begin, names in lines if begin == place for name in names]
 
 
 def _most_like(said: set, lines: Iterable[str], read: Callable[[str], set]) -> list[str]:
