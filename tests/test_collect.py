@@ -441,6 +441,17 @@ def test_outcomes_tell_where_a_name_is_looked_for():
     assert reason(made[1].task, [], made[1].steps[0])[1] == "red : blue no , mug : mug yes"
 
 
+def test_outcomes_tell_the_first_word_of_the_lines_that_count():
+    """A color that was offered and never chosen, which the last line with a color shows."""
+    names = Names([f"find {color} {thing}" for color in COLORS for thing in THINGS])
+    made = [judged(f"find {color} {thing}", f"{thing}\ncolor: {' '.join(COLORS)}\nchosen: {chosen}", reward=float(color == chosen))
+            for color in COLORS[:4] for thing in THINGS[:3] for chosen in (*COLORS[:4], "none")]
+    reason = reasoning.CompareWords(names, made)
+    assert reason.place[names.kind("red")] == "chosen:"
+    said = {e.steps[0].state[-4:]: reason(e.task, [], e.steps[0])[1] for e in made if e.task.text == made[0].task.text}
+    assert said["none"].startswith(f"{COLORS[0]} : none no") and f"{COLORS[0]} : {COLORS[1]} no" in said[COLORS[1][-4:]]
+
+
 def test_texts_in_two_splits_are_named(capsys):
     """Success on test tasks that were learnt by heart."""
     tasks = {split: [a_task(text) for text in texts] for split, texts in
