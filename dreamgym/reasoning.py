@@ -10,6 +10,7 @@ from dreamgym.names import Names
 from dreamgym.words import LIMIT, names_of, numbers_of, shown_words, tokens_of, value_of, words_of
 
 MEANT_TASKS = 5                        # tasks with a word, and others, before it has a meaning
+CLEARLY = 0.02                         # by which the first word of lines must separate better than a place
 MOST_COMPARED = 8                      # names that one is compared with
 MOST_COUNTED = 24                      # things that are listed to count some of them
 
@@ -21,7 +22,7 @@ class CompareWords:
     `episodes` (recorded ones and counterfactual rewards) tell four things:
     1. Where a name of the task is looked for: the last line, of state, action and next state, that has names
        of its kind, or the first one, or any; or the lines that begin with a certain word ("chosen: red").
-       Of each kind, the place that best separates successes from failures.
+       Of each kind, the place that best separates successes from failures; the word if it is clearly better.
     2. Names that most of their successes lack there are left out ("change" in "change the price").
     3. Other words have a meaning: what nearly all their successes show, and few others ("hot" for "heat").
     4. Some words count: their successes show a name of the task so often, their failures do not ("two").
@@ -49,7 +50,10 @@ class CompareWords:
         self.place = {}
         for kind in {kind for kind, reward in of_kind if reward}:
             begins = set().union(*of_kind[kind, 1.0]) - set(PLACES) if kind is not None else set()
-            self.place[kind] = max([*PLACES, *sorted(begins)], key=lambda place: gain(kind, place))
+            best = max(PLACES, key=lambda place: gain(kind, place))
+            begin = max(sorted(begins), key=lambda place: gain(kind, place), default=best)
+            is_better = gain(kind, begin) > gain(kind, best) + CLEARLY
+            self.place[kind] = begin if is_better else best
         self.left_out = {name for (name, reward), found in of_name.items()
                          if reward and share(found, self.place[self.names.kind(name)]) < 0.5}
 
