@@ -57,8 +57,10 @@ def counterfactual_rewards(episodes: list[Episode], count: int, rng: np.random.G
         return tasks[unlike[rng.integers(len(unlike))]] if unlike else None
 
     def another_answer(task: Task, step: Step) -> str | None:
-        right, shown = answers.get(step.action, set()), tokens_of(step.state)
-        others = [action for action, said in answers.items() if right and said <= shown and not (
+        if step.action not in answers:
+            return None
+        right, shown = answers[step.action], tokens_of(step.state)
+        others = [action for action, said in answers.items() if said <= shown and not (
             said <= right or right <= said or (task.text, step.state, action) in fulfilled)]
         return others[rng.integers(len(others))] if others else None
 

@@ -19,7 +19,7 @@ class CompareWords:
     """Reasoning of any environment, from the texts alone (ours). A small model compares words that stand side
     by side: "red : blue no". Names are words that replace each other in tasks (names.py).
 
-    `episodes` (recorded ones and counterfactual rewards) tell four things:
+    `episodes` (recorded ones and counterfactual rewards) tell five things:
     1. Where a name of the task is looked for: the last line, of state, action and next state, that has names
        of its kind, or the first one, or any; or the lines that begin with a certain word ("chosen: red").
        Of each kind, the place that best separates successes from failures; the word if it is clearly better.
@@ -50,10 +50,9 @@ class CompareWords:
         self.place = {}
         for kind in {kind for kind, reward in of_kind if reward}:
             begins = set().union(*of_kind[kind, 1.0]) - set(PLACES) if kind is not None else set()
-            best = max(PLACES, key=lambda place: gain(kind, place))
-            begin = max(sorted(begins), key=lambda place: gain(kind, place), default=best)
-            is_better = gain(kind, begin) > gain(kind, best) + CLEARLY
-            self.place[kind] = begin if is_better else best
+            worth = {place: gain(kind, place) - CLEARLY * (place in begins)
+                     for place in (*PLACES, *sorted(begins))}
+            self.place[kind] = max(worth, key=worth.get)
         self.left_out = {name for (name, reward), found in of_name.items()
                          if reward and share(found, self.place[self.names.kind(name)]) < 0.5}
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from matplotlib.figure import Figure             # not pyplot, which looks for a screen
 
 from dreamgym import run, viewer
-from dreamgym.episode import Episode
 from dreamgym.evaluation import experience_tables, with_interval
 
 FOLDERS = "data", "expmodel", "expmodel_name", "expmodel_folder"   # flags that evaluate.py needs, too
@@ -48,7 +47,7 @@ def finish(job, state, results: list[dict]) -> None:
     picture, page = training_curve(out), out / "dream.html"
     job.log.say(f"\n{env.name}, {env.label}: {results[0]['tasks']} test tasks, world and temperature, 95 % "
                 f"Wilson intervals\n{run.summary_table(rows)}\n{note}")
-    episodes, cut = viewer.read_tail(out / "evaluations.jsonl", LAST_VALIDATION, Episode)
+    episodes, cut = viewer.read_tail(out / "evaluations.jsonl", LAST_VALIDATION)
     kinds = tuple(f"valid-{state.step}-{world}-1-" for world in ("real", "dream"))     # alike in temperature
     alike = [e for e in episodes if e.id.startswith(kinds)]
     state.experience_model.clear_caches()
@@ -76,9 +75,10 @@ def training_curve(folder: Path) -> Path:
         seen = [r for r in evaluations if r.get(key) is not None]
         low, high = ([r[key.replace("success", end)] for r in seen] for end in ("low", "high"))
         name = f"{world}, " + (f"temperature {temperature}" if float(temperature) else "greedy")
-        axes.plot(used(seen), [r[key] for r in seen], "o-" if float(temperature) == 1 else "s--", label=name,
+        axes.plot(used(seen), [r[key] for r in seen], "s--" if float(temperature) < 1 else "o-", label=name,
                   color=COLOURS[world], markersize=4)
         axes.fill_between(used(seen), low, high, color=COLOURS[world], alpha=0.12, linewidth=0)
+    steps = [r for r in steps if r["success"] is not None]         # an iteration without a whole episode
     axes.plot(used(steps), [r["success"] for r in steps], "-", color=GREY, label="training episodes", lw=0.8)
     switch = [e["dream_transitions"] for e in evaluations if e["real_transitions"] and e["dream_transitions"]]
     if switch:

@@ -33,7 +33,7 @@ def write_page(path: Path, env: Environment, about: str, episodes: Sequence[Epis
     real, answers = [e for e in episodes if e.world == "real"], defaultdict(list)
     for episode, _, prediction in ask_recorded(model, real, Dist()) if model else []:
         answers[episode.id].append(prediction)
-    training, cut = read_tail(folder / "episodes.jsonl", SHOWN, Episode)
+    training, cut = read_tail(folder / "episodes.jsonl", SHOWN)
     rows, last = ([row_view(*both, answers, env.audit) for both in pair(part)]
                   for part in (episodes, training))
     for row in last:
@@ -52,8 +52,8 @@ def fill(template: str, data: dict) -> str:
     return template.replace("__SCRIPT_HASH__", digest, 1).replace("__DATA__", text, 1)
 
 
-def read_tail(path: Path, count: int | None = None, kind: type | None = None) -> tuple[list, str]:
-    """(the last `count` records of a JSONL file, if it exists, up to the first that cannot be read; a note
+def read_tail(path: Path, count: int | None = None) -> tuple[list[Episode], str]:
+    """(the last `count` episodes of a JSONL file, if it exists, up to the first that cannot be read; a note
     that names it, or "")."""
     if not path.is_file():
         return [], ""
@@ -62,8 +62,7 @@ def read_tail(path: Path, count: int | None = None, kind: type | None = None) ->
     records = []
     for number, line in tail:
         try:
-            record = msgspec.json.decode(line)
-            records.append(from_json(record, kind, f"{path}:{number}") if kind else record)
+            records.append(from_json(msgspec.json.decode(line), Episode, f"{path}:{number}"))
         except (ValueError, RecursionError) as error:       # also msgspec's, and half a UTF-8 character
             return records, f"{path}:{number} and what follows is left out: {str(error)[:200]}"
     return records, ""

@@ -77,9 +77,9 @@ def test_half_written_files(tmp_path, rest, said):
     path = tmp_path / "episodes.jsonl"
     lines = [json.dumps(to_json(episode(f"e{i}", "t", "a", "b"))) for i in range(3)]
     path.write_bytes("\n".join(lines).encode() + b"\n" + rest)
-    episodes, note = viewer.read_tail(path, kind=Episode)
+    episodes, note = viewer.read_tail(path)
     assert [e.id for e in episodes] == ["e0", "e1", "e2"] and said in note and bool(note) == bool(said)
-    assert [e.id for e in viewer.read_tail(path, 2, Episode)[0]] == (["e2"] if rest else ["e1", "e2"])
+    assert [e.id for e in viewer.read_tail(path, 2)[0]] == (["e2"] if rest else ["e1", "e2"])
     assert viewer.read_tail(tmp_path / "missing.jsonl") == ([], "")
 
 
