@@ -162,17 +162,17 @@ class Rows:
         self.too_long = self.drawn = 0
 
     def counts(self, step: int) -> dict[str, int]:
-        """How many rows of each kind an optimizer step has. A kind without rows leaves its share to next
-        states."""
+        """How many rows of each kind an optimizer step has: a part of a row comes in a later step. A kind
+        without rows leaves its share to next states."""
         a, rest = self.args, "next"
         shares = {"short": a.short_share, "reward": a.reward_share, "counterfactual": a.counterfactual_share,
                   "variation": a.variation_share}
         if step < self.short_steps:
             shares, rest = {"counterfactual": 2 / 3}, "short"
-        ends = a.rows * np.cumsum([0, *shares.values()])
-        ends = np.floor(ends * (step + 1)) - np.floor(ends * step)    # a part of a row comes in a later step
-        counts = {kind: n for kind, n in zip(shares, np.diff(ends).astype(int).tolist()) if self.kinds[kind]}
-        return {rest: a.rows - sum(counts.values())} | counts
+        until = lambda share, steps: math.floor(a.rows * share * steps + 1e-6)     # rows of a kind
+        counts = {kind: until(share, step + 1) - until(share, step)
+                  for kind, share in shares.items() if self.kinds[kind]}
+        return {rest: max(0, a.rows - sum(counts.values()))} | counts
 
     def draw(self, step: int, share: slice = slice(None)) -> list[TrainSample]:
         """The rows of one optimizer step, or a rank's `share` of them."""

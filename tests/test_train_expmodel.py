@@ -64,6 +64,17 @@ def test_a_small_share_comes_in_some_steps():
     assert all(sum(c.values()) == 2 for c in counts)
 
 
+def test_no_share_is_negative_or_too_large():
+    """A training that ends in its middle: differences of rounded sums below 0."""
+    for size in (1, 3, 8, 15, 16, 24, 32):
+        for share in (0.01, 0.05, 0.3):
+            rows = rows_of(rows=size, reward_share=0.15, counterfactual_share=0.25, variation_share=share, short_share=0.02)
+            rows.kinds = dict.fromkeys(rows.kinds, [1])
+            counts = [rows.counts(step) for step in range(600)]
+            assert all(min(c.values()) >= 0 and size <= sum(c.values()) <= size + 3 for c in counts)
+            assert sum(c["variation"] for c in counts) == pytest.approx(600 * size * share, abs=1)
+
+
 @pytest.mark.parametrize("flags, said", [
     ({"context": 500, "max_next_tok": 500}, "fewer than --context 500"),
     ({"lr_floor": 0.0, "steps": 10, "max_steps": 20}, "expected --max-steps 10"),
