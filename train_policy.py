@@ -28,7 +28,7 @@ from dreamgym.episode import Episode, StopReason, Task, read_episodes, read_task
 from dreamgym.evaluation import alarm, failed_probes, policy_report, with_interval
 from dreamgym.experience_model import ExperienceModel, fill_buffer
 from dreamgym.flags import BelowOne, Count, Natural, Share, Weight
-from dreamgym.imitation import LEFT_DREAM, load_reference, starting_policy
+from dreamgym.imitation import LEFT_DREAM, imitation_checkpoint, load_reference, starting_policy
 from dreamgym.model import save_model, trainable_parameters, unsharded
 from dreamgym.offline import environment_of
 from dreamgym.prepare import check_model, prepare, read_splits, start_log
@@ -114,6 +114,7 @@ FREE = ("out", "expmodel", "expmodel_folder", "expmodel_key_env", "data", "imita
         "eval_every", "eval_tasks", "test_tasks", "save_every", "save_minutes",
         "max_malformed")               # may differ at resume
 TEMPERATURES = (0.0, 0.4, 1.0)         # greedy; verl-agent's validation; training's
+CLUSTER_TASKS = 8                      # tasks of a cluster, on average and at least (Eq. 7 of PPO)
 
 
 def check(args: Args) -> None:
@@ -370,13 +371,15 @@ def gather(episodes: list[Episode], dist) -> list[Episode]:
 
 
 def feed_curriculum(args: Args, state: Run, episodes: list[Episode]) -> float:
-    """Eq. 7 per group; for PPO clusters of tasks by phi of their texts. Returns the share of groups without
-    variance."""
-    episodes, labels = rl.usable(episodes, args.drop_malformed), None
-    if args.algo == "ppo" and episodes:
+    """Eq. 7 per group; where each task has one episode, as in PPO, clusters of tasks by phi of their texts.
+    Returns the share of groups without variance."""
+    played, labels = {e.task.id for e in episodes}, None
+    episodes = rl.usable(episodes, args.drop_malformed)
+    state.curriculum.fade(played - {e.task.id for e in episodes}, state.step)
+    if (args.algo == "ppo" or args.rollouts == 1) and episodes:
         tasks = {e.task.id: e.task.text for e in episodes}
         vectors = state.experience_model.encoder([""] * len(tasks), list(tasks.values()))
-        found = cluster(vectors, max(2, len(tasks) // args.rollouts),
+        found = cluster(vectors, max(2, len(tasks) // max(CLUSTER_TASKS, args.rollouts)),
                         run.rng(args.seed, "cluster", state.step))
         labels = dict(zip(tasks, found.tolist()))
     return state.curriculum.update(episodes, state.step, labels) if episodes else 0.0
@@ -474,7 +477,12 @@ def main() -> None:
     probes = run.read_json(expmodel / "report.json")["full"] if expmodel else {}
     if failed := failed_probes(probes):
         log.say(f"probes of the experience model that did not pass: {'; '.join(failed)}")
-    policy, reference = starting_policy(args, env, (out, expmodel), offline, resume, dist, log)
+    start = imitation_checkpoint(args, env, (out, expmodel), offline, dist, log)
+    meta["imitation"] = run.fingerprint(run.load_meta(start))
+    if resume:                                   # else the KL term would be to another policy from here on
+        run.check_meta(run.load_meta(resume), {"imitation": meta["imitation"]}, resume,
+                       "name the --imitation that this run began with")
+    policy, reference = starting_policy(args, env, start, resume, out, dist)
     model = open_experience_model(args, expmodel, env, data / "train.jsonl", dist.device, resume,
                                   beside=policy.model, dtype=args.dtype, slots=args.slots,
                                   seed=run.derive_seed(args.seed, "dream", dist.rank))

@@ -20,8 +20,8 @@ TODAY = "{% macro strftime_now(form) %}26 Jul 2024{% endmacro %}"
 FOLD = ("{% if messages[0].role == 'system' %}{% set messages = [{'role': 'user', 'content': "
         "messages[0].content + '\n\n' + messages[1].content}] + messages[2:] %}{% endif %}")
 # In place of a missing template: plain lines.
-PLAIN = ("{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}"
-         "{{ '\n' }}{% endfor %}")
+PLAIN = ("{{ bos_token or '' }}{% for m in messages %}{{ m.content }}"
+         "{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{{ '\n' }}{% endfor %}")
 USER, ANSWER, NEXT = "USERTEXTONE", "ANSWERTEXTONE", "USERTEXTTWO"
 
 

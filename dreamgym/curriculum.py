@@ -122,6 +122,11 @@ class Curriculum:
                 stats.last, stats.zeros = iteration, stats.zeros + 1 if values[name] == 0 else 0
         return sum(value == 0 for value in values.values()) / max(1, len(values))
 
+    def fade(self, task_ids: Iterable[str], iteration: int) -> None:
+        """Tasks that were played without an episode to learn from: as if measured without variance."""
+        for task_id in task_ids:
+            self.stats[task_id].value, self.stats[task_id].last = 0.0, iteration
+
     def add(self, tasks: Sequence[Task]) -> None:
         """Over `max_generated` the least valuable measured ones go, among zeros the longest run of them."""
         for task in tasks:

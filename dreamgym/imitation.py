@@ -1,6 +1,7 @@
 """The policy that RL starts from: it imitates a few demonstrations.
 
-    policy, reference = starting_policy(args, env, (out, expmodel), episodes, resume, dist, log)
+    start = imitation_checkpoint(args, env, (out, expmodel), episodes, dist, log)
+    policy, reference = starting_policy(args, env, start, resume, out, dist)
 
 The players of the demonstrations make mistakes: imitation must leave entropy for RL to work with.
 `args` are the flags of train_policy.py.
@@ -24,15 +25,14 @@ from dreamgym.sft import make_optimizers, set_rate, sft_step
 LEFT_DREAM = "dream-policy"            # the policy with which real RL began after the dream
 
 
-def starting_policy(args, env: Environment, folders: tuple[Path, Path | None], episodes: list[Episode],
-                    resume: Path | None, dist, log) -> tuple[Policy, torch.nn.Module | None]:
-    """(policy, reference). The policy has the weights of `resume`, else those of imitation. The reference has
-    those of imitation, or of the policy that left the dream, if `resume` is later."""
-    start = imitation_checkpoint(args, env, folders, episodes, dist, log)
+def starting_policy(args, env: Environment, start: Path, resume: Path | None, out: Path,
+                    dist) -> tuple[Policy, torch.nn.Module | None]:
+    """(policy, reference). The policy has the weights of `resume`, else those of imitation, `start`. The
+    reference has those of `start`, or of the policy that left the dream, if `resume` is later."""
     policy = make_policy(args, env, str(resume or start), dist)
     saved = run.read_json(resume / "run.json") if resume else {}
     if saved.get("dream_transitions") and saved["real_transitions"]:
-        start = folders[0] / LEFT_DREAM
+        start = out / LEFT_DREAM
     return policy, load_reference(args, start, policy, dist)
 
 
@@ -65,9 +65,11 @@ def imitation_checkpoint(args, env: Environment, folders: tuple[Path, Path | Non
              "policy_format", "system_prompts", "policy_context", "max_action_tok", "tried_actions",
              "task_last"]
     names += [name for name in vars(args) if name.startswith("imitation_")]
-    if not args.imitation:                       # another run's policy may have another seed
-        names.append("seed")
     run_config = {name: getattr(args, name) for name in names}
+    if not args.imitation:                       # another run's policy may have another seed, and model
+        run_config |= {"seed": args.seed, "expmodel": ""}
+        if args.init == "expmodel":
+            run_config["expmodel"] = run.fingerprint(run.load_meta(expmodel / "model"))
     found = checkpoint.latest(folder, "model", dist)
     meta = run.load_meta(found) if found else {}
     finished = meta.get("finished", False)

@@ -192,6 +192,13 @@ def test_a_page_cannot_end_a_turn(name):
     assert encode(tokenizer, text)       # the cache hands out copies
 
 
+def test_a_base_model_begins_with_its_own_token():
+    """A model without a template that never saw a text without <s> in front."""
+    tokenizer = make_tokenizer("none")
+    tokenizer.bos_token = "<s>"
+    assert tokenizer.decode(prompt_ids(tokenizer, chat_format(tokenizer), "hello")).startswith("<s>")
+
+
 @pytest.mark.parametrize("template", [QWEN3, R1])
 def test_policies_think(template):
     """A policy that is to think behind a template that has closed the thought, or opened it itself."""

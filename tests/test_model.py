@@ -1,6 +1,6 @@
 """Log-probs, shared prefixes, adapters, references, the supervised step, two gloo ranks."""
 import random
-from pathlib import Path
+import shutil
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +16,7 @@ from dreamgym.logprobs import (TrainSample, even_micro_batches, micro_batches, p
                                reference_logprobs, token_logprobs)
 from dreamgym.model import (adapter, base_of, checkpoint_layers, clip_grad_norm, load_frozen, load_model,
                             save_model, trainable_parameters, unsharded)
-from dreamgym.run import Dist, init_dist
+from dreamgym.run import Dist, init_dist, write_json
 from dreamgym.sampler import Sampler
 from dreamgym.sft import make_optimizers, set_rate, sft_step
 from dreamgym.tiny import Muon
@@ -285,8 +285,8 @@ def test_weights_and_reference(folder, tmp_path, lora_rank):
 
 def test_a_start_from_the_experience_model_takes_adapters(folder, tmp_path):
     """--lora-rank that is forgotten with --init expmodel: all weights are trained."""
-    (tmp_path / "e").mkdir()
-    (tmp_path / "e/model").symlink_to(Path(folder).resolve())
+    shutil.copytree(folder, tmp_path / "e/model")
+    write_json(tmp_path / "e/model/meta.json", {})
     args = train_policy.Args(env=EXAMPLE, init="expmodel", lora_rank=2, policy_context=64, max_action_tok=8)
     log = SimpleNamespace(say=print)
     found = imitation_checkpoint(args, make_env(EXAMPLE), (tmp_path, tmp_path / "e"), [], Dist(), log)

@@ -1,6 +1,7 @@
 """The scripts as a user meets them, in this process where that stops the same bug."""
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -241,13 +242,19 @@ def test_interrupted_imitation_ends_bit_equal(base, preset, monkeypatch, tmp_pat
 
 # ---- what is refused ----
 
-def test_a_changed_setting_is_refused_by_name(policy, base):
+def test_a_changed_setting_is_refused_by_name(policy, base, tmp_path):
     """Two settings mixed in one folder; flags that may differ are not refused."""
     with pytest.raises(ValueError,
                        match=r"does not fit this run: lr: found 0.0003, expected 0.01; use --fresh"):
         policy(base, "--lr", 0.01)
     with pytest.raises(ValueError, match=r"imitation_epochs: found 2, expected 7"):
         policy(base.parent / "other", "--imitation-epochs", 7)
+    other = tmp_path / "imitation"               # a KL term to another policy from here on
+    shutil.copytree(base / "imitation", other)
+    meta = run.load_meta(other / "model")
+    run.write_json(other / "model/meta.json", meta | {"imitation": meta["imitation"] | {"seed": 5}})
+    with pytest.raises(ValueError, match="imitation: found .* name the --imitation that this run began with"):
+        policy(base, "--imitation", other)
 
 
 def test_a_run_of_malformed_dreams_stops(policy, monkeypatch, tmp_path):

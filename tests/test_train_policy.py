@@ -92,7 +92,8 @@ def test_grpo_feeds_the_curriculum_by_task():
     episodes.append(one_step("4", c, stop=StopReason.MALFORMED))
     assert feed_curriculum(Args(), run_state, episodes) == 0.5
     stats = run_state.curriculum.stats
-    assert stats["a"].value == 0.25 and stats["b"].value == 0 and stats["c"].episodes == 0 and stats["c"].last == -1
+    assert stats["a"].value == 0.25 and stats["b"].value == 0 and stats["c"].episodes == 0
+    assert (stats["c"].value, stats["c"].last) == (0.0, run_state.step)        # c broke off: it fades
 
 
 def test_ppo_feeds_the_curriculum_by_cluster():
@@ -105,6 +106,8 @@ def test_ppo_feeds_the_curriculum_by_cluster():
     assert feed_curriculum(Args(algo="ppo", rollouts=4), run_state, episodes) == 0.5
     assert {t.id: run_state.curriculum.stats[t.id].value for t in tasks} == {
         t.id: 0.25 if "jacket" in t.id else 0.0 for t in tasks}
+    for args in (Args(algo="ppo", rollouts=1), Args(algo="rft", rollouts=1)):     # no cluster of one task
+        assert feed_curriculum(args, state_of(tasks, encoder=encoder), episodes) == 0.5
 
 
 @pytest.mark.parametrize(("size", "left"), [(1, 5), (2, 5), (2, 1), (3, 7)])
