@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+from scipy import stats
 
 from dreamgym import run
 from dreamgym.envs.base import Audit, StepResult
@@ -291,8 +292,10 @@ def outcomes(episodes: list[Episode]) -> dict[str, list[bool]]:
 def bootstrap(seeds: Sequence[dict[str, Sequence[bool]]], base: Sequence[dict[str, Sequence[bool]]] = (),
               draws: int = 2000) -> dict:
     """Mean success and its 95 % interval: `outcomes` of one policy, an entry a seed. With `base` the
-    difference to another policy, paired by seed and task. Seeds are drawn, and tasks within each. Raises
-    ValueError where the pairs lack a seed, or have no task in common."""
+    difference to another policy, paired by seed and task. Seeds are drawn, and tasks within each: of three
+    seeds such an interval holds the truth in 77 to 92 % of the cases. "t_low" and "t_high" are the t interval
+    over the seeds' means, if there are two. Raises ValueError where the pairs lack a seed, or have no task in
+    common."""
     if base and len(base) != len(seeds):
         raise ValueError(f"paired difference: found {len(seeds)} and {len(base)} seeds, expected as many")
     rng, values = np.random.default_rng(0), []
@@ -304,8 +307,13 @@ def bootstrap(seeds: Sequence[dict[str, Sequence[bool]]], base: Sequence[dict[st
     mean_of = lambda seeds: np.mean([rng.choice(values[i], len(values[i])).mean() for i in seeds])
     drawn = [mean_of(rng.integers(len(values), size=len(values))) for _ in range(draws)]
     low, high = np.percentile(drawn, [2.5, 97.5])
-    return {"mean": float(np.mean([v.mean() for v in values])), "low": float(low), "high": float(high),
-            "seeds": len(values), "tasks": sum(map(len, values))}
+    means = [v.mean() for v in values]
+    found = {"mean": float(np.mean(means)), "low": float(low), "high": float(high),
+             "seeds": len(values), "tasks": sum(map(len, values))}
+    if len(means) > 1:
+        half = stats.t.ppf(0.975, len(means) - 1) * stats.sem(means)
+        found |= {"t_low": found["mean"] - half, "t_high": found["mean"] + half}
+    return found
 
 
 def pass_at_k(wins: dict[str, Sequence[bool]]) -> dict[int, float]:

@@ -1,5 +1,6 @@
 """Records of runs/record.py -> a table: test success at each temperature with its 95 % interval (bootstrap
-over seeds, and tasks within a seed), pass@k at T=0.4, the difference to one policy, paired by seed and task.
+over seeds, and tasks within a seed), pass@k at T=0.4, the difference to one policy, paired by seed and task,
+also with the t interval over seeds.
 
     python -m runs.table runs/results/webshop-*.json --against imitation
     python -m runs.table runs/results/webshop-*.json --picture doses.png     # the dose-response
@@ -63,7 +64,10 @@ def cells(by_seed: dict[int, dict], base: dict[int, dict], against: str) -> dict
     shared = sorted(by_seed.keys() & base.keys())
     if shared and base is not by_seed:
         pair = [[wins(side[seed], PRIMARY) for seed in shared] for side in (by_seed, base)]
-        row[f"T={PRIMARY} - {against}"] = with_interval(bootstrap(*pair), "+")
+        found = bootstrap(*pair)
+        row[f"T={PRIMARY} - {against}"] = with_interval(found, "+")
+        if len(shared) > 1:
+            row["t over seeds"] = f"[{found['t_low']:+.3f}, {found['t_high']:+.3f}]"
     used = [sum(r[f"{world}_transitions"] for r in by_seed.values()) // len(by_seed)
             for world in ("dream", "real")]
     row |= {"--dream": " ".join(next(iter(by_seed.values()))["settings"].get("dream", []))}
