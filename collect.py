@@ -1,6 +1,7 @@
 """A real environment, or logs of one -> offline trajectories with reasoning, for the experience model.
 
     python collect.py --env webshop                           # scripted players
+    python collect.py --env webshop --config configs/tiny/webshop.json           # the data of the main job
     python collect.py --env examples/files.py                 # your own environment: docs/your-environment.md
     python collect.py --env logs --import-file FILE.jsonl     # recorded episodes alone: docs/data.md
     python collect.py --player http://127.0.0.1:8000/v1 --player-model NAME      # a language model plays
@@ -55,6 +56,7 @@ class Args:
     teacher_model: str = ""            # the model's name at the endpoint
     teacher_key_env: str = "OPENAI_API_KEY"  # environment variable that holds the endpoint's key
     fresh: bool = False                # collect again even where the folder fits, or a language model made it
+    config: str = ""                   # preset: a flat JSON file of flags and values; a tiny model's has some
 
     def __post_init__(self):
         if self.player and not (is_url(self.player) and self.player_model):
@@ -81,7 +83,7 @@ def make_players(env: Environment, args: Args) -> dict[str, Player]:
 
 def settings_of(args: Args) -> dict:
     """What decides the data: the flags, and the contents of the files that they name."""
-    settings = {name: value for name, value in asdict(args).items() if name not in ("out", "fresh")}
+    settings = {name: value for name, value in asdict(args).items() if name not in ("out", "fresh", "config")}
     settings["data_dir"] = args.data_dir or os.environ.get(f"{args.env}_DATA".upper(), "")
     files = {name: Path(settings[name]) for name in ("env", "import_file") if Path(settings[name]).is_file()}
     return settings | {f"{name}_fingerprint": run.file_fingerprint(path)
@@ -126,9 +128,7 @@ def gather(env: Environment, args: Args, out: Path, settings: dict) -> None:
         parts[split] += offline.counterfactuals(env, parts, tasks, split, count, rng)
         if split == "train":
             played = recorded(parts[split])
-            if not successes(played):
-                print(f"warning: none of {len(played)} training episodes succeeded; expected some: "
-                      "a reward of 1 shows what is paid and what to imitate")
+            offline.warn_of_episodes(played, from_log=bool(args.import_file))
             if args.import_file:
                 parts[split] += hindsight.refused_actions(played, args.probe_share, rng)
             texts = [task.text for task in (*tasks[split], *(episode.task for episode in played))]

@@ -88,13 +88,14 @@ def judge_option(args: Args) -> str:
 def make_environment(args: Args, data: Path, dist) -> tuple[Environment, list[Task]]:
     """The data's environment with what the flags change, and --tasks of its tasks."""
     meta = run.load_meta(data)
-    changed = {name: getattr(args, name) for name in ("data_dir", "env_options") if getattr(args, name)}
+    changed = {name: value for name in ("data_dir", "env_options")
+               if (value := getattr(args, name)) and value != meta["settings"][name]}
     env = env_of_data(args.env or meta["settings"]["env"], meta["settings"] | changed,
                       workers=run.spare_cores(dist), judge=judge_option(args))
-    if run.fingerprint(env.describe()) == run.fingerprint(meta["environment"]):
+    if not changed and run.fingerprint(env.describe()) == run.fingerprint(meta["environment"]):
         tasks = read_tasks(data / f"tasks_{args.split}.jsonl")
     else:
-        print(f"trained in {meta['environment']}, evaluated in {env.describe()}")
+        print(f"trained in {meta['environment']}, evaluated in {env.describe()} {changed or ''}")
         tasks = offline.tasks_with_start(env, args.split)
     return env, run.sample(tasks, args.tasks, 0, args.split)
 
@@ -110,16 +111,17 @@ def load_policy(args: Args, folder: Path, env: Environment, device) -> Policy:
     return Policy(model, tokenizer, env, PolicySettings(**meta["policy"]), args.slots, args.seed)
 
 
-def play_player(args: Args, env: Environment, player: Player) -> tuple[dict, list[Episode]]:
+def play_player(args: Args, env: Environment, player: Player,
+                tasks: list[Task]) -> tuple[dict, list[Episode]]:
     """A player of the environment in place of a policy."""
     wrong = [flag for flag, given in (("--world dream", args.world == "dream"), ("--bound", args.bound),
                                       ("--html", args.html), ("--others", args.others)) if given]
     if wrong:
         raise ValueError(f"{wrong[0]}: expected the folder of a policy; --policy {args.policy} is a player "
                          "of the real environment")
-    tasks, played = run.sample(env.tasks(args.split), args.tasks, 0, args.split) * args.repeats, []
-    with run.progress(len(tasks), args.policy) as bar:
-        for i, task in enumerate(tasks):
+    plan, played = tasks * args.repeats, []
+    with run.progress(len(plan), args.policy) as bar:
+        for i, task in enumerate(plan):
             rng = run.rng(args.seed, "play", i)
             played.append(offline.play(env, task, player, rng, f"{args.policy}-{i}"))
             bar.update(1)
@@ -266,15 +268,21 @@ def save(args: Args, report: dict, episodes: list[Episode], more: dict) -> None:
 def main() -> None:
     args = run.parse(Args)
     dist = run.one_process(args.seed)
-    is_word = args.policy.isidentifier() and not Path(args.policy).exists()
-    if not is_word or not environment_class(args.env or DEFAULT_ENV).is_real:
+    name = args.env or DEFAULT_ENV
+    is_player = args.policy and "/" not in args.policy and not Path(args.policy).exists()
+    if not is_player or not environment_class(name).is_real:
         return evaluate_model(args, dist)
-    env = make_env(args.env or DEFAULT_ENV, args.data_dir, options=args.env_options, judge=judge_option(args))
+    data = Path(args.data or out_folder(name) / "data")
+    if args.data or (data / "meta.json").exists():
+        env, tasks = make_environment(args, data, dist)
+    else:
+        env, tasks = make_env(name, args.data_dir, options=args.env_options, judge=judge_option(args)), None
     with contextlib.closing(env):
         does_nothing = Player(lambda session, rng: lambda state: "")
         players = {"null": does_nothing} | env.players()
         if args.policy in players:
-            return save(args, *play_player(args, env, players[args.policy]), {})
+            tasks = tasks or run.sample(env.tasks(args.split), args.tasks, 0, args.split)
+            return save(args, *play_player(args, env, players[args.policy], tasks), {})
     try:
         evaluate_model(args, dist)               # a name of the hub may be a word, such as gpt2
     except ValueError as error:

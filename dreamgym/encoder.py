@@ -7,13 +7,13 @@ cannot drown a short action. The paper does not name its encoder; the default is
 """
 from __future__ import annotations
 
-import re
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
 import numpy as np
+import regex as re
 
 WORD = re.compile(r"\w+")
 CACHED_TEXTS = 100_000

@@ -2,6 +2,7 @@
 (docs/data.md): one episode a line, with a `schema` number. msgspec checks the types, `check_episode` the
 rest, and an error names file, line and field.
 """
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
@@ -159,6 +160,7 @@ def check_episode(episode: Episode, where: str = "episode") -> Episode:
                  "fields `action` and `grounded` are single lines; found a line break"),
                 (step.reward not in (0, 1),
                  f"field `reward` is {step.reward}, expected 0 or 1 (a partial score goes into `raw_score`)"),
+                (not math.isfinite(episode.raw_score), f"field `raw_score` is {episode.raw_score}"),
                 (step.reward and not step.done, "reward 1 with done false; only a successful last step pays"),
                 (step.done and i + 1 < len(episode.steps), "done before the last step"),
                 (step.state != state, "field `state` differs from the `next_state` before it")):
@@ -197,6 +199,12 @@ def from_json(record: object, kind: type, where: str):
     except msgspec.ValidationError as error:
         raise ValueError(f"{where}: {error}; see docs/data.md") from None
     return check_task(value, where) if kind is Task else check_episode(value, where)
+
+
+def as_read(record: Task | Episode, where: str):
+    """The record as its file will give it back. Raises ValueError where it does not fit: constructors check
+    no types."""
+    return from_json(to_json(record), type(record), where)
 
 
 def read_jsonl(path: Path | str) -> Iterator[tuple[str, object]]:

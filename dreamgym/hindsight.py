@@ -30,20 +30,25 @@ def counterfactual_rewards(episodes: list[Episode], count: int, rng: np.random.G
     """Counterfactual rewards of any environment, from recorded episodes alone (ours; after hindsight
     relabelling, arXiv 1707.01495, but a success becomes a failure of another task). About half of the at most
     `count` examples are last steps of successes under their own tasks (reward 1). The others have reward 0:
-    - the same steps under a similar task, which names something that neither the own task nor the step does;
+    - the same steps under a similar task, which names something that neither the own task nor the step does
+      (whole numbers are names only where most successes show theirs: a limit of 80 is met by 45, too);
     - the same steps under the own task with another limit (`another_number`; `sides`: of `one_sided`);
     - the same states with another recorded answer that they show, too ("stop [$9]" in place of "stop [$8]");
     - recorded steps that were not paid (`unpaid_steps`), as they are.
-    All but the last kind end the episode where recorded failures end with such an action (its first word). At
+    All but the last kind end the episode where most unpaid steps with such an action (its first word) do. At
     most JUDGED_TIMES examples are made of a recorded step."""
     played = recorded(episodes)
     won, tasks = [e for e in played if e.success], {e.task.text: e.task for e in played}
     unpaid = unpaid_steps(played)
     fulfilled = {(e.task.text, e.steps[-1].state, e.steps[-1].action) for e in won}
     texts = sorted(tasks)
-    words, place = [set(names_of(text)) for text in texts], {text: i for i, text in enumerate(texts)}
+    named = names_of if shows_numbers(won) else lambda text: [w for w in names_of(text) if not w.isdigit()]
+    words, place = [set(named(text)) for text in texts], {text: i for i, text in enumerate(texts)}
     vectors_ND = WordEncoder().fit(texts)([""] * len(texts), texts) if won else np.zeros((0, 0))
-    ends = {verb_of(step.action) for _, step in unpaid if step.done}
+    ended = defaultdict(list)
+    for _, step in unpaid:
+        ended[verb_of(step.action)].append(step.done)
+    ends = {verb for verb, done in ended.items() if 2 * sum(done) > len(done)}
     limits = sorted({limit for text in texts for limit in LIMIT.findall(text)})
     answers = read_answers(played)
 
@@ -81,6 +86,14 @@ def counterfactual_rewards(episodes: list[Episode], count: int, rng: np.random.G
         if task:
             made.append(Episode(id="", task=task, steps=[step], label=label))
     return made
+
+
+def shows_numbers(won: list[Episode]) -> bool:
+    """Whether the last steps of most successes show the whole numbers of their tasks."""
+    numbers = lambda text: {name for name in names_of(text) if name.isdigit()}
+    shown = [said <= numbers(f"{step.state}\n{step.shown_action}\n{step.next_state}")
+             for e in won if (said := numbers(e.task.text)) for step in e.steps[-1:]]
+    return 2 * sum(shown) >= len(shown)
 
 
 def ending_verbs(episodes: Iterable[Episode]) -> set[str]:

@@ -5,12 +5,12 @@ copy names.
     change = names.draw(0.5, rng)              # in half of the draws other names, else the same
     change(task.text), change(state)           # the same in every text
 """
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from functools import cached_property
 
 import numpy as np
+import regex as re
 from scipy.cluster.hierarchy import DisjointSet
 
 from dreamgym.episode import Episode

@@ -12,7 +12,8 @@ from msgspec.structs import replace
 from dreamgym import hindsight, prompts, run, teacher
 from dreamgym.envs.base import (Act, Environment, Player, env_of_data, noted, record_step, reset_all,
                                 step_all)
-from dreamgym.episode import (Episode, Source, Step, StopReason, Task, check_episode, read_episodes, to_json)
+from dreamgym.episode import (Episode, Source, Step, StopReason, Task, as_read, check_episode, read_episodes,
+                              to_json)
 from dreamgym.names import Names
 from dreamgym.reasoning import CompareWords
 from dreamgym.words import TOKEN
@@ -97,7 +98,8 @@ def checked(env: Environment, episode: Episode) -> Episode:
             found, expected = next((a, b) for a, b in pairs if a != b)
             raise ValueError(f"{env.name}, {episode.id}: a line of a state is {found!r}, expected "
                              f"{expected!r} as a model can answer it; see dreamgym.prompts.plain_state")
-    return explained(env, check_episode(episode, f"{env.name}, {episode.id}"))
+    where = f"{env.name}, {episode.id}"
+    return as_read(explained(env, check_episode(episode, where)), where)
 
 
 def form_of(action: str, names: Names) -> tuple[str, list[str]]:
@@ -299,7 +301,7 @@ def tasks_with_start(env: Environment, split: str) -> list[Task]:
             session = env.reset([task])[0]
             task = replace(task, start=session.state)
             env.end([session])
-        tasks.append(replace(task, env=task.env or env.name))
+        tasks.append(as_read(replace(task, env=task.env or env.name), f"--env {env.name}, task {task.id!r}"))
     if not tasks:
         raise ValueError(f"--env {env.name} has no {split} tasks; expected some in {', '.join(SPLITS)}")
     ids = {task.id for task in tasks}
@@ -310,12 +312,37 @@ def tasks_with_start(env: Environment, split: str) -> list[Task]:
 
 
 def warn_of_shared_texts(tasks: dict[str, list[Task]]) -> None:
-    """Says how many held-out tasks have the text of a training task: success on them is no evidence."""
-    texts = {task.text for task in tasks["train"]}
-    for split in SPLITS[1:]:
+    """Says how many held-out tasks have the text of a task of an earlier split: success on them is no
+    evidence."""
+    texts: set[str] = set()
+    for split in SPLITS:
         if shared := sum(task.text in texts for task in tasks[split]):
-            print(f"warning: {shared} of {len(tasks[split])} {split} tasks have the text of a training task; "
-                  "expected none")
+            print(f"warning: {shared} of {len(tasks[split])} {split} tasks have the text of a task of an "
+                  "earlier split; expected none")
+        texts |= {task.text for task in tasks[split]}
+
+
+def warn_of_episodes(episodes: list[Episode], from_log: bool) -> None:
+    """Says what training episodes cannot teach."""
+    steps, flat = [step for e in episodes for step in e.steps], lambda text: " ".join(text.lower().split())
+    unsaid = [s.action for s in steps if prompts.parse_answer(f"action: {s.action}")[1] != s.action]
+    told = sum(flat(e.task.text) in flat(step.state) for e in episodes for step in e.steps)
+    moved = sum(e.steps[0].state != e.task.start for e in episodes)
+    for is_so, problem in (
+            (not any(e.success for e in episodes),
+             f"none of {len(episodes)} training episodes succeeded; expected some: a reward of 1 shows "
+             "what is paid and what to imitate"),
+            (from_log and not any(step.done and not step.reward for step in steps),
+             "no recorded failure ended an episode, so in the dream a wrong last action ends none, either"),
+            (unsaid, f"a policy cannot say {len(unsaid)} actions, such as {unsaid[:1]}: its answer has one "
+                     "blank between words"),
+            (2 * told > len(steps),
+             f"{told} of {len(steps)} states say the task. Leave it out of them: a judge would compare the "
+             "two instead of what was done, and generated tasks begin in states that say another one"),
+            (moved, f"{moved} of {len(episodes)} training episodes do not begin in the first state of their "
+                    "task, where dreams begin")):
+        if is_so:
+            print(f"warning: {problem}")
 
 
 def read_logs(env: Environment, path: str, form: str) -> list[Episode]:

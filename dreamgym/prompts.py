@@ -14,7 +14,6 @@ from dreamgym.episode import Episode, Step, number_lines, rename_step
 from dreamgym.page_diff import MARK, decode, encode
 
 MAX_STATE_CHARS = 20_000
-MAX_ACTION_CHARS = 400
 NEXT = "next:\n"
 TAGS = re.compile(r"^(think|next|reward|task|state|action|tried|(similar|earlier|before) \d+|vary)[^\S\n]*:",
                   re.MULTILINE | re.IGNORECASE)
@@ -45,14 +44,18 @@ def escape(state: str) -> str:
 
 
 def plain_state(text: str) -> str:
-    """A state as an answer of the experience model can hold it: printable, no blanks around it, escaped."""
-    return escape("".join(c if c.isprintable() or c == "\n" else " " for c in text).strip())
+    """A state as an answer of the experience model can hold it: printable, no blanks around it or at the end
+    of a line, escaped."""
+    lines = "".join(c if c.isprintable() or c == "\n" else " " for c in text).split("\n")
+    return escape("\n".join(line.rstrip() for line in lines).strip())
 
 
 def plain_episode(episode: Episode) -> Episode:
-    """Somebody's recorded episode with plain states and a task of one clean line."""
+    """Somebody's recorded episode with plain states and a task of one clean line. A state of unprintable
+    characters alone becomes "(end)"."""
+    plain = lambda state: plain_state(state) or "(end)"
     task = replace(episode.task, text=clean(episode.task.text), start=plain_state(episode.task.start))
-    steps = [replace(step, state=plain_state(step.state), next_state=plain_state(step.next_state))
+    steps = [replace(step, state=plain(step.state), next_state=plain(step.next_state))
              for step in episode.steps]
     return replace(episode, task=task, steps=steps)
 
@@ -105,14 +108,13 @@ def policy_answer(step: Step, policy_format: str) -> str:
 def parse_answer(text: str) -> tuple[str, str]:
     """(thought, action) in a policy's answer, "" for none. The action is the last `<action>…</action>`, or
     else the last line, without "action:"; what stands before it is the thought."""
-    text = text[-10 * MAX_ACTION_CHARS:]                  # the search below is quadratic in unclosed tags
-    tagged = [*re.finditer(r"<action>(.*?)</action>", text, re.DOTALL)][-1:]
-    lines = [line.strip() for line in (tagged[0][1] if tagged else text).split("\n") if line.strip()]
+    before, opened, said = text[:max(0, text.rfind("</action>"))].rpartition("<action>")
+    lines = [line.strip() for line in (said if opened else text).split("\n") if line.strip()]
     named = [i for i, line in enumerate(lines) if line.lower().startswith("action:")]
     last = named[-1] if named else len(lines) - 1
     action = re.sub("^action:", "", lines[last], flags=re.IGNORECASE) if lines else ""
-    thought = text[:tagged[0].start()] if tagged else " ".join(lines[:max(0, last)])
-    return clean(re.sub("</?think>", " ", thought)), clean(action)[:MAX_ACTION_CHARS].strip()
+    thought = before if opened else " ".join(lines[:max(0, last)])
+    return clean(re.sub("</?think>", " ", thought)), clean(action)
 
 
 # ---- experience model: the next state ----

@@ -1,8 +1,9 @@
 """Words and numbers of texts. Words are in lower case."""
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from itertools import islice
+
+import regex as re                     # its letters may have marks, as in Hindi; those of `re` may not
 
 from dreamgym.episode import Episode, Step, recorded
 

@@ -118,6 +118,33 @@ def test_logs_without_a_success_are_said(again, workspace, tmp_path):
     assert "none of 10 training episodes succeeded" in printed
 
 
+def test_what_episodes_cannot_teach_is_said(capsys):
+    """Found out after training: actions that a policy cannot say, a judge that compares two copies of the task, dreams
+    that begin elsewhere, logs in which nothing ends badly. A sound log that is warned of."""
+    sound = judged("find hat", "a hat", "wear 'hat'")
+    said = lambda episode, from_log=False: (offline.warn_of_episodes([episode], from_log), capsys.readouterr().out)[1]
+    sound.task.start = "a hat"
+    assert said(sound) == "" and "no recorded failure ended an episode" in said(sound, from_log=True)
+    for text, state, action, message in (
+            ("find hat", "a hat", "edit 3   x", "a policy cannot say 1 actions, such as ['edit 3   x']"),
+            ("find hat", "Goal: Find  Hat", "go", "1 of 1 states say the task"), ("find hat", "s", "go", "1 of 1 training")):
+        episode = judged(text, state, action)
+        episode.task.start = state if state != "s" else "elsewhere"
+        assert message in said(episode)
+
+
+@pytest.mark.parametrize("changes, message", [
+    ({"id": 7}, "--env counter, task 7: Expected `str`, got `int`"), ({"groups": "easy"}, "Expected `array`, got `str`")])
+def test_values_of_other_types_are_refused_at_once(changes, message):
+    """Data that take an hour to collect and that no script can read."""
+    env = Counter(tasks=lambda split: [a_task("count", **{"id": "t"} | changes)])
+    with pytest.raises(ValueError, match=message):
+        offline.tasks_with_start(env, "train")
+    env = Counter(explain=lambda *_: ("a", None))
+    with pytest.raises(ValueError, match="counter, e: Expected `str`, got `null`"):
+        offline.play(env, a_task("count"), GO["go"], np.random.default_rng(0), "e")
+
+
 def test_import(again, workspace, tmp_path):
     """Logs whose optional fields stay empty, ids that collide with ours, held-out tasks in training, and probes of a
     log of our own that a policy would imitate."""
@@ -455,9 +482,9 @@ def test_outcomes_tell_the_first_word_of_the_lines_that_count():
 def test_texts_in_two_splits_are_named(capsys):
     """Success on test tasks that were learnt by heart."""
     tasks = {split: [a_task(text) for text in texts] for split, texts in
-             (("train", ("a", "b")), ("valid", ("c",)), ("test", ("b", "c", "a")))}
+             (("train", ("a", "b")), ("valid", ("c",)), ("test", ("b", "c", "d")))}
     offline.warn_of_shared_texts(tasks)
-    assert capsys.readouterr().out == ("warning: 2 of 3 test tasks have the text of a training task; "
+    assert capsys.readouterr().out == ("warning: 2 of 3 test tasks have the text of a task of an earlier split; "
                                        "expected none\n")
 
 
@@ -504,6 +531,21 @@ def test_hindsight_judges_successes_under_tasks_that_name_something_else():
     assert {e.label for e in hindsight.counterfactual_rewards(orders, 50, np.random.default_rng(0), {})} == {"none", "another task"}
     same = replace(won[0], task=a_task("fetch red hat"))      # other words for what the same step fulfils
     assert {e.label for e in hindsight.counterfactual_rewards([won[0], same], 50, np.random.default_rng(0), {})} == {"none"}
+
+
+def test_whole_numbers_that_no_success_shows_are_limits():
+    """A step that is unpaid under "below 80" because no page says 80; numbers that are names, which count no more."""
+    things = ("lamp", "vase", "rug")
+    below = [judged(f"buy {thing} below {limit}", f"{thing} for $15") for thing in things for limit in (20, 60, 80)]
+    cut = replace(judged("buy rug below 80", "lamp for $5", reward=0.0), stop="")      # a log that was cut off
+    wrong = [replace(e, steps=[replace(e.steps[0], reward=0.0, done=False)], stop="") for e in below[:3]]
+    made = hindsight.counterfactual_rewards([*below, cut, *wrong], 400, np.random.default_rng(0), {})
+    assert {e.label for e in made} == {"none", "another task", "unpaid step"}
+    for e in made:
+        if e.label == "another task":
+            assert e.task.text.split()[1] != e.steps[0].state.split()[0] and not e.steps[0].done
+    orders = [judged(f"show order {i}", f"order {i}") for i in range(9)]
+    assert "another task" in {e.label for e in hindsight.counterfactual_rewards(orders, 50, np.random.default_rng(0), {})}
 
 
 def test_hindsight_judges_other_answers_that_the_state_shows():

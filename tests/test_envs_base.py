@@ -30,6 +30,14 @@ class Own(Environment):
         self.given = (data_dir, file, path, limit)
 
 
+class Story(Environment):
+    """One whose option must be given, and one that no text can be."""
+    tasks = reset = step = None
+
+    def __init__(self, story, size=(1, 2)):
+        pass
+
+
 class Unwritten(Environment):
     tasks = None
 
@@ -56,6 +64,8 @@ def test_an_environment_by_class_and_by_file():
     (TINY, {"options": ["seed=1"]}, "no option 'seed'"),
     (TINY, {"options": ["size=big"]}, "--env-options size=big: expected a int"),
     (TINY, {"options": ["loud=maybe"]}, "--env-options loud=maybe: expected a bool"),
+    ("tests.test_envs_base:Story", {}, "expected --env-options story=VALUE, which has no default"),
+    ("tests.test_envs_base:Story", {"options": ["story=a", "size=(3,4)"]}, "no option 'size'; it has story"),
     (FILES, {"data_dir": "somewhere"}, "takes no data folder"),
     ("logs", {}, "no recorded episodes")])
 def test_what_does_not_fit_is_named(name, flags, message):

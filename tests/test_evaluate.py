@@ -10,7 +10,7 @@ from conftest import EXAMPLE, run_main
 from dreamgym import run, tiny
 from dreamgym.encoder import WordEncoder
 from dreamgym.envs.alfworld import games
-from dreamgym.episode import Episode, Step, Task, read_episodes
+from dreamgym.episode import Episode, Step, Task, read_episodes, read_tasks
 from dreamgym.experience_model import ExperienceSettings, fill_buffer, save_settings
 from dreamgym.model import save_model
 from dreamgym.replay import ReplayBuffer
@@ -133,6 +133,18 @@ def test_players_check_an_installation(tmp_path, monkeypatch, env, needs, player
     run_main("evaluate", "--env", env, "--policy", player, "--tasks", 3, "--out", tmp_path)
     played = read_episodes(tmp_path / "episodes.jsonl")
     assert [sum(e.success for e in played), len(played)] == [wins, 3]
+
+
+def test_a_player_plays_the_tasks_of_the_data(made, tmp_path, monkeypatch):
+    """A player and a policy that are compared on different tasks; options of another world that are not used."""
+    kept = {task.id for task in read_tasks(made.data / "tasks_test.jsonl")}
+    played = lambda *flags: (go("--policy", "null", "--out", tmp_path, *flags),
+                             {e.task.id for e in read_episodes(tmp_path / "episodes.jsonl")})[1]
+    assert played("--data", made.data) == kept
+    monkeypatch.chdir(tmp_path)                  # no out/files/data here
+    assert played("--env-options", "count=60") != kept == played("--data", made.data, "--tasks", len(kept))
+    more = played("--data", made.data, "--env-options", "count=2000")
+    assert len(more) > len(kept)
 
 
 @pytest.mark.parametrize("player, flags, said", [

@@ -4,6 +4,7 @@ import pytest
 
 from dreamgym.episode import Episode, Step, Task
 from dreamgym.names import Names
+from dreamgym.words import tokens_of
 
 TASKS = [f"buy a {colour} {thing} in size {number}" for number in range(5)
          for colour, thing in (("red", "mug"), ("red", "hat"), ("blue", "hat"))]
@@ -63,6 +64,13 @@ def test_words_that_no_page_shows_are_not_exchanged():
     names = Names(tasks, played)
     assert names.words == ["hat", "mug", "take"] and names.kind("put") == names.kind("take")
     assert "put" in Names(tasks, played[2:4]).words and Names(tasks).words == ["hat", "mug", "put", "take"]
+
+
+def test_letters_with_marks():
+    """Names in Hindi, or with accents apart, that fall to pieces: no names at all."""
+    for things in (("किताब", "घड़ी", "छाता", "मेज़", "पानी"), ("cre\u0300me", "the\u0301", "ga\u0302teau", "pa\u0302te\u0301", "nin\u0303o")):
+        tasks = [f"lao {thing} yahan {place}" for thing in things for place in ("ek", "do", "tin")]
+        assert set(things) <= set(Names(tasks).words) and tokens_of(" ".join(things)) == set(things)
 
 
 def test_kinds_of_words():

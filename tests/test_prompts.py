@@ -4,11 +4,11 @@ import time
 
 import pytest
 
-from dreamgym.episode import Step
+from dreamgym.episode import Episode, Step, Task
 from dreamgym.prompts import (
-    FORMS, MAX_ACTION_CHARS, MAX_STATE_CHARS, POLICY_FORMS, TAGS, Prompts, Question, escape,
+    FORMS, MAX_STATE_CHARS, POLICY_FORMS, TAGS, Prompts, Question, escape,
     experience_system, known_pages, next_answer, next_prompt, parse_answer, parse_next,
-    parse_reward, parse_task, policy_answer, policy_turn, policy_system, reward_answer, reward_prompt,
+    parse_reward, parse_task, plain_episode, plain_state, policy_answer, policy_turn, policy_system, reward_answer, reward_prompt,
     tried_actions, until_tag)
 
 STATE = "item slim jacket $40\ncolor: red / blue\nchosen: none"
@@ -180,6 +180,23 @@ def test_actions_are_found(text, action):
     assert parse_answer(text)[1] == action
 
 
+def test_plain_states_are_answers():
+    """States with blanks at the ends of lines, as CRLF leaves them: taught edits that cannot be read back."""
+    assert plain_state("room \r\nitem lamp\t\r\nholding: \r\n") == "room\nitem lamp\nholding:"
+    before, after = plain_state("room\nholding: cup"), plain_state("room\nholding: ")
+    asked = question(state=before)
+    assert parse_next(next_answer("", after, asked, "diff"), asked, "diff") == ("", after)
+    blank = Step(state="\ufeff", action="go", next_state="\u200b")
+    episode = plain_episode(Episode(id="e", task=Task(id="t", text="a"), steps=[blank]))
+    assert (episode.steps[0].state, episode.steps[0].next_state) == ("(end)", "(end)")
+
+
+def test_long_actions_stay_whole():
+    """A file that an agent writes, cut in its middle."""
+    action = "write notes " + "x" * 5_000
+    assert parse_answer(f"<think>a <action></think>\n<action>{action}</action>")[1] == action == parse_answer(action)[1]
+
+
 @pytest.mark.parametrize("policy_format", POLICY_FORMS)
 def test_what_a_policy_is_taught_parses_back(policy_format):
     """Imitation that teaches a language model to think nothing, or a thought that is taken for the action."""
@@ -200,7 +217,7 @@ def test_fuzz_actions_and_tasks():
     for _ in range(4000):
         thought, action = parse_answer(mutate("<think>a\nb</think>\n<action>click[< prev]</action>", rng))
         assert thought.isprintable() and "<think>" not in thought
-        assert len(action) <= MAX_ACTION_CHARS and action.isprintable() and action == action.strip()
+        assert action.isprintable() and action == action.strip()
         text = parse_task(mutate("find me slim red vest with color: red", rng))
         if text is not None:
             kept += 1

@@ -245,14 +245,16 @@ def make_env(name: str, data_dir: str = "", seed: int = 7, options: Sequence[str
     if missing := [m for m in ("tasks", "reset", "step") if getattr(cls, m) is getattr(Environment, m)]:
         raise ValueError(f"--env {name}: {cls.__name__} has no method {' or '.join(missing)}; expected "
                          "tasks, reset and step (docs/your-environment.md)")
-    known = inspect.signature(cls).parameters
-    default = {key: parameter.default for key, parameter in known.items()}
+    default = {key: parameter.default for key, parameter in inspect.signature(cls).parameters.items()
+               if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)}
+    empty = inspect.Parameter.empty
     given = {k: v for k, v in {"data_dir": data_dir, "seed": seed, **more}.items()
-             if k in known and (v != "" or default[k] is inspect.Parameter.empty)}
-    if data_dir and "data_dir" not in known:
+             if k in default and (v != "" or default[k] is empty)}
+    if data_dir and "data_dir" not in default:
         raise ValueError(f"--data-dir {data_dir}: {name} takes no data folder")
-    own = {key: str if default[key] in (None, inspect.Parameter.empty) else type(default[key])
-           for key in sorted(known) if key not in ("data_dir", "seed")}
+    kinds = {key: str if value in (None, empty) else type(value) for key, value in sorted(default.items())}
+    own = {key: kind for key, kind in kinds.items()
+           if key not in ("data_dir", "seed") and issubclass(kind, (bool, int, float, str, Path))}
     for option in options:
         key, _, text = option.partition("=")
         if key not in own:
@@ -263,6 +265,8 @@ def make_env(name: str, data_dir: str = "", seed: int = 7, options: Sequence[str
         except (KeyError, ValueError):
             raise ValueError(f"--env-options {option}: expected a {own[key].__name__} "
                              "(true or false for bool)") from None
+    if needed := [key for key in default if default[key] is empty and key not in given]:
+        raise ValueError(f"--env {name}: expected --env-options {needed[0]}=VALUE, which has no default")
     env = cls(**given)
     env.name = env.name or name
     return env
