@@ -25,7 +25,7 @@ from dreamgym.names import Names
 from dreamgym.offline import SPLITS
 from dreamgym.teacher import Endpoint, is_url
 
-PLAYER_ANSWER_TOK = 512                # of a language model that plays
+PLAYER_ANSWER_TOK = 2_048              # of a language model that plays, its thoughts included
 FILES = (*(f"{split}.jsonl" for split in SPLITS), *(f"tasks_{split}.jsonl" for split in SPLITS), "meta.json")
 
 

@@ -3,7 +3,7 @@ Eq. 5).
 
     python train_expmodel.py --env webshop   # from scratch, minutes on a CPU
     python train_expmodel.py --env webshop --model Qwen/Qwen2.5-1.5B-Instruct  # a language model
-    python train_expmodel.py --env webshop --model Qwen/Qwen2.5-1.5B-Instruct --quantize nf4 --lora-rank 16
+    python train_expmodel.py --env webshop --config configs/gpu24_qlora.json          # LoRA on 4-bit weights
     torchrun --nproc-per-node 8 train_expmodel.py --env webshop --model meta-llama/Llama-3.1-8B-Instruct
 
 Rows of five kinds are mixed: next states, the same as short questions, rewards of recorded steps, rewards of
@@ -50,7 +50,7 @@ class Args:
     model: str = "scratch:64x3"        # path or hub name of a causal LM, or scratch:HIDDENxLAYERS
     numbered_names: bool = False       # a from-scratch tokenizer: "drawer 3" is one token
     quantize: Literal["none", "nf4"] = "none"  # nf4: 4-bit weights, trained through --lora-rank
-    lora_rank: Natural = 0             # rank of LoRA on all linear layers (0: full fine-tuning)
+    lora_rank: Natural = 0  # rank of LoRA on all linear layers, which wants 10 times the --lr (0: full)
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of computing (auto: bfloat16 on a GPU)
     gradient_checkpointing: bool = False  # compute activations again in the backward: less memory, slower
     slots: Count = 128                 # rows decoded at once on a rank (memory of the KV cache)
@@ -405,7 +405,8 @@ def export(args: Args, out: Path, dist) -> None:
     dist.close()                                 # one rank alone can load no weights that ranks share
     if args.export and dist.is_main:
         to = Path(args.export)
-        checkpoint.save(to.parent, to.name, partial(export_model, out / "model"), {}, run.Dist())
+        write = partial(export_model, out / "model", dtype=args.dtype, device=str(dist.device))
+        checkpoint.save(to.parent, to.name, write, {}, run.Dist())
         print(f"{args.export}: serve it, then: train_policy.py --expmodel URL --expmodel-name NAME "
               f"--expmodel-folder {out}")
 

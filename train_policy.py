@@ -51,7 +51,7 @@ class Args:
     imitation: str = ""  # folder of a policy to start from (default: OUT/imitation, made when missing)
     model: str = "scratch:64x3"        # path or hub name of a causal LM, or scratch:HIDDENxLAYERS
     quantize: Literal["none", "nf4"] = "none"      # nf4: 4-bit weights, trained through --lora-rank
-    lora_rank: Natural = 0             # rank of LoRA on all linear layers (0: full fine-tuning)
+    lora_rank: Natural = 0  # rank of LoRA on all linear layers, which wants 10 times the rates (0: full)
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of computing (auto: bfloat16 on a GPU)
     gradient_checkpointing: bool = False  # compute activations again in the backward: less memory, slower
     slots: Count = 128                 # rows decoded at once on a rank (memory of the KV cache)
@@ -63,7 +63,7 @@ class Args:
     max_action_tok: Count = 512        # tokens of one answer (verl-agent: 512)
     task_last: bool = False            # a turn shows the task after the state, not before it (ours)
     tried_actions: Natural = 8         # most actions listed as tried before in this state (0: none; ours)
-    imitation_episodes: Natural = 60   # successful demonstrations (0: none; ours)
+    imitation_episodes: Natural = 0    # successful demonstrations (0: none, as in the paper)
     imitation_epochs: Natural = 3      # passes over them
     imitation_lr: float = 1e-5         # learning rate of imitation
     imitation_muon_lr: float = 0.0     # ... of Muon on layer matrices (from-scratch models)
@@ -482,6 +482,7 @@ def main() -> None:
     if resume:                                   # else the KL term would be to another policy from here on
         run.check_meta(run.load_meta(resume), {"imitation": meta["imitation"]}, resume,
                        "name the --imitation that this run began with")
+    gc.collect()                                 # the model that imitated: sharded ones hold cycles
     policy, reference = starting_policy(args, env, start, resume, out, dist)
     model = open_experience_model(args, expmodel, env, data / "train.jsonl", dist.device, resume,
                                   beside=policy.model, dtype=args.dtype, slots=args.slots,

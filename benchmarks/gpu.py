@@ -93,7 +93,8 @@ def main(flags: Args) -> None:
         others = {name: load_frozen(frozen, name, model, args.dtype, args.quantize, "cuda")[0]
                   for name in ("reference", "experience")}
     size = measure(model.config)
-    said = budget(args, size, args.policy_context, 1, dream=(size, dream_context, bool(args.lora_rank)))
+    dream = size, dream_context, args.quantize, bool(args.lora_rank)
+    said = budget(args, size, args.policy_context, 1, dream=dream)
     if args.gradient_checkpointing:
         checkpoint_layers(model)
     optimizer = torch.optim.AdamW(trainable_parameters(model), lr=1e-6)

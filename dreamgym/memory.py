@@ -1,7 +1,7 @@
 """Does a run fit? A budget of each rank's memory, by arithmetic on models that hold none (meta device).
 
     size = measure("Qwen/Qwen2.5-1.5B-Instruct")
-    phases = budget(args, size, args.policy_context, ranks=8, device="cuda", dream=(size, 4096, True))
+    phases = budget(args, size, args.policy_context, ranks=8, device="cuda", dream=(size, 4096, "nf4", True))
     print(table(phases)); refuse(phases, torch.cuda.get_device_properties(0).total_memory)
 
 Bytes; b is the number of bytes of the computing precision. Activations, logits and `other` are estimates;
@@ -66,10 +66,12 @@ def activations(size: Size, tokens: int, checkpointing: bool, b: int, frozen: bo
 
 
 def budget(args, size: Size, context: int, ranks: int, device: str = "cuda",
-           dream: tuple[Size, int, bool] | None = None, episodes: int = 0) -> dict[str, dict[str, float]]:
-    """{phase: {part: bytes of a rank}} of training with the flags `args` of a script. `dream`: size and
-    context of the experience model, and whether it is adapters on the same base. `episodes`: most that a rank
-    plays at once, if that is less than --slots. Raises ValueError for a context longer than a model reads."""
+           dream: tuple[Size, int, str, bool] | None = None,
+           episodes: int = 0) -> dict[str, dict[str, float]]:
+    """{phase: {part: bytes of a rank}} of training with the flags `args` of a script. `dream`: size, context
+    and quantization of the experience model, and whether it shares the policy's base. `episodes`: most that a
+    rank plays at once, if that is less than --slots. Raises ValueError where a context is longer than a model
+    reads."""
     for tokens, model in [(context, size)] + ([(dream[1], dream[0])] if dream else []):
         if tokens > model.positions:
             raise ValueError(f"a context of {tokens} tokens: this model reads {model.positions}; expected "
@@ -88,9 +90,10 @@ def budget(args, size: Size, context: int, ranks: int, device: str = "cuda",
     if getattr(args, "kl_coef", 0) and getattr(args, "algo", "grpo") in ("grpo", "ppo"):
         always["reference"] = b * lora if lora else b * size.total / shards
     if dream:
-        dream_size, dream_context, shares_base = dream
+        dream_size, dream_context, dream_quantize, shares_base = dream
+        own = ranks if dream_size.total >= REPLICATED_BELOW and dream_quantize == "none" else 1
         always["experience model"] = b * lora if shares_base else frozen_weights(
-            dream_size, args.quantize, b) / shards
+            dream_size, dream_quantize, b) / own
         gathered += b * dream_size.total if shards > 1 and not shares_base else 0
         kv += slots * dream_context * dream_size.kv * b
     outside_layers = size.total - size.linear

@@ -258,8 +258,9 @@ def save_model(model: torch.nn.Module, tokenizer: PreTrainedTokenizerBase, folde
         torch.distributed.barrier()
 
 
-def export_model(folder: str | Path, to: str | Path) -> None:
-    """A model of ours as a plain Hugging Face folder for a server, adapters merged into their base. Date and
+def export_model(folder: str | Path, to: str | Path, dtype: str = "auto", device: str = "cpu") -> None:
+    """A model of ours as a plain Hugging Face folder for a server, adapters merged into their base, in the
+    precision that it computed in: a server takes that of the file. Date and
     thinking in the template, the taught end of a turn, and the sampling settings are fixed: a server would
     take the checkpoint's (Qwen's have a repetition penalty)."""
     model, tokenizer = load_model(str(folder))
@@ -268,7 +269,7 @@ def export_model(folder: str | Path, to: str | Path) -> None:
     tokenizer.chat_template = chat.template
     model.generation_config = GenerationConfig(do_sample=True, top_k=0, eos_token_id=chat.end_ids,
                                                pad_token_id=tokenizer.pad_token_id)
-    model.save_pretrained(to)
+    model.to(precision(dtype, model.num_parameters(), device)).save_pretrained(to)
     tokenizer.save_pretrained(to)
 
 

@@ -113,12 +113,14 @@ def check_fit(args, expmodel: Path | None, dist) -> None:
         return
     size, dream = measure(args.model), None
     if not is_url(args.expmodel):
-        dream, folder = (size, args.policy_context, bool(args.lora_rank)), expmodel / "model"
+        dream, folder = (size, args.policy_context, args.quantize, bool(args.lora_rank)), expmodel / "model"
         if (folder / "experience.json").is_file():
             base, rank = base_of(str(folder))
             context = run.read_json(folder / "experience.json")["settings"]["context"]
-            shares_base = bool(args.lora_rank and rank) and base == base_of(args.model)[0]
-            dream = measure(str(folder)), context, shares_base
+            quantize = run.load_meta(folder)["settings"]["quantize"]
+            shares_base = (bool(args.lora_rank and rank) and base == base_of(args.model)[0]
+                           and quantize == args.quantize)
+            dream = measure(str(folder)), context, quantize, shares_base
     episodes = max(args.tasks * args.rollouts, args.eval_tasks, args.test_tasks)
     check_memory(budget(args, size, args.policy_context, dist.world_size, dist.device.type, dream,
                         -(-episodes // dist.world_size)), dist)

@@ -6,7 +6,6 @@ Prompts go out as text, a request for each. The server applies its own chat temp
 that are written in a page as such, where the sampler of this package spells them out.
 """
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 
 from dreamgym.envs.base import Environment
@@ -14,9 +13,10 @@ from dreamgym.episode import read_episodes, recorded
 from dreamgym.experience_model import (ExperienceModel, ExperienceSettings, load_experience_model,
                                        load_settings_and_retrieval, new_retrieval)
 from dreamgym.replay import ReplayBuffer
-from dreamgym.teacher import Endpoint, EndpointError, is_url
+from dreamgym.teacher import Endpoint, EndpointError, RequestRefused, is_url
 
 REQUESTS = 64            # at once
+RETRIES = 80             # of a request that may pass, in a run of days: ten minutes
 CHARS_PER_TOK = 3        # a careful guess: the server's tokenizer is not known here
 
 
@@ -33,12 +33,13 @@ def trained_folder(args) -> str:
 
 def reach_server(args) -> Endpoint:
     """The server that `args` names. Raises ValueError where it does not answer a question."""
-    endpoint = Endpoint(args.expmodel, args.expmodel_name, args.expmodel_key_env)
+    where = args.expmodel, args.expmodel_name, args.expmodel_key_env
     try:
-        endpoint.answer([{"role": "user", "content": "Answer with one word."}], max_tokens=1, temperature=0.0)
+        Endpoint(*where).answer([{"role": "user", "content": "Answer with one word."}], max_tokens=1,
+                                temperature=0.0)
     except EndpointError as error:
         raise ValueError(f"--expmodel {error}") from None
-    return endpoint
+    return Endpoint(*where, retries=RETRIES)
 
 
 class ServedExperienceModel(ExperienceModel):
@@ -47,7 +48,8 @@ class ServedExperienceModel(ExperienceModel):
     def __init__(self, endpoint: Endpoint, env: Environment, settings: ExperienceSettings, retrieval: tuple):
         super().__init__(None, None, env, settings, retrieval, slots=REQUESTS)
         self.endpoint = endpoint
-        self.counts["repeated"] = 0              # requests that were lost and sent again
+        # requests that were lost and sent again; that were refused, as by a server of a shorter context
+        self.counts |= {"repeated": 0, "refused": 0}
 
     def _prompt(self, text: str, varies: bool = False) -> list[dict]:
         system = [{"role": "system", "content": self.systems[varies]}] if self.systems[varies] else []
@@ -58,8 +60,15 @@ class ServedExperienceModel(ExperienceModel):
 
     def _write(self, prompts: list[list[dict]], start: str, limit: int,
                temperature: float) -> list[tuple[str, bool]]:
-        """`start` cannot be forced through chat completions. A think block before the answer is left out."""
-        ask = partial(self.endpoint.answer, max_tokens=limit, temperature=temperature)
+        """`start` cannot be forced through chat completions. A think block before the answer is left out. A
+        question that the server refuses has an answer that nobody can read."""
+        def ask(prompt: list[dict]) -> tuple[str, bool, int]:
+            try:
+                return self.endpoint.answer(prompt, max_tokens=limit, temperature=temperature)
+            except RequestRefused:
+                self.counts["refused"] += 1
+                return "", False, 0
+
         pool = ThreadPoolExecutor(REQUESTS)
         try:
             answers = list(pool.map(ask, prompts))
@@ -74,7 +83,7 @@ class ServedExperienceModel(ExperienceModel):
 def open_experience_model(args, folder: Path | None, env: Environment, offline: Path, device="cpu",
                           resume: Path | None = None, **options) -> ExperienceModel:
     """What `args` names: the weights in `folder`, or the server at the URL --expmodel, whose settings and
-    replay buffer are in `folder`. Without a folder it is untrained, has default settings, and the episodes of
+    replay buffer are in `folder`. Without a folder it is untrained, has room to think, and the episodes of
     the file `offline` in its buffer. A checkpoint `resume` has a buffer of its own. `options` are those of
     load_experience_model."""
     replay = resume / "replay" if resume else None
@@ -84,7 +93,7 @@ def open_experience_model(args, folder: Path | None, env: Environment, offline: 
     if folder:
         settings, retrieval = load_settings_and_retrieval(folder, replay, device)
     else:
-        settings = ExperienceSettings()
+        settings = ExperienceSettings(context=16_384, max_next_tok=4_096, max_reward_tok=2_048)
         retrieval = new_retrieval("words", recorded(read_episodes(offline)))
         retrieval = (ReplayBuffer.load(replay), retrieval[1]) if replay else retrieval
     return ServedExperienceModel(endpoint, env, settings, retrieval)

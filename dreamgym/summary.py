@@ -54,6 +54,7 @@ def finish(job, state, results: list[dict]) -> None:
     where = "".join(f" --{name.replace('_', '-')} {value}" for name in FOLDERS
                     if (value := getattr(job.args, name)) and not value.endswith(".jsonl"))
     where += "" if env.is_real else " --world dream"
+    where += f" --slots {job.args.slots}" if job.args.slots < 128 else ""      # evaluate.py's own number
     about = f"validation tasks at temperature 1, after {state.step} iterations"
     viewer.write_page(page, env, about, alike, state.experience_model, out, [cut])
     job.log.say(f"everything is in {out}: result.json, metrics.jsonl, episodes.jsonl, expmodel/report.json, "

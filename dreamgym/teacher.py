@@ -19,7 +19,7 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from dreamgym import run
-from dreamgym.episode import Episode, read_episodes, to_json
+from dreamgym.episode import Episode, Source, read_episodes, to_json
 from dreamgym.prompts import Prompts, clean
 
 Ask = Callable[[list[dict]], str]
@@ -28,6 +28,7 @@ MAX_TRACE_CHARS = 1000      # of one step's reasoning; longer is refused, not cu
 MAX_ANSWERS = 4             # that a teacher gives for one episode until one can be used
 MAX_OUTAGES = 5             # episodes in a row without any answer before the run stops
 REQUESTS = 8                # at a time to an endpoint
+UNREADABLE = 6              # bodies in a row that are no answer before a request has failed
 CONNECT_S = 10.0            # an address where nobody listens is known sooner than a slow answer
 
 
@@ -52,7 +53,7 @@ class Endpoint:
     model: str
     key_env: str = "OPENAI_API_KEY"
     timeout_s: float = 600.0   # a server that answers one at a time makes the last of 64 requests wait
-    retries: int = 5
+    retries: int = 5                       # 14 seconds
 
     def __post_init__(self):
         import openai                      # slow to import
@@ -69,8 +70,9 @@ class Endpoint:
         self._no_key = {} if self._key else {"extra_headers": {"Authorization": openai.Omit()}}
 
     def complete(self, messages: list[dict], **settings) -> str:
-        """The answer's text. `settings`: max_tokens, temperature."""
-        return self.answer(messages, **settings)[0]
+        """The answer's text, "" where it was cut off. `settings`: max_tokens, temperature."""
+        text, ended, _ = self.answer(messages, **settings)
+        return text if ended else ""
 
     def answer(self, messages: list[dict], **settings) -> tuple[str, bool, int]:
         """(the answer's text, whether it ended before max_tokens, how often the request was repeated). Raises
@@ -78,7 +80,7 @@ class Endpoint:
         import openai
 
         repeated, refused = 0, False
-        for unread in range(self.retries + 1):
+        for unread in range(UNREADABLE):
             problem = "no chat completion in the body"     # a gateway's page with status 200
             try:
                 raw = self._client.chat.completions.with_raw_response.create(
@@ -206,8 +208,11 @@ def explain(episode: Episode, ask: Ask, prompts: Prompts) -> Episode | str | End
             again = f"That cannot be used: {reason}. Give the whole JSON object again, corrected."
             told = [{"role": "assistant", "content": answer[:4000]}, {"role": "user", "content": again}]
         else:
-            return replace(episode, steps=[   # an agent's own thought stays
-                replace(step, thought=step.thought or thought, reasoning=why, reward_reasoning=verdict)
+            # a model's or a person's own thought stays; a script's is shorthand for tiny models
+            kept = episode.source in (Source.LANGUAGE_MODEL, Source.IMPORTED)
+            return replace(episode, steps=[
+                replace(step, thought=kept and step.thought or thought, reasoning=why,
+                        reward_reasoning=verdict)
                 for step, (thought, why, verdict) in zip(episode.steps, traces)])
     return f"{MAX_ANSWERS} unusable answers, the last: {reason}"
 

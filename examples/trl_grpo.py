@@ -67,7 +67,7 @@ def make_rollout(args: Args, clients: list, pool: ThreadPoolExecutor):
         tokenizer, context = trainer.processing_class, trainer.model.config.max_position_embeddings
         first = pool.map(lambda client, seed: client.reset(seed=int(seed)), clients, prompts)
         pages = [result.observation for result in first]
-        chat = chat_format(tokenizer, pages[0]["system"])
+        chat = chat_format(tokenizer, pages[0]["system"], thinks=True)
         rows = [Row(prompt_ids(tokenizer, chat, page["prompt"]), page["state"]) for page in pages]
         live = list(range(len(rows)))
         while live := [i for i in live if not rows[i].stop

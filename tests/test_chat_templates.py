@@ -9,6 +9,7 @@ import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
+from dreamgym import run
 from dreamgym.chat import answer_ids, answer_text, chat_format, encode, encode_untrusted, prompt_ids
 from dreamgym.episode import Step
 from dreamgym.model import export_model
@@ -220,7 +221,8 @@ def test_a_server_renders_what_was_trained(name, tmp_path):
     """An exported model whose server writes today's date, opens a thought, or refuses the system text."""
     tokenizer, f = make_tokenizer(name), FAMILIES[name]
     save_checkpoint(tmp_path / "model", tokenizer, f.kind)
-    export_model(tmp_path / "model", tmp_path / "exported")
+    export_model(tmp_path / "model", tmp_path / "exported", dtype="bfloat16")
+    assert run.read_json(tmp_path / "exported/config.json")["dtype"] == "bfloat16"      # a server takes this one
     served = AutoTokenizer.from_pretrained(tmp_path / "exported")
     got = served.apply_chat_template(messages(SYSTEM, TURNS[:1]), add_generation_prompt=True, return_dict=False)
     assert got == prompt_ids(tokenizer, chat_format(tokenizer, SYSTEM), TURNS[0])

@@ -40,7 +40,10 @@ def test_presets_fit_their_machines(preset, changes, ranks, limit):
     train = replace(read_preset(path, "train_expmodel", train_expmodel.Args), **changes)
     args = replace(read_preset(path, "train_policy", train_policy.Args), **changes)
     size = published(args.model)
-    dream = size, train.context, bool(args.lora_rank)
+    dream = size, train.context, args.quantize, bool(args.lora_rank)
+    parts = lambda *dream: budget(args, size, args.policy_context, ranks, dream=dream)["rollout"]["experience model"]
+    own = parts(size, train.context, "nf4", False), parts(size, train.context, "none", False)
+    assert own[0] < 0.4 * own[1] * ranks and parts(*dream) <= own[1]       # its own quantization counts
     for phases in (budget(args, size, args.policy_context, ranks, dream=dream),
                    budget(train, size, train.context, ranks)):
         refuse(phases, limit)

@@ -89,7 +89,7 @@ GOOD, HTML = said("yes"), "<html>gateway</html>"
     ([(200, {"choices": []}), GOOD], 1), ([(200, "[]"), GOOD], 1), ([said(None)], 0),
     ([said("ye", "length")], 0),
     ([(500, {"error": "boom"})], "InternalServerError: boom"), (["silence"], "APITimeoutError: timed out"),
-    ([(200, HTML)], "no chat completion in the body"), ([(400, "too long")], "BadRequestError: too long"),
+    ([(200, HTML)], "no chat completion in the body"), ([(400, "too long")], 0),
     ([(401, {"error": "bad key sk-12345"})], r"AuthenticationError: bad key \*\*\*.*A_KEY: set"),
     (["refuse"], "APIConnectionError: .*refused")])
 def test_a_server_that_fails(server, workspace, monkeypatch, capfd, replies, found):
@@ -99,6 +99,7 @@ def test_a_server_that_fails(server, workspace, monkeypatch, capfd, replies, fou
         monkeypatch.setattr("dreamgym.served_model.Endpoint", partial(Endpoint, retries=1, timeout_s=0.3))
     server.reply = lambda *_: GOOD
     start = lambda: open_experience_model(server.args, None, make_env(EXAMPLE), workspace.data / "train.jsonl")
+    monkeypatch.setattr("dreamgym.served_model.RETRIES", 2)
     world, before = start(), len(server.asked)
     server.reply = lambda *_: replies[min(len(server.asked) - before, len(replies)) - 1]
     if replies == ["refuse"]:
@@ -106,6 +107,7 @@ def test_a_server_that_fails(server, workspace, monkeypatch, capfd, replies, fou
     if isinstance(found, int):
         world.write_variations(["a"], 1, 0.8)
         assert world.counts["repeated"] == found == len(server.asked) - before - 1
+        assert world.counts["refused"] == (replies == [(400, "too long")])      # malformed, and no end of the run
         return
     for ask, end in ((start, ""), (lambda: world.write_variations(["a"], 1, 0.8), ".*; run the same command")):
         with pytest.raises(ValueError, match=f"^--expmodel {server.url}: .*{found}{end}") as error:

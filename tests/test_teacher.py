@@ -104,6 +104,13 @@ def test_urls_that_are_refused(url):
     assert "hunter2" not in str(refused.value)
 
 
+def test_a_scripts_shorthand_is_no_thought_for_a_language_model(explain):
+    """"look for mask : 1 seen no" taught to an instruct model, and the teacher's sentence thrown away."""
+    for source, first in (("imported", "own"), ("player", "own"), ("demonstrator", "thought, so 0")):
+        (told,), _ = explain([replace(episode(source), source=source)], lambda messages: answer(3))
+        assert [step.thought for step in told.steps] == [first, "thought, so 1", "thought, so 2"]
+
+
 # ---- many episodes, resume ----
 
 def test_wrong_count_is_told_back(explain):
