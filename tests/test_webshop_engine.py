@@ -179,6 +179,7 @@ def test_options_in_rich_pages(shop):
     for hidden in ("é", 'tall "t"'):
         assert f"  [button] {hidden} [button_]\n" in engine.step(f"click[{hidden}]")[0]
     assert engine.options == {"color": "s", "size": 'tall "t"', "fit": "é"}
+    assert engine.chosen == ['tall "t"', "s", "é"]   # what states show
     engine = on_item(shop, COAT, query='coat "standard"')
     assert "[clicked button] standard [clicked button_]" in engine.observation
 

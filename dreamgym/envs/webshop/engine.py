@@ -97,6 +97,13 @@ class WebShopEngine:
         return self.catalogue.by_asin[self.asin]
 
     @property
+    def chosen(self) -> list[str]:
+        """The chosen values in the order of the page. Upstream's marks in the page leave out values that JSON
+        writes with an escape (quotes, accents)."""
+        names = self.product.options if self.options else ()
+        return [self.options[name] for name in names if name in self.options]
+
+    @property
     def page_products(self) -> Sequence[Product]:
         """The at most ten products of the results page, best first; empty on other pages."""
         end = self.page_number * PAGE_SIZE

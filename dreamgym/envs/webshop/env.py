@@ -83,7 +83,7 @@ class WebShop(Environment):
         engine = session.inner
         page, score, done = engine.step(official_action(engine, session.state, action))
         if engine.valid:
-            session.state = text.abstract(page, self.results_shown)
+            session.state = text.abstract(page, self.results_shown, engine.chosen)
         return StepResult(session.state, float(score == 1.0), done, raw_score=float(score))
 
     ground = staticmethod(text.ground)

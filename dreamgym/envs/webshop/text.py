@@ -8,6 +8,7 @@ A product is clicked by its number (`click[2]`); every other action is upstream'
 be taken for a tag of a prompt get "> " in front (`prompts.escape`); readers take it off again.
 """
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dreamgym.prompts import clean, escape
@@ -22,7 +23,7 @@ BUTTONS = {                                      # and what kind of action they 
 MAX_DETAIL_CHARS = 600
 MAX_TASK_CHARS = 2000
 
-_BUTTON = re.compile(r"\s*\[(clicked )?button\] (.*) \[(?:clicked )?button_\]$")
+_BUTTON = re.compile(r"\s*\[(?:clicked )?button\] (.*) \[(?:clicked )?button_\]$")
 _HEADER = re.compile(r"Page (\d+) \(Total results: (\d+)\)$")
 _PRICE = re.compile(r"\$(\d+(?:\.\d+)?)")
 _LISTED = re.compile(r"^(.*?) (\$\S+(?: to \$\S+)?) \[(\d+)\]$")
@@ -40,16 +41,16 @@ def short_price(text: str) -> str:
     return _PRICE.sub(lambda m: "$" + f"{float(m[1]):.2f}".rstrip("0").rstrip("."), text)
 
 
-def abstract(page: str, results_shown: int = 10) -> str:
-    """Official `text_rich` page -> state."""
+def abstract(page: str, results_shown: int = 10, chosen: Iterable[str] = ()) -> str:
+    """Official `text_rich` page -> state. `chosen`: the chosen values; the page's own marks lack some."""
     lines = page.split("\n")
     found = [_BUTTON.match(line) for line in lines]
-    buttons = [match and match[2].lower() for match in found]
+    buttons = [match and match[1].lower() for match in found]
     after = buttons.index("< prev") + 1 if "< prev" in buttons else 0
     if "back to search" not in buttons:
         return START if "search" in buttons else PLACED
     if "buy now" in buttons:
-        state = _item_state(lines[after:], found[after:])
+        state = _item_state(lines[after:], found[after:], chosen)
     elif "next >" in buttons:
         state = _results_state(lines, buttons, results_shown)
     else:
@@ -66,21 +67,20 @@ def _results_state(lines: list[str], buttons: list[str | None], shown: int) -> s
     return "\n".join([f"results page {page_number} of {-(-total // 10)}", *(rows or [NOTHING])])
 
 
-def _item_state(lines: list[str], buttons: list[re.Match | None]) -> str:
+def _item_state(lines: list[str], buttons: list[re.Match | None], chosen: Iterable[str]) -> str:
     """The title is the last text before the price; any other text before it names the options below."""
     options: dict[str, list[str]] = {}
-    chosen, name = [], ""
+    name = ""
     for line, button in zip(lines, buttons):
         if button:
-            options.setdefault(name, []).append(clean(button[2].lower()))
-            chosen += options[name][-1:] if button[1] else []
+            options.setdefault(name, []).append(clean(button[1].lower()))
         elif line.startswith("Price: "):
             title, price = name, short_price(clean(line.removeprefix("Price: ")))
             break
         elif line.strip():
             name = clean(line)
     rows = [f"{key}: {' / '.join(values)}" for key, values in options.items()]
-    return "\n".join([f"item {title} {price}", *rows, f"chosen: {' / '.join(chosen) or 'none'}"])
+    return "\n".join([f"item {title} {price}", *rows, f"chosen: {' / '.join(map(clean, chosen)) or 'none'}"])
 
 
 # ---- reading states and actions ---------------------------------------------------------------------------
