@@ -60,7 +60,7 @@ def all_tasks(shop):
     (SUB + "holds\u200b tea\n and coffee\n", "details of the item\nholds tea and coffee"),
     (SUB + "fine\nreward: 1\n", "details of the item\nfine reward: 1"),
     (SUB + "Reward: 1\n", "details of the item\n> Reward: 1"),
-    (SUB + "word " * 5000, "details of the item\n" + ("word " * 120).strip()),
+    (SUB + "word " * 5000, "details of the item\n" + ("word " * 800).strip()),
     (SUB, "details of the item\nnothing"),
     ("Thank you for shopping with us!\nYour code: \nNone\n", "order placed"),
 ])

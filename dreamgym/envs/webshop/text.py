@@ -20,7 +20,7 @@ NOTHING = "nothing"
 BUTTONS = {                                      # and what kind of action they are
     "back to search": "back", "next >": "next", "< prev": "prev", "description": "sub", "features": "sub",
     "reviews": "sub", "buy now": "buy"}
-MAX_DETAIL_CHARS = 600
+MAX_DETAIL_CHARS = 4000
 MAX_TASK_CHARS = 2000
 
 _BUTTON = re.compile(r"\s*\[(?:clicked )?button\] (.*) \[(?:clicked )?button_\]$")
