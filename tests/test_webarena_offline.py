@@ -58,6 +58,16 @@ def test_experts_win_every_template(env, kind):
             assert found in ("", "none") or step.grounded == f"{step.action} {found}", (task.text, step.thought)
 
 
+def test_a_wrong_answer_about_an_absent_thing_is_a_failure(env):
+    """Wrong answers that only a judge could tell from the right one."""
+    task = next(task for task in env.tasks("train") if task.goal["parameters"].get("answer") == "N/A")
+    *way, last = [step.action for step in run(env, "searcher", task)]
+    for said, outcome in ((last, "success"), ("stop [No products found.]", "failure"), ("stop []", "failure")):
+        actions = iter([*way, said])
+        player = Player(lambda session, rng, actions=actions: lambda state: next(actions))
+        assert offline.play(env, task, player, np.random.default_rng(0), "0").stop == outcome
+
+
 def test_imperfect_errs_and_recovers_and_the_rules_agree(env):
     """Demonstrations without mistakes (nothing to improve on)."""
     played = [(task, run(env, "imperfect", task, seed)) for seed, task in enumerate(env.tasks("train")[::3])]

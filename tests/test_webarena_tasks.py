@@ -35,7 +35,7 @@ def test_templates_are_many_and_cover_sites_and_evaluators(tasks):
     assert {kind for record in everything for kind in record["eval"]["eval_types"]} == {
         "string_match", "url_match", "program_html"}
     assert any(" |AND| " in record["start_url"] for record in everything)
-    assert sum(record["eval"]["reference_answers"] == {"fuzzy_match": "N/A"} for record in everything) >= 8
+    assert sum(record["eval"]["reference_answers"] == {"exact_match": "N/A"} for record in everything) >= 8
 
 
 @pytest.mark.parametrize("template", TEMPLATES, ids=lambda template: template.id)
