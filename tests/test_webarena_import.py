@@ -124,6 +124,15 @@ def test_long_pages_get_the_scrolls_that_lead_there(tmp_path):
     assert episode.steps[5].grounded == "click [3] link 'Row 1'"
 
 
+def test_a_change_below_the_first_window_is_seen(tmp_path):
+    """Typing far down that passes for a refused action, and shows the page from its beginning."""
+    empty = f"{LONG}\n\t[990] textbox 'Note' required: False"
+    steps = [(SHOP, empty, "```type [990] [hello] [0]```"), (SHOP, empty + "\n\t\t[991] StaticText 'hello'", "```stop []```")]
+    (episode,) = read(render(tmp_path / "x", 5, steps, "(PASS) 5.json"), "render")
+    assert actions(episode) == ["scroll [down]", "scroll [down]", "type [13] [hello] [0]", "stop []"]
+    assert episode.steps[2].next_state.endswith("textbox 'Note' value 'hello'\nwindow 3 of 3")
+
+
 # ---- accessibility-tree JSON ----
 
 def jsonl(path, rows):

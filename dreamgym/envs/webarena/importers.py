@@ -27,7 +27,7 @@ from msgspec import Struct
 
 from dreamgym.envs.webarena.actions import ON_ELEMENT, Action, parse
 from dreamgym.envs.webarena.ax_tree_sources import from_text, text_rows, webarena_tabs
-from dreamgym.envs.webarena.page import STOPPED, Addresses, Page, abstract, clean
+from dreamgym.envs.webarena.page import LINES, STOPPED, Addresses, Page, abstract, clean
 from dreamgym.envs.webarena.text import ground
 from dreamgym.episode import Episode, Source, Step, StopReason, Task
 
@@ -132,9 +132,9 @@ def browsergym_action(text: str) -> Aimed | None:
 _nodes = lru_cache(8)(from_text)  # a page is asked for several times in a row
 
 
-def screen(seen: Seen, window: int = 0) -> Page:
+def screen(seen: Seen, window: int = 0, size: int = LINES) -> Page:
     title, nodes = _nodes(seen.text)
-    return abstract(title, seen.address, nodes, seen.tabs, seen.tab, window)
+    return abstract(title, seen.address, nodes, seen.tabs, seen.tab, window, size)
 
 
 def place(seen: Seen, ref: str) -> tuple[int, int] | None:
@@ -165,7 +165,8 @@ def episodes(run: Run, read_action: Callable[[str], Aimed | None], short: Short)
             window, state = 0, screen(before).text
         steps = parts[-1]
         action, ref = read_action(said) or (None, "")
-        still = after is not None and screen(after).text == screen(before).text
+        still = after is not None and (screen(after, size=ANY_LENGTH).text
+                                       == screen(before, size=ANY_LENGTH).text)
         wanted = window, 0
         if action and action.kind in ON_ELEMENT:
             wanted = place(before, ref)
@@ -186,8 +187,9 @@ def episodes(run: Run, read_action: Callable[[str], Aimed | None], short: Short)
             action = Action(action.kind, wanted[1], action.text, action.enter)
         if action.kind == "goto":
             action = Action("goto", text=short(action.text))
-        steps.append(_step(state, action, state if still else screen(after).text))
-        window = window if still else 0
+        # A page that changed below its first window is the same one, still scrolled
+        window = window if screen(after).text == screen(before).text else 0
+        steps.append(_step(state, action, screen(after, window).text))
     return _named(run, [part for part in parts if part], whole=bool(parts[-1]))
 
 
