@@ -4,6 +4,7 @@ import random
 import pytest
 
 from dreamgym.envs.webarena.page import Addresses, Node, abstract, clean, quotable, read_line, read_page
+from dreamgym.envs.webarena.text import ground
 from dreamgym.episode import number_lines
 
 BASES = {"shopping": "http://h:7770", "shopping_admin": "http://h:7780/admin", "reddit": "http://forum.test/",
@@ -34,6 +35,16 @@ def test_a_long_tab_keeps_its_last_words():
     assert line.startswith("tab '…") and line.endswith("Loading... Bestsellers'")
     assert len(line) == len("tab ''") + 120
     assert lines(Node("tab", " Most\n Viewed ")) == ["tab 'Most Viewed'"]
+
+
+def test_a_text_may_be_longer_than_a_name():
+    """Stops reviews and posts from ending before they say what a task asks for."""
+    long = "word " * 300
+    for node, most in ((text(long), 1000), (Node("heading", long), 120), (Node("link", long), 120)):
+        (line,) = lines(node)
+        assert len(read_line(line).name) == most and line.endswith("word…'")
+    state = abstract("T", "shopping", [text(long[:500] + "$5")]).text
+    assert ground(state, "stop [$5]").endswith("word…'") and len(ground(state, "stop [$5]")) < 150
 
 
 @pytest.mark.parametrize("tabs", [(), ("Home", "Cart")])

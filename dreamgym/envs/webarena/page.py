@@ -21,6 +21,7 @@ from urllib.parse import urlsplit
 LINES = 30                                       # elements of a window
 STOPPED = "stopped"                              # the state after `stop`
 MAX_CHARS = 120                                  # of a name
+MAX_TEXT_CHARS = 1000                            # of a text: reviews and posts hold what tasks ask for
 MAX_TAB_CHARS = 40                               # of a tab's title
 MAX_OPTIONS = 24                                 # of a combobox
 SITES = ("shopping", "shopping_admin", "reddit", "gitlab", "map", "wikipedia", "homepage")
@@ -86,9 +87,9 @@ def clean(text: str, most: int = MAX_CHARS) -> str:
     return text if len(text) <= most else text[:most - 1].rstrip() + "…"
 
 
-def quotable(text: str) -> str:
+def quotable(text: str, most: int = MAX_CHARS) -> str:
     """`clean`, and safe between single quotes: an apostrophe that no letters surround becomes ’."""
-    text = clean(text)
+    text = clean(text, most)
     return _LOOSE_QUOTE.sub("’", text) if "'" in text else text
 
 
@@ -104,7 +105,8 @@ def _shown(nodes: list[Node]) -> list[Node]:
     shown: list[Node] = []
     for node in nodes:
         role = "text" if node.role == "StaticText" else node.role
-        name = quotable(_tab_label(node.name) if role == "tab" else node.name)
+        name = quotable(_tab_label(node.name) if role == "tab" else node.name,
+                        MAX_TEXT_CHARS if role == "text" else MAX_CHARS)
         if role in PASSIVE:
             if name and not (shown and shown[-1].name == name):
                 shown.append(Node(role, name, ref=node.ref))

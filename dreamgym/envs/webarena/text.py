@@ -6,7 +6,7 @@ grounded, the words of the line follow (`click [3] link 'Cart'`). Every function
 import re
 
 from dreamgym.envs.webarena.actions import ON_ELEMENT, Action, parse
-from dreamgym.envs.webarena.page import NAME, TYPED, Node, read_page
+from dreamgym.envs.webarena.page import NAME, TYPED, Node, quotable, read_page
 from dreamgym.prompts import clean
 
 _GROUNDED = re.compile(rf"(.+) \w+ {NAME}")  # a bare action never ends with a quote after a role
@@ -28,14 +28,15 @@ def read_action(state: str, action: str) -> tuple[Action, Node | None]:
 
 def ground(state: str, action: str) -> str:
     """The action with the words of its element: `click [3]` -> `click [3] link 'Cart'`; of `stop`, the first
-    line that shows the answer. What is no action stays as it is, on one line."""
+    line that shows the answer. A long text is cut as a name. What is no action stays as it is, on one
+    line."""
     (said, node), page = read_action(state, action), read_page(state)
     if not said.kind:
         return clean(action)
     if said.kind == "stop" and said.text and page:
         answer = re.compile(rf"(?<![\w.]){re.escape(said.text)}(?!\w|\.\d)")
         node = next((line for line in page.lines.values() if answer.search(line.name)), None)
-    return clean(f"{said} {node.role} '{node.name}'" if node else str(said))
+    return clean(f"{said} {node.role} '{quotable(node.name)}'" if node else str(said))
 
 
 def action_type(state: str, action: str) -> str:
