@@ -9,8 +9,10 @@ import time
 import pytest
 
 from dreamgym.envs.webarena import live
+from dreamgym.envs.webarena.actions import Action
 from dreamgym.envs.webarena.evaluators import NotSupported, shop_helpers
 from dreamgym.envs.webarena.live import Instance, Logins
+from dreamgym.envs.webarena.page import Addresses
 from dreamgym.envs.webarena.sites import SiteDatabase
 from tests.conftest import http_server
 
@@ -156,6 +158,19 @@ def test_logins_are_kept_looked_at_and_renewed(browser, served, tmp_path):
     os.utime(kept, (0, 0))
     logins.state(browser.chromium, ["gitlab", "reddit"])
     assert sent_logins(served) == first + 4
+
+
+def test_a_log_out_ends_with_its_episode(browser, served, tmp_path):
+    """Stops the episodes after one that logged out from beginning logged out."""
+    from dreamgym.envs.webarena.chromium import Chromium
+    logins, page = patient(served.bases, tmp_path), Chromium(Addresses(served.bases), browser)
+    for _ in range(2):
+        state = logins.state(browser.chromium, ["gitlab"], page.asked)
+        shown = page.open([f"{served.bases['gitlab']}/account"], storage_state=state)
+        button = next((number for number, node in shown.lines.items() if node.name == "Log out"), None)
+        assert button, shown.text
+        page.act(Action("click", button))
+        page.close()
 
 
 @pytest.mark.parametrize("site", WITH_LOGIN)

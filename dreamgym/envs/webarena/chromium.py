@@ -111,10 +111,12 @@ class Chromium(Tabs):
     def __init__(self, addresses: Addresses, browser: Browser, settle_s: float = 0.0, limit_s: float = 20.0):
         super().__init__(addresses)
         self.browser, self.settle_s, self.limit_s, self.context = browser, settle_s, limit_s, None
+        self.asked: list[str] = []               # addresses of all pages that the last episode asked for
 
     def open(self, urls: Sequence[str], cookies: Cookies = {}, **context: Any) -> Page:  # noqa: B006
         """A new episode in a fresh context. `context`: for Playwright's new_context. Raises as `start`."""
         self.close()
+        self.asked = []
         with self.watched():
             self.context = self.browser.chromium.new_context(accept_downloads=False, **context)
             self.context.set_default_timeout(self.limit_s * 1000)
@@ -277,6 +279,7 @@ class Tab:
     def on_request(self, request: Any) -> None:
         if request.is_navigation_request() and request.frame.parent_frame is None:
             self.request = request
+            self.owner.asked.append(request.url)
 
     def on_navigated(self, frame: Any) -> None:
         if frame.parent_frame is None:

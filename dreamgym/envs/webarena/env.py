@@ -247,8 +247,9 @@ class LiveSites:
             browser = chromium().Chromium(Addresses(instance.bases), running, SETTLE_S)
             self.free.append(Stage(
                 instance.bases, PAGE_HELPERS | more, browser, thread,
-                lambda task, logins=logins, running=running: {
-                    "storage_state": logins.state(running.chromium, task.sites)}, instance))
+                lambda task, logins=logins, browser=browser: {
+                    "storage_state": logins.state(browser.browser.chromium, task.sites, browser.asked)},
+                instance))
 
     def take(self, task: Task) -> Stage:
         if not self.is_reset:

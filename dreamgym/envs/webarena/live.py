@@ -12,6 +12,7 @@ import hashlib
 import http.client
 import json
 import os
+import re
 import time
 import urllib.error
 import urllib.request
@@ -34,6 +35,7 @@ ACCOUNTS = {  # those that WebArena's images come with, as its documentation giv
 # what the reset service says when it is done, and the status that it answers with while it works
 READY, RUNNING = "Ready for duty!", 418
 TRUST_S = 600.0  # a login that was seen to hold is not looked at again for so long
+LOG_OUT = re.compile(r"(?:log|sign)_?out")       # in the addresses by which the sites end a login
 EARLY_S = 300.0                                  # a cookie that has less left counts as gone
 NO_ANSWER = (OSError, http.client.HTTPException)
 
@@ -200,11 +202,14 @@ class Logins:
     timeout_s: float = 30.0                      # of one page
     seen: dict[tuple[str, ...], float] = field(default_factory=dict)     # when a login was last seen to hold
 
-    def state(self, browser: Any, sites: Iterable[str]) -> dict:
+    def state(self, browser: Any, sites: Iterable[str], asked: Iterable[str] = ()) -> dict:
         """The storage state in which the accounts of `sites` are logged in: the kept one if it still holds,
-        else one from new logins. Raises ValueError, without a password in it, when a login fails or does
-        not last."""
+        else one from new logins. A log-out among the addresses that the last episode `asked` for may have
+        ended a kept one: all are looked at again. Raises ValueError, without a password in it, when a login
+        fails or does not last."""
         sites = tuple(sorted(set(sites) & set(RECIPES)))
+        if any(map(LOG_OUT.search, asked)):
+            self.seen.clear()
         key = json.dumps([[site, self.bases[site], self.accounts[site][0]] for site in sites])
         digest = hashlib.sha256(key.encode()).hexdigest()[:12]
         path = self.folder / f"{'.'.join(sites) or 'none'}-{digest}.json"
