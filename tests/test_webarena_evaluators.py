@@ -1,6 +1,7 @@
 """WebArena's task files and evaluators: each rule on a case made by hand, in both directions; the official
 files where ../shared has them."""
 import json
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -90,6 +91,17 @@ def test_official_files_load(official):
     assert len(tasks) == (165 if lite else 812) and max(len(task.start_urls) for task in tasks) == 3
     assert all((task.old_task_id is not None) == lite for task in tasks)
     assert not any(f"__{name.upper()}__" in repr(task) for task in placed for name in BASES)
+
+
+def test_logins_are_those_that_the_record_names(official):
+    """Stops tasks of a shop and a forum on one host, whose logins end each other, from never starting."""
+    lite, tasks, placed = official
+    found = Counter((*sorted(task.sites), "->", *sorted(task.accounts)) for task in placed)
+    assert found["reddit", "shopping", "->", "reddit"] == (1 if lite else 5)
+    assert found["map", "shopping_admin", "->"] == (1 if lite else 2)
+    assert found["gitlab", "reddit", "->", "gitlab", "reddit"] == (4 if lite else 18)
+    assert found["shopping_admin", "->", "shopping_admin"] == (35 if lite else 182)
+    assert ev.as_task(record(sites=["map", "reddit"])).accounts == ["map", "reddit"]        # Verified's
 
 
 def test_null_agent_scores_nothing_and_na_gets_the_documented_credit(official):

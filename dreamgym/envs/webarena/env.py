@@ -248,7 +248,7 @@ class LiveSites:
             self.free.append(Stage(
                 instance.bases, PAGE_HELPERS | more, browser, thread,
                 lambda task, logins=logins, browser=browser: {
-                    "storage_state": logins.state(browser.browser.chromium, task.sites, browser.asked)},
+                    "storage_state": logins.state(browser.browser.chromium, task.accounts, browser.asked)},
                 instance))
 
     def take(self, task: Task) -> Stage:

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from dreamgym.envs.webarena.page import SITES
 from dreamgym.envs.webarena.tabs import NotSupported
@@ -103,6 +103,7 @@ class WebTask(Struct):
     intent_template_id: int | Text | None = None         # WebChoreArena has none
     old_task_id: int | None = None               # Lite's: its number among the 812
     string_note: str | None = None               # one official task has it here
+    storage_state: str | None | UnsetType = UNSET        # ./.auth/SITE.SITE_state.json
 
     def __post_init__(self):
         if not self.start_urls and not self.start_url:
@@ -118,6 +119,15 @@ class WebTask(Struct):
     @property
     def verified(self) -> bool:
         return isinstance(self.eval, list)
+
+    @property
+    def accounts(self) -> list[str]:
+        """The sites to log in to: those that the name of `storage_state` holds, upstream's rule; all where
+        the record has no such field (WebArena-Verified)."""
+        if self.storage_state is UNSET:
+            return self.sites
+        named = Path(self.storage_state or "").name.rsplit("_", 1)[0].split(".")
+        return [site for site in self.sites if site in named]
 
 
 def as_task(record: dict) -> WebTask:

@@ -4,7 +4,7 @@
     check_answers(instance.bases)
     full_reset(instance.reset_url)
     logins = Logins(instance.bases, read_accounts(os.environ), Path("out/logins"))
-    state = logins.state(browser, task.sites)  # for Playwright's new_context(storage_state=...)
+    state = logins.state(browser, task.accounts)  # for Playwright's new_context(storage_state=...)
 
 Addresses are `$WA_SHOPPING`, ... (or WebArena's own unprefixed names), the reset service is `$WA_FULL_RESET`,
 accounts are `$WA_SHOPPING_USERNAME` and `$WA_SHOPPING_PASSWORD` (default: WebArena's public ones). """
