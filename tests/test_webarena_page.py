@@ -120,12 +120,25 @@ def test_what_abstract_could_not_have_written_is_refused(state):
     ("http://h:7770/", "shopping"), ("http://h:7770/cart?p=2", "shopping/cart?p=2"),
     ("http://h:7780/admin", "shopping_admin"), ("http://h:7780/admin/sales/", "shopping_admin/sales/"),
     ("http://forum.test/f/books#c1", "reddit/f/books"), ("http://h:8888/wiki/A/Pisa", "wikipedia/A/Pisa"),
-    ("http://h:7770/?q=1", "shopping/?q=1")])
+    ("http://h:7770/?q=1", "shopping/?q=1"), ("http://h:7780/admin?q=1", "shopping_admin?q=1")])
 def test_addresses_have_no_host_and_lead_back(url, short):
     """States that differ by the host alone, and an address that leads elsewhere than it says."""
     addresses = Addresses(BASES)
     assert addresses.short(url) == short == addresses.short(addresses.full(short))
     assert addresses.full(url) == url
+
+
+def test_wikipedia_starts_on_an_article():
+    """Stops the address that WebArena exports for Wikipedia from shutting out all other articles and the search."""
+    start = "http://h:8888/wiki_2022-05/A/User:The_other_Kiwix_guy/Landing"
+    addresses = Addresses(BASES | {"wikipedia": start})
+    assert addresses.full("wikipedia") == addresses.full(start) == start
+    for url, short in (("http://h:8888/wiki_2022-05/A/Pisa", "wikipedia/A/Pisa"),
+                       ("http://h:8888/search?pattern=Pisa", "wikipedia/search?pattern=Pisa")):
+        assert (addresses.short(url), addresses.full(short), addresses.full(url)) == (short, url, url)
+        assert addresses.site(url) == "wikipedia"
+    with pytest.raises(ValueError, match="no address"):
+        addresses.full("http://h:8888/other_book/A/Pisa")
 
 
 @pytest.mark.parametrize("bad", ["http://example.com/", "http://h:77701/x", "http://h:7780/administrator", "",

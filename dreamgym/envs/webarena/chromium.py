@@ -120,7 +120,7 @@ class Chromium(Tabs):
         with self.watched():
             self.context = self.browser.chromium.new_context(accept_downloads=False, **context)
             self.context.set_default_timeout(self.limit_s * 1000)
-            bases = json.dumps(list(self.addresses.bases.values()))
+            bases = json.dumps(list(self.addresses.prefixes.values()))
             self.context.add_init_script(LISTEN.replace("BASES", bases))
             self.context.add_cookies([{"name": name, "value": value, "url": self.addresses.bases[site]}
                                       for site, values in cookies.items() for name, value in values.items()])

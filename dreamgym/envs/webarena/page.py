@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import urljoin, urlsplit
 
 LINES = 30                                       # elements of a window
 STOPPED = "stopped"                              # the state after `stop`
@@ -183,34 +183,51 @@ def read_page(state: str) -> Page | None:
 # ---- addresses
 
 class Addresses:
-    """Host-free addresses: 'shopping/cart?p=2' for `{bases['shopping']}/cart?p=2`."""
+    """Host-free addresses: 'shopping/cart?p=2' for `{bases['shopping']}/cart?p=2`. A base is where a site
+    starts, too. One like `http://h:8888/wiki/A/Landing`, as WebArena exports Wikipedia's, is an article: the
+    site is all below `http://h:8888/wiki`, and the search beside it."""
 
     def __init__(self, bases: Mapping[str, str]):
         self.bases = {site: base.rstrip("/") for site, base in bases.items()}
-        self._longest = sorted(((base, site) for site, base in self.bases.items()),
-                               key=lambda pair: -len(pair[0]))
+        self.prefixes: dict[str, str] = {}       # what short addresses begin with -> what urls begin with
+        for site, base in self.bases.items():
+            self.prefixes[site], article, _ = base.partition("/A/")
+            if article:
+                self.prefixes[f"{site}/search"] = urljoin(self.prefixes[site], "search")
+        self._names = {prefix: name for name, prefix in self.prefixes.items()}
 
     def site(self, url: str) -> str:
         """The site a full url belongs to, '' for none."""
-        return next((site for base, site in self._longest
-                     if url.startswith(base) and url[len(base):len(base) + 1] in ("", "/", "?", "#")), "")
+        return _longest(url, self._names).split("/")[0]
 
     def short(self, url: str) -> str:
         """What a state shows: no host for our sites, never a fragment."""
         url = url.split("#", 1)[0]
-        site = self.site(url)
-        if not site:
+        name = _longest(url, self._names)
+        if not name:
             return url.removeprefix("http://").removeprefix("https://")
-        rest = url[len(self.bases[site]):]
-        return site + ("" if rest == "/" else f"/{rest}" if rest[:1] == "?" else rest)
+        rest = url[len(self.prefixes[name]):]
+        return name + ("" if rest == "/" else self._slash(name, rest) + rest)
 
     def full(self, address: str) -> str:
         """The url of a short address or of a full url. Raises ValueError where it is on none of the sites."""
         address = address.strip()
-        site = re.split(r"[/?#]", address, maxsplit=1)[0]
-        if site in self.bases:
-            base, rest = self.bases[site], address[len(site):]
-            return base + (rest if rest[:1] == "/" or (not rest and urlsplit(base).path) else "/" + rest)
+        if address in self.bases:
+            return self.bases[address] + self._slash(address, "?")
+        if name := _longest(address, {name: name for name in self.prefixes}):
+            rest = address[len(name):]
+            return self.prefixes[name] + self._slash(name, rest) + rest
         if self.site(address):
             return address
         raise ValueError(f"no address {address[:80]!r}: expected one of {', '.join(self.bases)}, then a path")
+
+    def _slash(self, name: str, rest: str) -> str:
+        """The path of a host alone, in front of a query."""
+        return "/" if rest[:1] in ("?", "#") and not urlsplit(self.prefixes[name]).path else ""
+
+
+def _longest(text: str, named: Mapping[str, str]) -> str:
+    """The name of the longest prefix after which `text` ends or its path goes on, '' for none."""
+    found = [prefix for prefix in named
+             if text.startswith(prefix) and text[len(prefix):len(prefix) + 1] in ("", "/", "?", "#")]
+    return named[max(found, key=len)] if found else ""
