@@ -14,6 +14,7 @@ from dreamgym.envs.webarena.env import LiveSites, OwnSites, WebArena, official_t
 from dreamgym.envs.webarena.page import STOPPED
 from dreamgym.envs.webarena.sites import SiteDatabase
 from dreamgym.episode import StopReason, Task
+from tests.conftest import http_server
 
 
 @pytest.fixture(scope="module")
@@ -254,6 +255,21 @@ def test_webarena_verified_gets_its_files(tmp_path, monkeypatch):
         log = json.loads((folder / "network.har").read_text())["log"]["entries"]
         assert any(entry["request"]["url"] == cart for entry in log) == visited
         assert not any(entry["request"].get("postData") for entry in log)      # such as that of a login
+
+
+@pytest.mark.usefixtures("needs_chromium")
+def test_the_browser_reaches_more_hosts_where_they_are_named(monkeypatch):
+    """Stops a map's directions, which its script asks another host for, from never coming."""
+    with http_server(lambda *_: (200, {"Access-Control-Allow-Origin": "*"}, "<p>4 minutes</p>")) as url:
+        monkeypatch.setenv("WA_MAP", url)
+        script = f"fetch('{url.replace('127.0.0.1', 'localhost')}').then(r => r.ok, e => false)"
+        for named, reached in (("", "false"), ("localhost", "true")):
+            monkeypatch.setenv("WA_MORE_HOSTS", named)
+            with closing(LiveSites({"map"})) as sites:
+                stage = sites.take(None)
+                stage.thread.submit(stage.browser.open, ["map"]).result()
+                assert stage.thread.submit(stage.browser.front.evaluate, script).result() == reached
+                sites.give_back(stage)
 
 
 @pytest.mark.usefixtures("needs_chromium")

@@ -61,6 +61,13 @@ def test_several_instances_from_a_file(tmp_path):
         live.read_instances({"WA_INSTANCES": str(tmp_path / "none")}, [])
 
 
+def test_more_hosts():
+    assert live.read_hosts({}) == set()
+    assert live.read_hosts({"WA_MORE_HOSTS": "router.test, 10.0.0.3,"}) == {"router.test", "10.0.0.3"}
+    with pytest.raises(ValueError, match="WA_MORE_HOSTS: found 'http://r:5000'"):
+        live.read_hosts({"WA_MORE_HOSTS": "http://r:5000"})
+
+
 def test_accounts():
     assert live.read_accounts({}) == live.ACCOUNTS
     assert live.read_accounts({"WA_REDDIT_USERNAME": "me", "WA_REDDIT_PASSWORD": "pw"})["reddit"] == ("me", "pw")

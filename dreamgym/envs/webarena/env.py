@@ -240,7 +240,7 @@ class LiveSites:
             live.check_answers(instance.bases)
         self.slots, self.is_reset, self.free = len(instances), False, []
         hosts = {urlsplit(base).hostname for instance in instances for base in instance.bases.values()}
-        self.workers = chromium().Workers(self.slots, hosts)
+        self.workers = chromium().Workers(self.slots, hosts | live.read_hosts(os.environ))
         for instance, (thread, running) in zip(instances, self.workers.pairs):
             logins, shop = live.Logins(instance.bases, accounts, LOGINS), instance.bases.get("shopping")
             more = shop_helpers(live.Magento(shop, accounts["shopping_admin"])) if shop else {}

@@ -7,7 +7,8 @@
     state = logins.state(browser, task.accounts)  # for Playwright's new_context(storage_state=...)
 
 Addresses are `$WA_SHOPPING`, ... (or WebArena's own unprefixed names), the reset service is `$WA_FULL_RESET`,
-accounts are `$WA_SHOPPING_USERNAME` and `$WA_SHOPPING_PASSWORD` (default: WebArena's public ones). """
+accounts are `$WA_SHOPPING_USERNAME` and `$WA_SHOPPING_PASSWORD` (default: WebArena's public ones);
+`$WA_MORE_HOSTS` are other hosts that pages need. """
 import hashlib
 import http.client
 import json
@@ -90,6 +91,16 @@ def read_address(environ: Mapping[str, str], name: str) -> str:
         raise ValueError(f"WA_{name}: found scheme {parts.scheme!r}, host {parts.hostname!r}; expected "
                          f"http(s)://HOST[:PORT][/PATH] without user or query")
     return value.rstrip("/")
+
+
+def read_hosts(environ: Mapping[str, str]) -> set[str]:
+    """`$WA_MORE_HOSTS`: what scripts of the sites need besides them, such as the map's route server. Raises
+    ValueError."""
+    hosts = {host.strip() for host in environ.get("WA_MORE_HOSTS", "").split(",")} - {""}
+    if wrong := [host for host in sorted(hosts) if not re.fullmatch(r"[\w.-]+", host)]:
+        raise ValueError(f"WA_MORE_HOSTS: found {wrong[0]!r}; expected names without scheme and port, "
+                         "joined by commas")
+    return hosts
 
 
 def read_accounts(environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:
