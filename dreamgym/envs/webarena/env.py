@@ -42,7 +42,7 @@ BACKENDS = ("direct", "chromium")
 SCORINGS = ("webarena", "lite")
 OWN_KEYS = ("enter", "escape")  # the only ones that do the same in both back ends
 FULL, LITE = "test.raw.json", "test_webarena_lite.raw.json"
-VALID_TEMPLATES = 1 / 8  # of the official templates outside Lite: for valid
+VALID_TEMPLATES = 1 / 8  # of the templates of official tasks outside Lite: for valid
 LOGINS = Path("out/logins")
 RESPONSES = Path("out/webarena-verified")
 SETTLE_S = 1.0                                   # real sites run scripts after an action
@@ -280,8 +280,9 @@ def chromium() -> Any:
 
 
 def official_tasks(path: Path) -> dict[str, list[Task]]:
-    """From a folder with both official files: test is Lite, valid an eighth of the other templates, train the
-    rest. From one file: test alone."""
+    """From a folder with both official files: test is Lite; of the other tasks, those of an eighth of their
+    templates are valid, the rest train. Most share their template with a test task. From one file: test
+    alone."""
     if path.is_file():
         parts = {"test": read_records(path)}
     elif missing := [name for name in (FULL, LITE) if not (path / name).is_file()]:
