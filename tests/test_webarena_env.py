@@ -73,7 +73,7 @@ def number(state, line):
 def test_the_same_class_for_every_name_and_option():
     """Stops options of the contract from being lost, and data of another seed from passing for the same."""
     env = make_env("webarena", seed=8, options=["backend=direct"])
-    assert env.describe() == {"env": "webarena", "state_form": 3, "data": "own sites", "seed": 8, "databases": 70}
+    assert env.describe() == {"env": "webarena", "state_form": 4, "data": "own sites", "seed": 8, "databases": 70}
     assert env.describe() != WebArena().describe() and env.numbered_lines and env.label == "own sites"
     assert {name for name, player in env.players().items() if player.imitate} == {"imperfect"}
     assert sum(player.share for player in env.players().values()) == pytest.approx(1)

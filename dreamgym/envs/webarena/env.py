@@ -34,7 +34,7 @@ from dreamgym.envs.webarena.text import ground
 from dreamgym.episode import Episode, StopReason, Task
 from dreamgym.prompts import clean
 
-STATE_FORMS = {"own sites": 3, "official data": 4}     # grow when pages or the texts of tasks change
+STATE_FORM = 4                                   # grows when pages, tasks or their evaluation change
 OWN_STEPS = 15                                   # own sites: the longest way takes 7
 LIVE_STEPS = 30                                  # WebArena's own limit
 OWN_SLOTS = 128                                  # episodes in process at once; each has a database of its own
@@ -92,10 +92,9 @@ class WebArena(Environment):
         return official_tasks(Path(self.data_dir))
 
     def describe(self) -> dict:
-        name = "own sites" if self.own else "official data"
-        more = ({"seed": self.seed, "databases": len(DATABASES)} if self.own else
-                {"tasks": Path(self.data_dir).name})
-        return {"env": "webarena", "state_form": STATE_FORMS[name], "data": name, **more}
+        data = ({"data": "own sites", "seed": self.seed, "databases": len(DATABASES)} if self.own else
+                {"data": "official data", "tasks": Path(self.data_dir).name})
+        return {"env": "webarena", "state_form": STATE_FORM, **data}
 
     def tasks(self, split: str) -> list[Task]:
         if split not in self._tasks:
