@@ -45,10 +45,7 @@ def counterfactual_rewards(episodes: list[Episode], count: int, rng: np.random.G
     named = names_of if shows_numbers(won) else lambda text: [w for w in names_of(text) if not w.isdigit()]
     words, place = [set(named(text)) for text in texts], {text: i for i, text in enumerate(texts)}
     vectors_ND = WordEncoder().fit(texts)([""] * len(texts), texts) if won else np.zeros((0, 0))
-    ended = defaultdict(list)
-    for _, step in unpaid:
-        ended[verb_of(step.action)].append(step.done)
-    ends = {verb for verb, done in ended.items() if 2 * sum(done) > len(done)}
+    ends = {verb for verb, share in ending_shares(step for _, step in unpaid).items() if share > 0.5}
     limits = sorted({limit for text in texts for limit in LIMIT.findall(text)})
     answers = read_answers(played)
 
@@ -96,15 +93,20 @@ def shows_numbers(won: list[Episode]) -> bool:
     return 2 * sum(shown) >= len(shown)
 
 
+def ending_shares(steps: Iterable[Step]) -> dict[str, float]:
+    """The first words of actions, and the share of the steps with each that ended an episode."""
+    done = defaultdict(list)
+    for step in steps:
+        done[verb_of(step.action)].append(step.done)
+    return {verb: sum(ended) / len(ended) for verb, ended in done.items()}
+
+
 def ending_verbs(episodes: Iterable[Episode]) -> set[str]:
     """The first words of actions of which nearly all ended an episode; inferred refusals do not count. Such
     an action may say an answer ("stop [$8.50]")."""
-    done = defaultdict(list)
-    for episode in recorded(episodes):
-        if episode.source != Source.INFERRED:
-            for step in episode.steps:
-                done[verb_of(step.action)].append(step.done)
-    return {verb for verb, ended in done.items() if sum(ended) >= (1 - FEW) * len(ended)}
+    steps = (step for episode in recorded(episodes) if episode.source != Source.INFERRED
+             for step in episode.steps)
+    return {verb for verb, share in ending_shares(steps).items() if share >= 1 - FEW}
 
 
 def said_words(action: str, ending: set[str]) -> set[str]:

@@ -98,7 +98,11 @@ def checked(env: Environment, episode: Episode) -> Episode:
             found, expected = next((a, b) for a, b in pairs if a != b)
             raise ValueError(f"{env.name}, {episode.id}: a line of a state is {found!r}, expected "
                              f"{expected!r} as a model can answer it; see dreamgym.prompts.plain_state")
-    where = f"{env.name}, {episode.id}"
+    return explained_and_checked(env, episode, f"{env.name}, {episode.id}")
+
+
+def explained_and_checked(env: Environment, episode: Episode, where: str) -> Episode:
+    """The episode, explained, as its file will give it back. Raises ValueError naming `where`."""
     return as_read(explained(env, check_episode(episode, where)), where)
 
 
@@ -400,5 +404,5 @@ def counterfactuals(env: Environment, parts: dict[str, list[Episode]], tasks: di
                     StopReason.FAILURE if step.done else StopReason.STEP_LIMIT)
             episode = replace(episode, id=name, source=Source.COUNTERFACTUAL, task=task, stop=stop,
                               raw_score=float(episode.raw_score or step.reward))
-            made.append(explained(env, check_episode(episode, f"{env.name}, counterfactuals")))
+            made.append(explained_and_checked(env, episode, f"{env.name}, counterfactuals"))
     return made
