@@ -40,7 +40,7 @@ def sft_step(model: torch.nn.Module, samples: list[TrainSample], optimizers: lis
 def make_optimizers(model: torch.nn.Module, lr: float, muon_lr: float = 0.0, weight_decay: float = 0.01,
                     ) -> list[torch.optim.Optimizer]:
     """AdamW. With `muon_lr` the layers' matrices take Muon instead, and `weight_decay` is theirs alone: a
-    model from scratch learns to copy and compare words several times sooner (docs/lab-notes.md)."""
+    model from scratch learns to copy and compare words several times sooner."""
     inner = {p for name, p in model.named_parameters() if muon_lr and p.ndim == 2 and ".layers." in name}
     trained = trainable_parameters(model)
     matrices, others = [p for p in trained if p in inner], [p for p in trained if p not in inner]

@@ -35,7 +35,7 @@ def create(spec: str, tokenizer: PreTrainedTokenizerBase, seed: int = 0) -> Llam
     if hidden < 4 or hidden % 4 or not layers:
         raise ValueError(f"--model {spec}: expected scratch:HIDDENxLAYERS (of 4 x n), such as scratch:64x3")
     # A head matches words only by rotary pairs that turn slowly over a prompt: two wide heads and a large
-    # theta learn to copy sooner (docs/lab-notes.md).
+    # theta learn to copy sooner.
     config = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=hidden, intermediate_size=hidden * 7 // 2,
         num_hidden_layers=layers, num_attention_heads=2, max_position_embeddings=CONTEXT,
