@@ -74,11 +74,11 @@ def folders(args: Args) -> tuple[Path | None, Path | None, Path]:
     expmodel = trained_folder(args)
     base = out_folder(args.env or DEFAULT_ENV)
     policy = None if args.expmodel and not args.policy else Path(args.policy or base / "policy")
-    base = policy.parent if policy else Path(expmodel).parent if expmodel else base
+    base = policy.parent if policy else expmodel.parent if expmodel else base
     base = base.parent if base.name == "imitation" else base         # OUT/imitation/model
     if not is_url(args.expmodel):
         expmodel = expmodel or base / "expmodel"
-    return policy, Path(expmodel) if expmodel else None, Path(args.data or base / "data")
+    return policy, expmodel, Path(args.data or base / "data")
 
 
 def judge_option(args: Args) -> str:
@@ -106,8 +106,8 @@ def load_policy(args: Args, folder: Path, env: Environment, device) -> Policy:
     if "policy" not in meta:
         raise ValueError(f"{folder}: its meta.json names no prompts of a policy; expected OUT/policy of "
                          "train_policy.py, or OUT/imitation/model")
-    trained = meta.get("settings") or meta.get("imitation") or {"quantize": "none"}
-    model, tokenizer = load_model(str(folder), quantize=trained["quantize"], device=str(device), frozen=True)
+    quantize = meta.get("settings", {}).get("quantize", "none")
+    model, tokenizer = load_model(str(folder), quantize=quantize, device=str(device), frozen=True)
     return Policy(model, tokenizer, env, PolicySettings(**meta["policy"]), args.slots, args.seed)
 
 

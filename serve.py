@@ -10,7 +10,6 @@ import contextlib
 import ipaddress
 import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 from dreamgym import run
@@ -44,17 +43,12 @@ class Args:
             raise ValueError(f"--port {self.port}: expected 0 to 65535")
         check_server(self)
 
-    @property
-    def folder(self) -> Path | None:
-        """Of a trained experience model."""
-        return Path(folder) if (folder := trained_folder(self)) else None
-
 
 def make_environment(args: Args) -> Environment:
     name = args.env
     settings = {"data_dir": "", "env_seed": args.env_seed, "env_options": [], "import_file": ""}
-    if args.folder:
-        meta = run.load_meta(args.folder / "model")
+    if folder := trained_folder(args):
+        meta = run.load_meta(folder / "model")
         name, settings = args.env or meta["settings"]["env"], meta["data"]
     if not name:
         raise ValueError("found neither --expmodel nor --env; expected --expmodel FOLDER or --env NAME")
@@ -88,8 +82,8 @@ def main() -> None:
         if args.expmodel:
             sessions = args.max_sessions
             offline = out_folder(args.env) / "data/train.jsonl"      # what an untrained model retrieves from
-            world = open_experience_model(args, args.folder, env, offline, dist.device, slots=sessions,
-                                          seed=args.seed)
+            world = open_experience_model(args, trained_folder(args), env, offline, dist.device,
+                                          slots=sessions, seed=args.seed)
         service = serving.Service(world, env, tasks, args.split, args.max_action_chars, args.seed)
         app = serving.make_app(service, sessions, args.idle_s, token)
         kind = f"the dream of {args.expmodel}" if args.expmodel else f"{env.name} ({env.label or 'real'})"

@@ -30,7 +30,7 @@ class Args:
     seed: int = 1  # of the walks
 
 
-def random_action(rng: random.Random, screen: Page, sites: list[str]) -> Action:
+def random_action(rng: random.Random, screen: Page) -> Action:
     """Mostly clicks and typing on what is shown, sometimes history, tabs, addresses, and what cannot be
     done."""
     everywhere, words = list(screen.lines) or [1], re.findall(r"\w+", screen.text)
@@ -47,7 +47,7 @@ def random_action(rng: random.Random, screen: Page, sites: list[str]) -> Action:
         Action(rng.choice(("go_back", "go_back", "go_forward"))): 9,
         rng.choice((Action("new_tab"), Action("close_tab"), Action("tab_focus", rng.randrange(3)))): 4,
         Action("scroll", text=rng.choice(("up", "down"))): 3,
-        Action("goto", text=rng.choice(sites)): 3,
+        Action("goto", text=rng.choice(SITES)): 3,
         Action("press", text=rng.choice(("Enter", "Enter", "Escape"))): 3,
         Action("hover", number): 1,
         rng.choice((Action("click", 999), Action("goto", text="http://example.com/"),
@@ -56,23 +56,21 @@ def random_action(rng: random.Random, screen: Page, sites: list[str]) -> Action:
     return rng.choices(list(choices), choices.values())[0]
 
 
-def walk(browser, world: SiteDatabase, rng: random.Random, sites: list[str],
-         bases: dict) -> Iterator[tuple[str, Page]]:
+def walk(browser, world: SiteDatabase, rng: random.Random) -> Iterator[tuple[str, Page]]:
     """One episode without end: (action, screen after it), from a site at random with all logins, or
     without any."""
     world.reset()
-    cookies = {site: world.login(site) for site in sites} if rng.random() < 0.8 else {}
-    chosen = rng.sample(sites, min(len(sites), rng.choice((1, 1, 2))))
-    screen = browser.open([bases[site] for site in chosen], cookies)
+    cookies = {site: world.login(site) for site in SITES} if rng.random() < 0.8 else {}
+    chosen = rng.sample(SITES, rng.choice((1, 1, 2)))
+    screen = browser.open([world.bases[site] for site in chosen], cookies)
     action = "open"
     while True:
         yield action, screen
-        action = random_action(rng, screen, sites)
+        action = random_action(rng, screen)
         screen = browser.act(action)
 
 
-def parity(states: int, length: int, seed: int, browser,
-           sites: tuple[str, ...] = SITES) -> tuple[int, list[str]]:
+def parity(states: int, length: int, seed: int, browser) -> tuple[int, list[str]]:
     """(states compared, differences): the same walks in both back ends, a walk ending at its first
     difference. `browser` is a running one."""
     from dreamgym.envs.webarena.chromium import Chromium
@@ -82,7 +80,7 @@ def parity(states: int, length: int, seed: int, browser,
     with served_world.serve() as served:
         direct, chromium = InProcessBrowser(direct_world), Chromium(Addresses(served.bases), browser)
         while compared < states:
-            ours, theirs = (walk(b, w, random.Random(seed), list(sites), w.bases)
+            ours, theirs = (walk(b, w, random.Random(seed))
                             for b, w in ((direct, direct_world), (chromium, served_world)))
             done = []
             for _ in range(min(length, states - compared)):
@@ -102,12 +100,11 @@ def speeds(browser, world: SiteDatabase, steps: int, resets: int, clock: Callabl
     """Steps and resets a second of random walks of 30 steps; a reset is database, context, cookies and the
     first page."""
     rng, begun, stepping = random.Random(0), clock(), 0.0
-    new_walk = lambda: walk(browser, world, rng, list(SITES), world.bases)
     for _ in range(resets):
-        next(new_walk())
+        next(walk(browser, world, rng))
     resetting, walks = clock() - begun, -(-steps // 30)
     for _ in range(walks):
-        episode = new_walk()
+        episode = walk(browser, world, rng)
         next(episode)
         begun = clock()
         for _ in range(30):

@@ -53,27 +53,22 @@ def find(folder: str | Path, name: str, meta: dict, dist: Dist, advice: str = AD
     resume = latest(folder, name, dist)
     if resume:
         saved, rest = load_meta(resume), {k: v for k, v in meta.items() if k != "settings"}
-        check_meta(saved | saved.get("settings", {}), meta["settings"] | rest, resume, advice)
+        expected = {"schema": SCHEMA} | meta["settings"] | rest
+        check_meta(saved | saved.get("settings", {}), expected, resume, advice)
     return resume
 
 
 def remove(folder: str | Path, name: str, dist: Dist) -> None:
-    """Removes folder/name and the whole copies that a kill left beside it (--fresh)."""
-    if dist.is_main:
-        for path in _paths(folder, name):
-            if (path / "meta.json").exists():    # else it is no checkpoint
-                shutil.rmtree(path)
+    """Removes folder/name and what a kill left beside it (--fresh)."""
+    whole = _repaired(folder, name, dist)[0]
+    if dist.is_main and whole.exists():
+        shutil.rmtree(whole)
     dist.barrier()
 
 
-def _paths(folder: str | Path, name: str) -> tuple[Path, Path, Path]:
-    """(whole, new, old) of a checkpoint."""
-    return Path(folder, name), Path(folder, f".{name}.new"), Path(folder, f".{name}.old")
-
-
 def _repaired(folder: str | Path, name: str, dist: Dist) -> tuple[Path, Path, Path]:
-    """The `_paths`. The newest whole checkpoint left by a kill gets its name, the rest goes."""
-    whole, new, old = _paths(folder, name)
+    """The paths of a checkpoint. The newest whole one left by a kill gets its name, the rest goes."""
+    whole, new, old = Path(folder, name), Path(folder, f".{name}.new"), Path(folder, f".{name}.old")
     if dist.is_main:
         if whole.exists() and not (whole / "meta.json").exists():
             raise ValueError(f"found {whole} without meta.json; expected a checkpoint or nothing there: "

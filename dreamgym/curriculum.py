@@ -19,8 +19,6 @@ from scipy.cluster.vq import kmeans2
 
 from dreamgym.episode import Episode, Task
 
-SCHEMA = 2
-
 
 def task_value(rewards: Sequence[float]) -> float:
     """Population variance of a group's rewards (Eq. 7)."""
@@ -75,15 +73,10 @@ class Curriculum:
         """n different tasks, drawn in proportion to (1 - explore) * estimate + explore * mean estimate.
 
         max_generated_fraction: lambda of the paper, which gives no number. At most floor(lambda * n) tasks
-        are generated. Raises ValueError where the tasks do not suffice.
+        are generated. n original tasks must be there (prepare.py refuses less).
         """
         room = math.floor(max_generated_fraction * n + 1e-9)   # 0.29 * 100 is 28.999...
         tasks = [stats.task for stats in self.stats.values()]
-        originals = sum(not task.generated for task in tasks)
-        most = originals + min(room, len(tasks) - originals)
-        if not 1 <= n <= most:
-            raise ValueError(f"Curriculum.sample: n is {n}, expected 1 to {most}: there are {originals} "
-                             f"original tasks and room for {room} generated; lower n or raise the fraction")
         value = np.array([self.estimate(stats) for stats in self.stats.values()])
         weight = (1 - self.explore) * value + self.explore * value.mean() + 1e-12
         # The order of Gumbel-perturbed log weights is a draw without replacement in proportion to them.
@@ -91,6 +84,7 @@ class Curriculum:
         order = [tasks[i] for i in np.argsort(-key, kind="stable")]
         over = {task.id for task in [task for task in order if task.generated][room:]}
         chosen = [task for task in order if task.id not in over][:n]
+        assert len(chosen) == n, (len(chosen), n)
         self.share_generated = sum(task.generated for task in chosen) / n
         return chosen
 
@@ -154,13 +148,10 @@ class Curriculum:
 
     def get_state(self) -> dict:
         """All that changes, as JSON values."""
-        tasks = msgspec.to_builtins(list(self.stats.values()))
-        return {"schema": SCHEMA, "iteration": self.iteration, "tasks": tasks}
+        return {"iteration": self.iteration, "tasks": msgspec.to_builtins(list(self.stats.values()))}
 
     def set_state(self, state: dict) -> None:
         """Raises ValueError where the original tasks differ."""
-        if state.get("schema") != SCHEMA:
-            raise ValueError(f"Curriculum.set_state: schema is {state.get('schema')!r}, expected {SCHEMA}")
         saved = msgspec.convert(state["tasks"], list[TaskStats])
         mine = {stats.task.id for stats in self.stats.values() if not stats.task.generated}
         theirs = {stats.task.id for stats in saved if not stats.task.generated}

@@ -70,16 +70,12 @@ def imitation_checkpoint(args, env: Environment, folders: tuple[Path, Path | Non
         run_config |= {"seed": args.seed, "expmodel": ""}
         if args.init == "expmodel":
             run_config["expmodel"] = run.fingerprint(run.load_meta(expmodel / "model"))
-    found = checkpoint.latest(folder, "model", dist)
-    meta = run.load_meta(found) if found else {}
-    finished = meta.get("finished", False)
-    if args.imitation and not finished:
+    found = checkpoint.find(folder, "model", {"settings": run_config}, dist)
+    if found and run.load_meta(found)["finished"]:
+        return found
+    if args.imitation:
         raise ValueError(f"--imitation {folder}: found no finished policy there; expected the folder "
                          "imitation/ of an earlier run")
-    if found:
-        run.check_meta(meta.get("imitation", {}), run_config, found)
-    if finished:
-        return found
     start = found or (expmodel / "model" if args.init == "expmodel" else args.model)
     policy = make_policy(args, env, str(start), dist, 0 if found else args.lora_rank)
 
@@ -87,7 +83,7 @@ def imitation_checkpoint(args, env: Environment, folders: tuple[Path, Path | Non
         def write(path: Path) -> None:
             save_model(policy.model, policy.tokenizer, path)
             checkpoint.save_state(path, optimizers, state, {}, dist)
-        saved = {"imitation": run_config, "policy": asdict(policy.settings), "finished": finished}
+        saved = {"settings": run_config, "policy": asdict(policy.settings), "finished": finished}
         return checkpoint.save(folder, "model", write, saved, dist)
     imitate(args, policy, episodes, found, save, dist, log)
     return save([], {}, finished=True)

@@ -40,10 +40,8 @@ def aggregate(loss_N: Tensor, total: float) -> Tensor:
     return loss_N.sum() / total
 
 
-def group_advantages(
-    rewards_E: Sequence[float] | Tensor, groups_E: Sequence[Hashable], normalize_std: bool = True,
-    eps: float = 1e-6,
-) -> tuple[Tensor, Tensor]:
+def group_advantages(rewards_E: Sequence[float], groups_E: Sequence[Hashable],
+                     normalize_std: bool = True) -> tuple[Tensor, Tensor]:
     """GRPO advantage of each episode within its group, (r - mean) / std, and what it was divided by: two
     float32 [E] (DreamGym, arXiv 2511.03773, Eq. 3).
 
@@ -51,7 +49,7 @@ def group_advantages(
     A group whose rewards are all equal gets exactly 0, and divisor 1. Example: rewards [1, 0, 0, 0] of one
     group -> [1.73, -0.58, -0.58, -0.58]; without std [0.75, -0.25, -0.25, -0.25].
     """
-    reward_E = torch.as_tensor(rewards_E, dtype=torch.float64).detach().cpu()
+    reward_E = torch.tensor(rewards_E, dtype=torch.float64)
     assert reward_E.shape == (len(groups_E),), (reward_E.shape, len(groups_E))
     check_finite(reward_E, "rewards of the groups")
     members: dict[Hashable, list[int]] = {}
@@ -61,22 +59,20 @@ def group_advantages(
     for index in members.values():
         reward = reward_E[index]
         if reward.max() > reward.min():
-            divisor_E[index] = reward.std(correction=0) + eps if normalize_std else 1.0
+            divisor_E[index] = reward.std(correction=0) + 1e-6 if normalize_std else 1.0
             adv_E[index] = (reward - reward.mean()) / divisor_E[index]
     return adv_E.float(), divisor_E.float()
 
 
-def gae(
-    rewards_K: Sequence[float] | Tensor, values_K: Sequence[float] | Tensor, gamma: float, gae_lambda: float,
-) -> tuple[Tensor, Tensor]:
+def gae(rewards_K: Sequence[float], values_K: Sequence[float], gamma: float,
+        gae_lambda: float) -> tuple[Tensor, Tensor]:
     """Generalised advantage estimates and returns of ONE episode, per turn or per token: two float32 [K]
     (DreamGym, Eq. 2; arXiv 1506.02438).
 
     values_K[t] is V of the state before reward t; V after the last reward is 0. Returns are advantage +
     value. Example: rewards [0, 1], values [0, 0], gamma 1, gae_lambda 1 -> advantages [1, 1].
     """
-    reward_K = torch.as_tensor(rewards_K, dtype=torch.float64).detach().cpu()
-    value_K = torch.as_tensor(values_K, dtype=torch.float64).detach().cpu()
+    reward_K, value_K = (torch.tensor(row, dtype=torch.float64) for row in (rewards_K, values_K))
     assert reward_K.shape == value_K.shape == (len(reward_K),), (reward_K.shape, value_K.shape)
     adv_K, running, next_value = torch.zeros_like(reward_K), 0.0, 0.0
     for t in reversed(range(len(reward_K))):
@@ -102,10 +98,8 @@ def kl_estimate(logp_new_N: Tensor, logp_ref_N: Tensor, kind: Literal["k2", "k3"
     return (torch.expm1(-log_ratio_N) + log_ratio_N).clamp(max=MAX_K3)
 
 
-def policy_loss(
-    logp_new_N: Tensor, logp_old_N: Tensor, adv_N: Tensor, clip_low: float = 0.2, clip_high: float = 0.2,
-    dual_clip: float = 3.0,
-) -> tuple[Tensor, dict[str, Tensor]]:
+def policy_loss(logp_new_N: Tensor, logp_old_N: Tensor, adv_N: Tensor, clip_low: float = 0.2,
+                clip_high: float = 0.2, dual_clip: float = 3.0) -> tuple[Tensor, dict[str, Tensor]]:
     """Clipped policy-gradient loss per token, [N], and statistics (PPO, arXiv 1707.06347, Eq. 7; dual clip:
     arXiv 1912.09729).
 

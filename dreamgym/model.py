@@ -289,7 +289,7 @@ def shard(model: torch.nn.Module) -> torch.nn.Module:
 
 def _should_shard(model: torch.nn.Module) -> bool:
     """Whether FSDP shards this model: with several ranks, from REPLICATED_BELOW parameters on. Of others, of
-    adapters and of 4-bit models ranks exchange only gradients (`average_gradients`)."""
+    adapters and of 4-bit models ranks exchange only gradients (`optimizer_step`)."""
     alone = not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1
     return not alone and model.num_parameters() >= REPLICATED_BELOW
 
@@ -357,21 +357,16 @@ def unsharded(model: torch.nn.Module | None) -> Iterator[torch.nn.Module]:
             unit.reshard()
 
 
-def average_gradients(parameters: Iterable[torch.nn.Parameter], dist) -> None:
-    """Takes the mean over ranks of the gradients that FSDP does not average: of parameters that are whole on
-    every rank."""
-    grads = [p.grad for p in parameters if p.grad is not None and not isinstance(p.grad, DTensor)]
-    if grads and dist.world_size > 1:
-        vector = torch.nn.utils.parameters_to_vector(grads)
-        torch.distributed.all_reduce(vector)
-        torch.nn.utils.vector_to_parameters(vector / dist.world_size, grads)
-
-
 def optimizer_step(parameters: Iterable[torch.nn.Parameter], optimizers: Iterable[torch.optim.Optimizer],
                    dist) -> float:
-    """Averages the gradients over ranks, clips them and steps. Returns the norm before."""
+    """Averages over ranks the gradients that FSDP does not average (of parameters that are whole on every
+    rank), clips all gradients and steps. Returns the norm before."""
     parameters = list(parameters)
-    average_gradients(parameters, dist)
+    whole = [p.grad for p in parameters if p.grad is not None and not isinstance(p.grad, DTensor)]
+    if whole and dist.world_size > 1:
+        vector = torch.nn.utils.parameters_to_vector(whole)
+        torch.distributed.all_reduce(vector)
+        torch.nn.utils.vector_to_parameters(vector / dist.world_size, whole)
     norm = clip_grad_norm(parameters, MAX_GRAD_NORM)
     for optimizer in optimizers:
         optimizer.step()

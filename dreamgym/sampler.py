@@ -220,9 +220,7 @@ class Sampler:
             raise
 
     def _begin(self, prompts, keys, max_new_tok, temperature) -> list[_Job]:
-        if len(keys) != len(prompts) or len(set(keys)) != len(keys):
-            raise ValueError(f"{len(prompts)} prompts, {len(keys)} keys, {len(set(keys))} of them different: "
-                             "give one unique key per prompt.")
+        assert len(prompts) == len(keys) == len(set(keys)), f"keys are not unique: {keys}"
         # scaled down by 2**-40 so that u * total never rounds up to total
         shape = len(prompts), max_new_tok
         uniform_PT = self.generator.random(shape) * (1 - 2.0**-40) if temperature > 0 else None

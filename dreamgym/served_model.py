@@ -26,9 +26,10 @@ def check_server(args) -> None:
         raise ValueError("--expmodel URL and --expmodel-name NAME: expected both or none")
 
 
-def trained_folder(args) -> str:
-    """Of the experience model that `args` names, or that the server's was exported from; "" for none."""
-    return args.expmodel_folder if is_url(args.expmodel) else args.expmodel
+def trained_folder(args) -> Path | None:
+    """Of the experience model that `args` names, or that the server's was exported from."""
+    name = args.expmodel_folder if is_url(args.expmodel) else args.expmodel
+    return Path(name) if name else None
 
 
 def reach_server(args) -> Endpoint:

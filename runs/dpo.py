@@ -72,7 +72,7 @@ def main() -> None:
     args = run.parse(Args)
     dist, data, start = run.one_process(args.seed), Path(args.data), Path(args.policy) / "model"
     env, meta = env_of_data(args.env, run.load_meta(data)["settings"]), run.load_meta(start)
-    model, tokenizer = load_model(str(start), quantize=meta["imitation"]["quantize"], device=str(dist.device))
+    model, tokenizer = load_model(str(start), quantize=meta["settings"]["quantize"], device=str(dist.device))
     policy = Policy(model, tokenizer, env, PolicySettings(**meta["policy"]))
     episodes = recorded(read_episodes(data / "train.jsonl"))
     pairs = make_pairs(episodes, args.seed)
@@ -81,7 +81,6 @@ def main() -> None:
                          "episodes; expected some (collect.py --transitions N records more)")
     print(f"{len(pairs)} pairs of {len({won.task.text for won, _ in pairs})} tasks")
     train(args, policy, pairs, dist)
-    del meta["schema"]
     checkpoint.save(args.out, "model", lambda path: save_model(model, tokenizer, path),
                         meta | {"dpo": asdict(args)}, dist)
     env.close()

@@ -106,9 +106,8 @@ def main() -> None:
     print(f"{first['environment']['env']}, {first['label']}, {first['split']} tasks, commit "
           f"{first['commit']}; 95 % intervals: bootstrap over seeds, and tasks within a seed")
     base = records.get(args.against, {})
-    rows = [{"policy": name} | cells(by_seed, base, args.against) for name, by_seed in records.items()]
-    columns = dict.fromkeys(key for row in rows for key in row)
-    print(summary_table([{key: row.get(key, "") for key in columns} for row in rows]))
+    print(summary_table([{"policy": name} | cells(by_seed, base, args.against)
+                         for name, by_seed in records.items()]))
     if args.picture:
         draw(records, args.picture)
 

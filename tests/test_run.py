@@ -381,9 +381,9 @@ def test_a_kill_between_two_renames(tmp_path):
 def test_a_folder_that_is_no_checkpoint_is_left_alone(tmp_path):
     (tmp_path / "policy").mkdir()
     (tmp_path / "policy" / "thesis.tex").write_text("x")
-    with pytest.raises(ValueError, match="without meta.json"):
-        save(tmp_path, 1)
-    checkpoint.remove(tmp_path, "policy", ALONE)
+    for change in (lambda: save(tmp_path, 1), lambda: checkpoint.remove(tmp_path, "policy", ALONE)):
+        with pytest.raises(ValueError, match="without meta.json"):
+            change()
     assert (tmp_path / "policy" / "thesis.tex").exists()
     with pytest.raises(ValueError, match="policy/meta.json; expected a folder"):
         run.load_meta(tmp_path / "policy")

@@ -213,7 +213,7 @@ def test_nan_logits_name_the_prompt():
 
 def test_what_cannot_be_decoded_is_refused():
     """Two conversations in one slot, and a window shorter than the context."""
-    with pytest.raises(ValueError, match="unique"):
+    with pytest.raises(AssertionError, match="unique"):
         Sampler(tiny(), 2, 50, [], 0).sample([[7], [8]], [0, 0], 5, 1.0)
     window = tiny("qwen2", use_sliding_window=True, sliding_window=16, max_window_layers=0)
     with pytest.raises(ValueError, match="sliding_window = 16"):

@@ -252,7 +252,7 @@ def test_a_changed_setting_is_refused_by_name(policy, base, tmp_path):
     other = tmp_path / "imitation"               # a KL term to another policy from here on
     shutil.copytree(base / "imitation", other)
     meta = run.load_meta(other / "model")
-    run.write_json(other / "model/meta.json", meta | {"imitation": meta["imitation"] | {"seed": 5}})
+    run.write_json(other / "model/meta.json", meta | {"settings": meta["settings"] | {"seed": 5}})
     with pytest.raises(ValueError, match="imitation: found .* name the --imitation that this run began with"):
         policy(base, "--imitation", other)
 
