@@ -124,17 +124,12 @@ def replayed_inconsistencies(model: ExperienceModel, episodes: list[Episode], di
     """Share of pages that contradict earlier ones of the same episode (none in the real environment), where
     recorded actions are played in the dream, which builds on its own pages. Ranks share the work."""
     episodes = episodes[dist.rank::dist.world_size]
-    sessions, steps = model.reset([e.task for e in episodes]), [[] for _ in episodes]
-    running, t = list(range(len(episodes))), 0
-    while running := [i for i in running if t < len(episodes[i].steps)]:
-        before = [sessions[i].state for i in running]
-        actions = [episodes[i].steps[t].action for i in running]
-        results = model.step([sessions[i] for i in running], actions)
-        for i, state, action, result in zip(running, before, actions, results):
-            steps[i].append(Step(state=state, action=action, grounded=model.env.ground(state, action),
-                                 next_state=result.state))
-        running, t = [i for i, result in zip(running, results) if not result.done], t + 1
-    pairs = dist.gather([model.env.audit.inconsistencies(part) for part in steps])
+    sessions, t = model.reset([e.task for e in episodes]), 0
+    running = list(zip(sessions, episodes))
+    while running := [(session, e) for session, e in running if t < len(e.steps)]:
+        results = model.step([session for session, _ in running], [e.steps[t].action for _, e in running])
+        running, t = [pair for pair, result in zip(running, results) if not result.done], t + 1
+    pairs = dist.gather([model.env.audit.inconsistencies(session.inner) for session in sessions])
     checked, broken = sum(c for c, _ in pairs), sum(b for _, b in pairs)
     return share([True] * broken + [False] * (checked - broken))
 

@@ -50,16 +50,11 @@ class ExperienceSettings:
     system_prompts: bool = True
 
 
-def to_transitions(episodes: Sequence[Episode]) -> list[Transition]:
-    """The steps of episodes as replay records."""
-    return [Transition(state=s.state, action=s.shown_action, next_state=s.next_state, reward=s.reward,
-                       done=s.done, task=e.task.text, synthetic=e.world == "dream")
-            for e in episodes for s in e.readable]
-
-
 def fill_buffer(buffer: ReplayBuffer, encoder, episodes: Sequence[Episode]) -> None:
     """Adds the steps of episodes to the replay buffer."""
-    transitions = to_transitions(episodes)
+    transitions = [Transition(state=s.state, action=s.shown_action, next_state=s.next_state, reward=s.reward,
+                              done=s.done, task=e.task.text, synthetic=e.world == "dream")
+                   for e in episodes for s in e.readable]
     if transitions:
         buffer.add(transitions, encoder([t.state for t in transitions], [t.action for t in transitions]))
 
@@ -298,13 +293,13 @@ class ExperienceModel:
         questions = self.questions([(s.task.text, s.inner, s.state, action)
                                     for s, action in zip(sessions, grounded)], dreaming=True)
         predictions, results = self.predict(questions, dreaming=True), []
-        for session, action, p in zip(sessions, grounded, predictions):
+        for session, action, words, p in zip(sessions, actions, grounded, predictions):
             self.counts["steps"] += 1
             if p.malformed:
                 self.counts["malformed"] += 1
                 results.append(StepResult(session.state, done=True, stop=p.stop, output=p.output[:500]))
                 continue
-            session.inner.append(Step(state=session.state, action=action, grounded=action,
+            session.inner.append(Step(state=session.state, action=action, grounded=words,
                                       next_state=p.state))
             session.state, p.raw_score = p.state, p.reward
             if p.done:

@@ -37,10 +37,8 @@ def parse(args_class: type, argv: list[str] | None = None):
     silent = None if is_main() else io.StringIO()       # else each rank says the same
     with contextlib.redirect_stdout(silent or sys.stdout), contextlib.redirect_stderr(silent or sys.stderr):
         try:
-            path, argv = _find_preset(args_class, sys.argv[1:] if argv is None else argv)
+            path = _find_preset(args_class, argv)
             default = read_preset(path, script, args_class) if path else args_class()
-            if hasattr(default, "config"):
-                default.config = path
             args = tyro.cli(args_class, args=argv, default=default,
                             description=(module.__doc__ or "").split("\n")[0])
             _check_ranges(args)
@@ -59,21 +57,18 @@ def _check_ranges(args) -> None:
                          f"{str(error).split(' - at ')[0].lower()}") from None
 
 
-def _find_preset(args_class: type, argv: list[str]) -> tuple[str, list[str]]:
-    """(--config FILE, the other flags). By default a from-scratch model takes configs/tiny/ENV.json, or
-    default.json."""
+def _find_preset(args_class: type, argv: list[str] | None) -> str:
+    """--config FILE. By default a from-scratch model takes configs/tiny/ENV.json, or default.json."""
     flags = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    flags.add_argument("--config", default="")
-    given, argv = flags.parse_known_args(argv)
-    for name in ("env", "model"):
+    for name in ("config", "env", "model"):
         flags.add_argument(f"--{name}", default=getattr(args_class, name, ""))
-    chosen, _ = flags.parse_known_args(argv)
-    if given.config or not chosen.model.startswith("scratch:"):
-        return given.config, argv
-    own = ROOT / "configs/tiny" / f"{Path(chosen.env).name}.json"
+    given, _ = flags.parse_known_args(argv)
+    if given.config or not given.model.startswith("scratch:"):
+        return given.config
+    own = ROOT / "configs/tiny" / f"{Path(given.env).name}.json"
     path = own if own.is_file() else own.parent / "default.json"
     print(f"preset {path.relative_to(ROOT)}", flush=True)
-    return str(path), argv
+    return str(path)
 
 
 def read_preset(path: str, script: str, args_class: type):
@@ -92,7 +87,7 @@ def read_preset(path: str, script: str, args_class: type):
             raise ValueError(f"{key!r} is no flag of any script; nearest: {nearest!r}")
         own = {key.removeprefix(f"{script}."): value for key, value in preset.items()
                if key.startswith(f"{script}.")}
-        return msgspec.convert(preset | own, args_class)
+        return msgspec.convert(preset | own | {"config": path}, args_class)
     except (OSError, ValueError, msgspec.DecodeError) as error:
         raise ValueError(f"--config {path}: {error}") from None
 

@@ -7,7 +7,6 @@ copy names.
 """
 from collections import Counter
 from collections.abc import Callable, Iterable
-from functools import cached_property
 
 import numpy as np
 import regex as re
@@ -31,15 +30,10 @@ class Names:
     def __init__(self, tasks: Iterable[str], episodes: Iterable[Episode] = ()):
         self.groups, share = substitutes(tasks)
         are_names = lambda words: len(words) >= MANY or all(share[word] <= RARE for word in words)
-        self._names = {word for words in filter(are_names, self.groups) for word in words}
-        self._group_of = {word: i for i, words in enumerate(self.groups) for word in words}
-        self._episodes = list(episodes)
-
-    @cached_property
-    def words(self) -> list[str]:
-        """What is exchanged. Made when it is first needed: it takes a pass over all states."""
-        return sorted(self._names - unshown(self._episodes, lambda episode: words_of(
+        names = {word for words in filter(are_names, self.groups) for word in words}
+        self.words = sorted(names - unshown(episodes, lambda episode: words_of(
             " ".join(step.state for step in episode.steps))))
+        self._group_of = {word: i for i, words in enumerate(self.groups) for word in words}
 
     def kind(self, word: str) -> int | str | None:
         """What a word names: the number of its group, "number", or None for a word that nothing replaces."""

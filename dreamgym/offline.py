@@ -91,32 +91,24 @@ def play_at_once(env: Environment, roles: list[tuple[Episode, Player, np.random.
 
 
 def checked(env: Environment, episode: Episode) -> Episode:
-    """The episode, explained, if an experience model can learn from it. Raises ValueError."""
+    """The episode, explained, as its file gives it back. Raises ValueError for what no model can learn."""
+    where = f"{env.name}, {episode.id}"
+    check_episode(episode, where)
     for state in [episode.steps[0].state, *(step.next_state for step in episode.steps)]:
         if state != (plain := prompts.plain_state(state)):
             pairs = zip_longest(state.split("\n"), plain.split("\n"))
             found, expected = next((a, b) for a, b in pairs if a != b)
-            raise ValueError(f"{env.name}, {episode.id}: a line of a state is {found!r}, expected "
-                             f"{expected!r} as a model can answer it; see dreamgym.prompts.plain_state")
-    return explained_and_checked(env, episode, f"{env.name}, {episode.id}")
-
-
-def explained_and_checked(env: Environment, episode: Episode, where: str) -> Episode:
-    """The episode, explained, as its file will give it back. Raises ValueError naming `where`."""
-    return as_read(explained(env, check_episode(episode, where)), where)
+            raise ValueError(f"{where}: a line of a state is {found!r}, expected {expected!r} as a model can "
+                             "answer it; see dreamgym.prompts.plain_state")
+    return as_read(explained(env, episode), where)
 
 
 def form_of(action: str, names: Names) -> tuple[str, list[str]]:
     """The action with NAME for each name and number, and these. "heat mug 1 with microwave 1" gives
     "heat NAME NAME with NAME NAME" and ["mug", "1", "microwave", "1"]."""
-    found: list[str] = []
-
-    def blank(match: re.Match) -> str:
-        if not match[0].isdigit() and match[0].lower() not in names.words:
-            return match[0]
-        found.append(match[0])
-        return NAME
-    return re.sub(r"[^\W_]+", blank, action), found
+    is_name = lambda word: word.isdigit() or word.lower() in names.words
+    found = [word for word in re.findall(r"[^\W_]+", action) if is_name(word)]
+    return re.sub(r"[^\W_]+", lambda word: NAME if is_name(word[0]) else word[0], action), found
 
 
 def in_another_form(action: str, forms: list[str], names: Names, rng: np.random.Generator) -> str:
@@ -404,5 +396,5 @@ def counterfactuals(env: Environment, parts: dict[str, list[Episode]], tasks: di
                     StopReason.FAILURE if step.done else StopReason.STEP_LIMIT)
             episode = replace(episode, id=name, source=Source.COUNTERFACTUAL, task=task, stop=stop,
                               raw_score=float(episode.raw_score or step.reward))
-            made.append(explained_and_checked(env, episode, f"{env.name}, counterfactuals"))
+            made.append(checked(env, episode))
     return made

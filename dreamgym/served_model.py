@@ -70,13 +70,11 @@ class ServedExperienceModel(ExperienceModel):
                 self.counts["refused"] += 1
                 return "", False, 0
 
-        pool = ThreadPoolExecutor(REQUESTS)
         try:
-            answers = list(pool.map(ask, prompts))
+            with ThreadPoolExecutor(REQUESTS) as pool:
+                answers = list(pool.map(ask, prompts))
         except EndpointError as error:
             raise ValueError(f"--expmodel {error}; run the same command when the server answers") from None
-        finally:
-            pool.shutdown(cancel_futures=True)
         self.counts["repeated"] += sum(repeated for _, _, repeated in answers)
         return [(text.rpartition("</think>")[2], ended) for text, ended, _ in answers]
 

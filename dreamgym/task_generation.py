@@ -7,20 +7,18 @@ environment: only the dream can play it.
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
-from functools import lru_cache
 
 import numpy as np
 from msgspec.structs import replace
 
 from dreamgym.episode import Episode, Task
-from dreamgym.prompts import parse_task
 
 CANDIDATES = 4               # texts sampled for each seed task (ours)
 SAMPLING_TEMPERATURE = 0.8   # of sampling them (ours)
 
 
-def words(text: str) -> list[str]:
-    return re.findall(r"\w+(?:[.'-]\w+)*", text.lower())
+def words(text: str) -> tuple[str, ...]:
+    return tuple(re.findall(r"\w+(?:[.'-]\w+)*", text.lower()))
 
 
 def variation_samples(tasks: Sequence[Task], count: int, rng: np.random.Generator) -> list[tuple[str, str]]:
@@ -52,20 +50,16 @@ def known_words(tasks: Iterable[Task], episodes: Iterable[Episode]) -> set[str]:
     return {word for text in texts for word in words(text)}
 
 
-@lru_cache(maxsize=1 << 16)
-def _key(text: str) -> str:
-    return " ".join(words(text))
-
-
-def problem(text: str | None, known_texts: Collection[str], known_words: Collection[str]) -> str:
+def problem(text: str | None, taken: Collection[tuple[str, ...]], known_words: Collection[str]) -> str:
     """Why a text is no new task: "malformed", "unknown" (a word that no training task or page has) or "copy"
-    (but for case, blanks, punctuation); "" for a good one. `known_texts`: of all tasks, also held-out ones,
-    for none may be trained on."""
-    if text is None or parse_task(text) != text or not words(text):
+    (but for case, blanks, punctuation); "" for a good one. `taken`: the words of each task, also of held-out
+    ones, for none may be trained on."""
+    found = words(text or "")
+    if not found:
         return "malformed"
-    if any(word not in known_words for word in words(text)):
+    if any(word not in known_words for word in found):
         return "unknown"
-    return "copy" if _key(text) in {_key(known) for known in known_texts} else ""
+    return "copy" if found in taken else ""
 
 
 def write_tasks(experience_model, seeds: Sequence[Task], known_texts: Collection[str],
@@ -75,15 +69,16 @@ def write_tasks(experience_model, seeds: Sequence[Task], known_texts: Collection
     `problem`."""
     made: list[Task] = []
     counts: Counter[str] = Counter()
-    texts = [seed.text for seed in seeds]
+    texts, taken = [seed.text for seed in seeds], set(map(words, known_texts))
     written = experience_model.write_variations(texts, CANDIDATES, SAMPLING_TEMPERATURE)
     for seed, candidates in zip(seeds, written):
-        taken = [*known_texts, seed.text, *(task.text for task in made)]
+        taken.add(words(seed.text))
         reasons = [problem(text, taken, known_words) or "accepted" for text in candidates]
         counts.update(reasons)
         good = [text for text, reason in zip(candidates, reasons) if reason == "accepted"]
         if good:
             longest = max(good, key=lambda text: len(words(text)))
+            taken.add(words(longest))
             made.append(replace(seed, id=f"{name}-{len(made)}", text=longest, goal={}, generated=True,
                                 parent=seed.id))
     return made, dict(counts)

@@ -8,7 +8,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,17 +120,12 @@ def _decode(text: str, kind: type):
         raise ValueError(f"the answer is not the JSON object asked for: {str(error)[:200]}") from None
 
 
-def _in_threads(function: Callable, items: list, workers: int, label: str) -> Iterator[tuple]:
-    """(index, result) as they come. Leaving the loop drops what has not begun."""
-    pool = ThreadPoolExecutor(workers)
-    futures = {pool.submit(function, item): i for i, item in enumerate(items)}
-    try:
-        with run.progress(len(items), label) as bar:
-            for future in as_completed(futures):
-                bar.update(1)
-                yield futures[future], future.result()
-    finally:
-        pool.shutdown(cancel_futures=True)
+def _in_threads(function: Callable, items: list, workers: int, label: str) -> Iterator:
+    """The results in order. Leaving the loop drops what has not begun (Executor.map)."""
+    with run.progress(len(items), label) as bar, ThreadPoolExecutor(workers) as pool:
+        for result in pool.map(function, items):
+            bar.update(1)
+            yield result
 
 
 # ---- reasoning of offline episodes ----
@@ -242,17 +237,17 @@ def annotate(episodes: list[Episode], ask: Ask, prompts: Prompts, done_path: Pat
         if isinstance(result, Episode):
             with lock:
                 run.write_jsonl(done_path, [to_json(result)], append=True)
-                done[result.id] = result       # here: results are looked at in no order
+                done[result.id] = result       # here: a later episode may be served before an earlier one
         return result
 
-    for i, result in _in_threads(explain_and_keep, todo, workers, "teacher"):
+    for episode, result in zip(todo, _in_threads(explain_and_keep, todo, workers, "teacher")):
         long = isinstance(result, RequestRefused) and done     # one that others were served after, or before
         outages = outages + 1 if isinstance(result, EndpointError) and not long else 0
         if outages == MAX_OUTAGES:
             raise EndpointError(f"{result}; stopped after {outages} episodes in a row without an answer. "
                                 f"What is done is in {done_path}: the same command continues from there")
         if not isinstance(result, Episode):
-            failed[todo[i].id] = str(result)
+            failed[episode.id] = str(result)
     return [done.get(episode.id, episode) for episode in episodes], failed
 
 
@@ -294,7 +289,7 @@ def judge(episodes: Iterable[Episode], ask: Ask, workers: int) -> dict:
     """{"means": {rubric: 0 to 2}, "judged", "unparsed"} over every transition, one request each. Answers
     without four valid scores are left out of the means. Raises EndpointError."""
     chats, scores = [judge_messages(e, i) for e in episodes for i in range(len(e.readable))], []
-    for _, answer in _in_threads(ask, chats, workers, "judge"):
+    for answer in _in_threads(ask, chats, workers, "judge"):
         with suppress(ValueError):
             scores.append(asdict(_decode(answer, Judgement)))
     means = {name: sum(s[name] for s in scores) / len(scores) for name in (scores[0] if scores else ())}

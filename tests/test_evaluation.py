@@ -184,14 +184,14 @@ def on_ranks(size, report, *args):
 def test_replayed_inconsistencies():
     """Consistency measured on recorded pages instead of the dream's own."""
     class Dream:
-        env = SimpleNamespace(audit=FakeAudit(), ground=lambda state, action: action)
+        env = SimpleNamespace(audit=FakeAudit())
 
         def reset(self, tasks):
-            return [SimpleNamespace(state=task.start) for task in tasks]
+            return [SimpleNamespace(inner=[]) for _ in tasks]
 
         def step(self, sessions, actions):
             for session, action in zip(sessions, actions):
-                session.state = action
+                session.inner.append(a_step("s", action, action))
             return [StepResult(action, done=action == "end") for action in actions]
 
     episodes = [episode_of(*(a_step("real", action, "real") for action in actions))

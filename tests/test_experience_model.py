@@ -11,8 +11,7 @@ from dreamgym.encoder import WordEncoder
 from dreamgym.envs.base import Environment
 from dreamgym.episode import Episode, Step, StopReason, Task
 from dreamgym.experience_model import (
-    ExperienceModel, ExperienceSettings, fill_buffer, load_experience_model, save_settings, split_history,
-    to_transitions)
+    ExperienceModel, ExperienceSettings, fill_buffer, load_experience_model, save_settings, split_history)
 from dreamgym.model import save_model
 from dreamgym.prompts import (Prompts, Question, experience_system, is_new, parse_next, parse_reward,
                               variation_system)
@@ -153,9 +152,9 @@ def test_a_dream_retrieves_what_was_recorded_of_its_task_and_not_what_it_dreamt(
 def test_transitions_of_a_broken_dream(parts):
     """Stops a step without a next state from becoming a demonstration."""
     broken = episode("a", world="dream", stop=StopReason.MALFORMED)
-    assert [(t.action, t.synthetic) for t in to_transitions([broken])] == [
+    assert [(t.action, t.synthetic) for t in make(parts, [broken]).buffer.records] == [
         (s.grounded, True) for s in broken.steps[:-1]]
-    assert not any(t.synthetic for t in to_transitions([episode("b")]))
+    assert not any(t.synthetic for t in make(parts, [episode("b")]).buffer.records)
 
 
 def test_the_first_step_is_always_shown(parts):

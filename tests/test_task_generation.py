@@ -6,7 +6,7 @@ import pytest
 
 from dreamgym.episode import Episode, Step, Task
 from dreamgym.task_generation import (CANDIDATES, SAMPLING_TEMPERATURE, known_words, problem, variation_samples,
-                                      write_tasks)
+                                      words, write_tasks)
 
 TEXTS = [
     "find me slim jacket, and price lower than 50.00 dollars",
@@ -37,15 +37,14 @@ def test_variation_samples_pair_tasks_that_share_a_rare_word():
 
 
 @pytest.mark.parametrize("text,want", [
-    (None, "malformed"), ("", "malformed"), ("find me\ngreen tea", "malformed"),
-    ("vary: warm tea", "malformed"), (" find me warm tea", "malformed"), ("...", "malformed"),
+    (None, "malformed"), ("", "malformed"), ("...", "malformed"),
     ("find me slim spaceship", "unknown"), ("find me tea lower than 55.00 dollars", "unknown"),
     (TEXTS[0], "copy"), ("Find me GREEN tea.", "copy"), (HELD_OUT, "copy"),
     ("find me slim warm jacket with color: red", ""), ("find me royal vegan boots with size: 7", ""),
 ])
 def test_each_reason_for_refusal(text, want):
     """Practice on tasks that cannot be read or that ask for what does not exist."""
-    assert problem(text, [*TEXTS, HELD_OUT], known_words(TASKS, PLAYED)) == want
+    assert problem(text, set(map(words, [*TEXTS, HELD_OUT])), known_words(TASKS, PLAYED)) == want
 
 
 def test_the_longest_acceptable_candidate_is_kept():
