@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -186,6 +186,14 @@ def to_json(record: Task | Episode) -> dict:
         return {"schema": SCHEMA} | msgspec.to_builtins(record)
     except TypeError as error:                   # a `goal` of numpy numbers
         raise ValueError(f"{type(record).__name__} {record.id!r}: {error}; expected JSON values") from None
+
+
+def converted(value: object, kind: Any, where: object) -> Any:
+    """The value as a msgspec type. Raises ValueError naming `where` and the field that does not fit."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{where}: {error}") from None
 
 
 def from_json(record: object, kind: type, where: str):

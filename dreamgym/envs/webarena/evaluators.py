@@ -25,6 +25,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from dreamgym.envs.webarena.page import SITES
 from dreamgym.envs.webarena.tabs import NotSupported
+from dreamgym.episode import converted
 from dreamgym.teacher import Endpoint, EndpointError, json_chat
 
 NOT_ACHIEVABLE = "N/A"
@@ -130,11 +131,8 @@ class WebTask(Struct):
         return [site for site in self.sites if site in named]
 
 
-def as_task(record: dict) -> WebTask:
-    try:
-        return msgspec.convert(record, WebTask)
-    except msgspec.ValidationError as error:
-        raise ValueError(str(error)) from None
+def as_task(record: dict, where: object = "task") -> WebTask:
+    return converted(record, WebTask, where)
 
 
 def read_tasks(path: Path | str) -> list[WebTask]:
@@ -152,10 +150,7 @@ def read_records(path: Path | str) -> list[dict]:
     seen = set()
     for i, record in enumerate(records):
         name = record.get("task_id", f"{i} of the list")
-        try:
-            task_id = as_task(record).task_id
-        except ValueError as error:
-            raise ValueError(f"{path}: task {name}: {error}") from None
+        task_id = as_task(record, f"{path}: task {name}").task_id
         if task_id in seen:
             raise ValueError(f"{path}: task {name}: expected a task_id that no other task has")
         seen.add(task_id)

@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
-import msgspec
 from lxml import etree
 from msgspec import Struct
 
@@ -29,7 +28,7 @@ from dreamgym.envs.webarena.actions import ON_ELEMENT, Action, parse
 from dreamgym.envs.webarena.ax_tree_sources import from_text, text_rows, webarena_tabs
 from dreamgym.envs.webarena.page import LINES, STOPPED, Addresses, Page, abstract, clean
 from dreamgym.envs.webarena.text import ground
-from dreamgym.episode import Episode, Source, Step, StopReason, Task
+from dreamgym.episode import Episode, Source, Step, StopReason, Task, converted
 
 # WebArena's ports, its public names, and the names that it shows to agents instead
 HOSTS = {7770: "shopping", 7780: "shopping_admin", 9999: "reddit", 8023: "gitlab", 8888: "wikipedia",
@@ -270,13 +269,6 @@ def _loads(text: str, where: object) -> Any:
         raise ValueError(f"{where}: not JSON ({str(error)[:100]})") from None
 
 
-def _as(kind: Any, value: Any, where: object) -> Any:
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        raise ValueError(f"{where}: {error}") from None
-
-
 class TreeRow(Struct):
     task_id: int
     run_id: Any = ""
@@ -304,18 +296,18 @@ def _tree_rows(path: Path) -> Iterator[tuple[str, TreeRow]]:
     if path.suffix == ".json":
         whole = _loads(text, path)
         whole = whole.get("data", [whole]) if isinstance(whole, dict) else whole
-        entries = enumerate(_as(list, whole, path), 1)
+        entries = enumerate(converted(whole, list, path), 1)
     else:
         lines = enumerate(text.split("\n"), 1)
         entries = ((i, _loads(line, f"{path}:{i}")) for i, line in lines if line.strip())
     for number, entry in entries:
-        row = of_file | _as(dict, entry, f"{path}:{number}")
+        row = of_file | converted(entry, dict, f"{path}:{number}")
         if "task_id" not in row:
             raise ValueError(f"{path}:{number}: no task_id; expected one in each row, or a file name that "
                              "ends with it (steps-21.jsonl)")
         named = {name: next((row[other] for other in others if row.get(other) is not None), None)
                  for name, others in NAMES.items()}
-        yield f"{path}:{number}", _as(TreeRow, row | named, f"{path}:{number}")
+        yield f"{path}:{number}", converted(row | named, TreeRow, f"{path}:{number}")
 
 
 def _acctree_runs(path: Path, short: Short) -> Iterator[Run]:
@@ -390,7 +382,7 @@ def _browsergym_runs(path: Path, short: Short) -> Iterator[Run]:
         number = re.search(r"webarena\.(\d+)$", file.stem)
         if not number:
             raise ValueError(f"{file}: expected a run of webarena in a file ..webarena.N.json")
-        run = _as(GymRun, _loads(file.read_text(encoding="utf-8", errors="replace"), file), file)
+        run = converted(_loads(file.read_text(encoding="utf-8", errors="replace"), file), GymRun, file)
         seen = [step.seen(short) for step in run.steps]
         moves = [Move(before, str(step.action), after)  # the last step has no action
                  for step, before, after in zip(run.steps, seen, [*seen[1:], None]) if step.action]

@@ -18,6 +18,7 @@ import msgspec
 
 from dreamgym.envs.webshop.bm25 import BM25Index
 from dreamgym.envs.webshop.reward import noun_tagger
+from dreamgym.episode import converted
 
 FILES = (("items_shuffle_1000.json", "items_ins_v2_1000.json"), ("items_shuffle.json", "items_ins_v2.json"))
 HUMAN_FILE = "items_human_ins.json"
@@ -129,14 +130,15 @@ class Catalogue:
         rng, self.by_asin, wanted = random.Random(seed), {}, []
         for number, item in enumerate(_stream_array(folder / files[0])):
             where = f"{folder / files[0]}, product {number}"
-            asin = _record(where, item, Listed).asin
+            asin = converted(item, Listed, where).asin
             if asin == "nan" or len(asin) > 10 or asin in self.by_asin:
                 continue
-            extra = _record(f"{folder / files[1]}, product {asin}", extras.pop(asin, {}), Extra)
-            product = self.by_asin[asin] = _product(where, _record(where, item, Item), extra, rng)
+            extra = converted(extras.pop(asin, {}), Extra, f"{folder / files[1]}, product {asin}")
+            product = self.by_asin[asin] = _product(where, converted(item, Item, where), extra, rng)
             entries = [extra]
             if human_goals:
-                entries = _record(f"{folder / HUMAN_FILE}, product {asin}", human.get(asin, []), list[Extra])
+                entries = converted(human.get(asin, []), list[Extra],
+                                    f"{folder / HUMAN_FILE}, product {asin}")
             wanted += [(product, entry) for entry in entries
                        if entry.instruction is not None and entry.instruction_attributes]
         self.products = list(self.by_asin.values())
@@ -178,16 +180,9 @@ def _price_text(upper: float) -> str:
 
 # ---- upstream's files --------------------------------------------------------------------------------------
 
-def _record(where: str, value: object, kind: type):
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        raise ValueError(f"{where}: {error}") from error
-
-
 def _read_object(path: Path) -> dict:
     try:
-        return _record(str(path), json.loads(path.read_text(encoding="utf-8")), dict)
+        return converted(json.loads(path.read_text(encoding="utf-8")), dict, path)
     except (OSError, json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: cannot be read as JSON ({error})") from error
 
