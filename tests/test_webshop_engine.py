@@ -13,7 +13,7 @@ import pytest
 from dreamgym.envs.webshop.bm25 import BM25Index, analyze, porter_stem, words
 from dreamgym.envs.webshop.catalogue import Catalogue, Goal
 from dreamgym.envs.webshop.engine import WebShopEngine
-from dreamgym.envs.webshop.reward import judge, rule_nouns
+from dreamgym.envs.webshop.reward import rule_nouns, score
 
 OFFICIAL = Path(os.environ.get("WEBSHOP_DATA") or Path(__file__).parents[1] / "../shared/data/webshop")
 needs_official, needs_recording = (
@@ -245,10 +245,8 @@ def test_reward_counts_attributes_options_and_price(shop, chosen, price, expecte
     """A wrong weight of a part. 'red' is no attribute but stands in the title, 'warm' is neither."""
     shoe = shop.by_asin[SHOE]
     goal = Goal(shoe, "", ["soft", "red"], {"color": "red"}, 110.0)
-    judged = judge(goal, shoe._replace(price=price), chosen, rule_nouns)
-    assert judged == (1.0, [True, True], [chosen.get("color") == "red"], price <= 110)
-    assert judged.score == pytest.approx(expected)
-    assert judge(goal._replace(attributes=["warm"], options={}), shoe, {}, rule_nouns).score == 0.5
+    assert score(goal, shoe._replace(price=price), chosen, rule_nouns) == pytest.approx(expected)
+    assert score(goal._replace(attributes=["warm"], options={}), shoe, {}, rule_nouns) == 0.5
 
 
 @pytest.mark.parametrize("wanted, chosen, met", [
@@ -257,7 +255,8 @@ def test_reward_counts_attributes_options_and_price(shop, chosen, price, expecte
 def test_reward_normalises_colours_unevenly(shop, wanted, chosen, met):
     """Repairing upstream: a chosen 'standard' becomes 'tan', the wanted (name, value) does not."""
     coat = shop.by_asin[COAT]
-    assert judge(Goal(coat, "", [], wanted, 99.0), coat, {"color": chosen}, rule_nouns).options == [met]
+    goal = Goal(coat, "", [], wanted, 99.0)
+    assert score(goal, coat, {"color": chosen}, rule_nouns) == (1.0 if met else 0.5)
 
 
 @pytest.mark.parametrize("title, changes, expected", [
@@ -269,7 +268,7 @@ def test_type_score(shop, title, changes, expected):
     """Nouns counted once where upstream counts repeats."""
     bought = shop.by_asin[MUG]
     target = bought._replace(**{"title": title, "query": "other", "product_category": "Other"} | changes)
-    assert judge(Goal(target, "", [], {}, 99.0), bought, {}, rule_nouns).type_score == expected
+    assert score(Goal(target, "", [], {}, 99.0), bought, {}, rule_nouns) == expected
 
 
 # ---- search ----

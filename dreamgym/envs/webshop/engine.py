@@ -13,7 +13,7 @@ import json
 from collections.abc import Sequence
 
 from dreamgym.envs.webshop.catalogue import Catalogue, Goal, Product
-from dreamgym.envs.webshop.reward import judge
+from dreamgym.envs.webshop.reward import score
 from dreamgym.envs.webshop.text import split_action
 
 PAGE_SIZE = 10
@@ -58,7 +58,7 @@ class WebShopEngine:
         too."""
         on_results, on_item = (name in self._address for name in ("search_results", "item_page"))
         if target == "buy now":
-            self.score = judge(self.goal, self.product, self.options, self.catalogue.nouns).score
+            self.score = score(self.goal, self.product, self.options, self.catalogue.nouns)
             self.page = "done"
         elif target == "back to search":
             self._show_index()

@@ -6,7 +6,6 @@ WebShop (arXiv 2207.01206), section 3 and appendix A, as upstream's code has it.
 import re
 from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple
 
 from rapidfuzz import fuzz
 from rapidfuzz.utils import default_process
@@ -48,19 +47,6 @@ def _color_in(option) -> str:
     return next((color for color in COLORS if color in option), None) or str(option)
 
 
-class Judgement(NamedTuple):
-    type_score: float
-    attributes: list[bool]                       # met, in the goal's order
-    options: list[bool]
-    price: bool
-
-    @property
-    def score(self) -> float:
-        """R in [0, 1]."""
-        met = [*self.attributes, *self.options, self.price]
-        return sum(met) / len(met) * self.type_score
-
-
 def _type_score(target, product, nouns: Callable[[str], list[str]]) -> float:
     own, its = ({part.strip() for part in p.product_category.split("\u203a")} for p in (product, target))
     wanted = nouns(target.title)
@@ -71,17 +57,17 @@ def _type_score(target, product, nouns: Callable[[str], list[str]]) -> float:
     return 1.0 if product.query == target.query or len(own & its) >= 2 or title_score > 0.2 else 0.5
 
 
-def judge(goal, product, chosen: dict[str, str], nouns: Callable[[str], list[str]]) -> Judgement:
-    """What buying `product` with the options `chosen` (name -> value) is worth under `goal`. `nouns`: title
-    -> its nouns in lower case."""
+def score(goal, product, chosen: dict[str, str], nouns: Callable[[str], list[str]]) -> float:
+    """R in [0, 1]: what buying `product` with the options `chosen` (name -> value) is worth under `goal`.
+    `nouns`: title -> its nouns in lower case."""
     texts = (product.title.lower(), " ".join(product.bullets).lower(), product.description.lower())
-    attributes = [any(alike(own, a) for own in product.attributes) or any(a in text for text in texts)
-                  for a in goal.attributes]
+    met = [any(alike(own, a) for own in product.attributes) or any(a in text for text in texts)
+           for a in goal.attributes]
     wanted = goal.options.items() if isinstance(goal.options, dict) else goal.options
     taken = [_color_in(value) for value in chosen.values()]
-    options = [any(alike(value, _color_in(option)) for value in taken) for option in wanted]
-    return Judgement(_type_score(goal.product, product, nouns), attributes, options,
-                     product.price <= goal.price_upper)
+    met += [any(alike(value, _color_in(option)) for value in taken) for option in wanted]
+    met.append(product.price <= goal.price_upper)
+    return sum(met) / len(met) * _type_score(goal.product, product, nouns)
 
 
 def rule_nouns(title: str) -> list[str]:
