@@ -3,8 +3,7 @@ import json
 import random
 import subprocess
 import sys
-from collections import deque
-from weakref import WeakValueDictionary
+from functools import lru_cache
 
 import pytest
 from alfworld_official import KINDS, SOURCE, StockEngine, packages_missing, random_command, rebuild
@@ -30,15 +29,10 @@ def games(tmp_path_factory):
 
 
 @pytest.fixture
-def fresh(monkeypatch):
+def fresh():
     """No game of another test. Calling it drops this test's own, as in a new process."""
-    monkeypatch.setattr(alfworld_engine, "_recent", deque(maxlen=16))
-    monkeypatch.setattr(alfworld_engine, "_alive", WeakValueDictionary())
-
-    def forget():
-        alfworld_engine._recent.clear()
-        assert not alfworld_engine._alive, "a game is kept by something else"
-    return forget
+    alfworld_engine._opened.cache_clear()
+    return alfworld_engine._opened.cache_clear
 
 
 def next_command(rng, admissible, number):
@@ -80,9 +74,9 @@ def test_text_won_commands_and_facts_equal_the_stock_engine(games, kind):
     assert ours.task == read_game(games[kind])["task"] and ours.reset() == stock.reset()
 
 
-def walk(path, seed, steps=25):
+def walk(path, seed, steps=25, cache=""):
     """A transcript, one command at a time."""
-    engine, rng = Engine(path), random.Random(seed)
+    engine, rng = Engine(path, cache), random.Random(seed)
     yield engine.reset(), engine.task
     for number in range(steps):
         command = next_command(rng, engine.admissible, number)
@@ -103,12 +97,13 @@ def test_interleaved_sessions_answer_as_alone(games, fresh):
 
 def test_memory_is_bounded(games, fresh, monkeypatch):
     made = []
-    monkeypatch.setattr(alfworld_engine, "_recent", deque(maxlen=2))
+    opened = lru_cache(maxsize=2)(alfworld_engine._opened.__wrapped__)
+    monkeypatch.setattr(alfworld_engine, "_opened", opened)
     monkeypatch.setattr(alfworld_engine, "Library", lambda: made.append(1) or alfworld_library.Library())
     monkeypatch.setattr(alfworld_engine, "_idle_libraries", [])
     for path in games * 2:
         list(walk(path, 0, 5))
-    assert len(alfworld_engine._recent) == 2 and len(alfworld_engine._alive) <= 2 and len(made) <= 3
+    assert opened.cache_info().currsize == 2 and len(made) <= 3
 
 
 def test_the_cache_folder_replaces_the_translator(games, fresh, monkeypatch, tmp_path):
@@ -119,8 +114,7 @@ def test_the_cache_folder_replaces_the_translator(games, fresh, monkeypatch, tmp
     fresh()
     with monkeypatch.context() as patch:
         patch.setattr(alfworld_library, "translate", None)
-        Engine(games[2], tmp_path)
-        assert list(walk(games[2], 1, 10)) == expected
+        assert list(walk(games[2], 1, 10, tmp_path)) == expected
     for damage in (b"no zlib", b""):
         next(tmp_path.iterdir()).write_bytes(damage)
         fresh()
