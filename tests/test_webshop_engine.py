@@ -103,7 +103,7 @@ def write(folder, items=ITEMS, extras=EXTRAS, names=SMALL):
 
 @pytest.fixture
 def shop(tmp_path):
-    return Catalogue(write(tmp_path), nouns=rule_nouns)
+    return Catalogue(write(tmp_path))
 
 
 def start(shop, mode="text", asin=SHOE):
@@ -330,7 +330,7 @@ def test_a_malformed_catalogue_is_refused_by_name(tmp_path, breaks, message):
     items, extras = json.loads(json.dumps([ITEMS, EXTRAS]))
     breaks(items, extras)
     with pytest.raises(ValueError) as caught:
-        Catalogue(write(tmp_path, items, extras), nouns=rule_nouns)
+        Catalogue(write(tmp_path, items, extras))
     assert message in str(caught.value) and str(caught.value).startswith(str(tmp_path))
 
 
@@ -348,11 +348,11 @@ def test_unreadable_files_are_refused_by_name(tmp_path, files, message):
     for name, content in files.items():
         (tmp_path / name).write_bytes(content) if content else (tmp_path / name).unlink()
     with pytest.raises(ValueError) as caught:
-        Catalogue(tmp_path, human_goals=True, nouns=rule_nouns)
+        Catalogue(tmp_path, human_goals=True)
     assert message in str(caught.value)
 
 
 def test_the_full_set_is_read_in_small_pieces(tmp_path, monkeypatch):
     monkeypatch.setattr("dreamgym.envs.webshop.catalogue.READ_CHARS", 7)
     write(tmp_path, json.dumps(ITEMS, indent=1), names=("items_shuffle.json", "items_ins_v2.json"))
-    assert len(Catalogue(tmp_path, nouns=rule_nouns).products) == 15
+    assert len(Catalogue(tmp_path).products) == 15

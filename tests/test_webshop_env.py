@@ -197,7 +197,7 @@ def test_results_name_the_catalogue(shops, tmp_path, monkeypatch):
     shop = make_env("webshop", data_dir=str(make_catalogue(tmp_path / "elsewhere", 5)), seed=3)
     assert shop.describe() == {
         "env": "webshop", "form": text.FORM, "catalogue": "official data", "goals": "synthetic",
-        "products": 1000, "seed": 3, "noun_tagger": shop.catalogue.noun_tagger, "results_shown": 10}
+        "products": 1000, "seed": 3, "noun_tagger": shop.noun_tagger, "results_shown": 10}
     monkeypatch.setenv("WEBSHOP_DATA", str(tmp_path / "nothing"))
     with pytest.raises(ValueError, match="no WebShop catalogue there"):
         make_env("webshop", options=[f"cache={tmp_path}"])

@@ -17,7 +17,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from dreamgym.envs.webshop.bm25 import BM25Index
-from dreamgym.envs.webshop.reward import noun_tagger
+from dreamgym.envs.webshop.reward import rule_nouns
 from dreamgym.episode import converted
 
 FILES = (("items_shuffle_1000.json", "items_ins_v2_1000.json"), ("items_shuffle.json", "items_ins_v2.json"))
@@ -115,16 +115,16 @@ class SyntheticGoals(Sequence):
 
 class Catalogue:
     """All that sessions share. `seed`, as of upstream's `random.seed`: prices within ranges, then the goals'
-    price limits. `nouns`: see `reward.noun_tagger`. Raises ValueError naming file, product and field."""
+    price limits. `nouns`: title -> its nouns. Raises ValueError naming file, product and field."""
 
     def __init__(self, data_dir: str | Path, human_goals: bool = False, seed: int = 7,
-                 nouns: Callable[[str], list[str]] | None = None):
+                 nouns: Callable[[str], list[str]] = rule_nouns):
         folder = Path(data_dir)
         files = next((names for names in FILES if (folder / names[0]).exists()), None)
         if files is None:
             expected = " or ".join(" and ".join(names) for names in FILES)
             raise ValueError(f"{folder}: no WebShop catalogue there; expected the files {expected}")
-        self.nouns, self.noun_tagger = noun_tagger(nouns)
+        self.nouns = lru_cache(maxsize=1 << 16)(nouns)
         extras = _read_object(folder / files[1])
         human = _read_object(folder / HUMAN_FILE) if human_goals else {}
         rng, self.by_asin, wanted = random.Random(seed), {}, []

@@ -10,6 +10,7 @@ from dreamgym.envs.webshop.audit import WebShopAudit
 from dreamgym.envs.webshop.catalogue import Catalogue
 from dreamgym.envs.webshop.engine import WebShopEngine
 from dreamgym.envs.webshop.prompts import PROMPTS
+from dreamgym.envs.webshop.reward import noun_tagger
 from dreamgym.envs.webshop.toy_catalogue import embedded_nouns, make_catalogue
 from dreamgym.episode import Task
 
@@ -33,15 +34,16 @@ class WebShop(Environment):
         folder = Path(data_dir or Path(cache) / f"catalogue-{seed}")
         if self.generated and not (folder / "items_human_ins.json").exists():
             make_catalogue(folder, seed)
-        self.catalogue = Catalogue(folder, human_goals, seed, embedded_nouns if self.generated else None)
+        nouns, self.noun_tagger = ((embedded_nouns, "catalogue's own nouns") if self.generated
+                                   else noun_tagger())
+        self.catalogue = Catalogue(folder, human_goals, seed, nouns)
         self.seed, self.human_goals = seed, human_goals
         self.results_shown = 5 if self.generated else 10            # of a page's ten results
 
     def describe(self) -> dict:
-        nouns = "catalogue's own nouns" if self.generated else self.catalogue.noun_tagger
         return {"env": self.name, "form": text.FORM, "catalogue": self.label, "seed": self.seed,
                 "goals": "human" if self.human_goals else "synthetic",
-                "products": len(self.catalogue.products), "noun_tagger": nouns,
+                "products": len(self.catalogue.products), "noun_tagger": self.noun_tagger,
                 "results_shown": self.results_shown}
 
     def tasks(self, split: str) -> list[Task]:

@@ -76,16 +76,12 @@ def rule_nouns(title: str) -> list[str]:
     return [word for word in words if word not in _NOT_NOUNS]
 
 
-def noun_tagger(given: Callable | None = None) -> tuple[Callable[[str], list[str]], str]:
-    """(title -> nouns, the tagger's name): the given one, else spaCy's en_core_web_sm as upstream, else
-    `rule_nouns`."""
-    nouns, name = given or rule_nouns, "given" if given else "rules"
-    if given is None:
-        try:
-            import spacy
-            model = spacy.load("en_core_web_sm", exclude=["ner", "lemmatizer"])
-            name = "spacy en_core_web_sm"
-            nouns = lambda title: [t.text.lower() for t in model(title) if t.pos_ in ("NOUN", "PROPN")]
-        except (ImportError, OSError):           # no spaCy, or no model
-            pass
-    return lru_cache(maxsize=1 << 16)(nouns), name
+def noun_tagger() -> tuple[Callable[[str], list[str]], str]:
+    """(title -> nouns, the tagger's name): spaCy's en_core_web_sm as upstream, else `rule_nouns`."""
+    try:
+        import spacy
+        model = spacy.load("en_core_web_sm", exclude=["ner", "lemmatizer"])
+    except (ImportError, OSError):               # no spaCy, or no model
+        return rule_nouns, "rules"
+    return (lambda title: [t.text.lower() for t in model(title) if t.pos_ in ("NOUN", "PROPN")],
+            "spacy en_core_web_sm")
