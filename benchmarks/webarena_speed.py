@@ -11,6 +11,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 
 import tyro
@@ -116,7 +117,7 @@ def speeds(browser, world: SiteDatabase, steps: int, resets: int, clock: Callabl
 def main(args: Args) -> None:
     if args.parity:
         from dreamgym.envs.webarena.chromium import Browser
-        with Browser() as browser:
+        with closing(Browser()) as browser:
             compared, differences = parity(args.parity, args.walk, args.seed, browser)
         print(*differences, f"{compared} states compared, {len(differences)} differ", sep="\n")
         raise SystemExit(bool(differences))
@@ -124,7 +125,7 @@ def main(args: Args) -> None:
     print("direct", speeds(InProcessBrowser(world), world, args.steps, args.resets, time.process_time))
     try:
         from dreamgym.envs.webarena.chromium import Browser, Chromium
-        with world.serve() as served, Browser() as browser:
+        with world.serve() as served, closing(Browser()) as browser:
             chromium = Chromium(Addresses(served.bases), browser)
             print("chromium", speeds(chromium, world, args.steps // 50, args.resets // 50, time.perf_counter))
     except (ImportError, ValueError) as error:

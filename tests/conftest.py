@@ -7,7 +7,7 @@ import socket
 import sys
 import threading
 import time
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -179,7 +179,7 @@ def needs_chromium():
 def browser(needs_chromium):
     """A real browser, whose contexts the tests close."""
     from dreamgym.envs.webarena.chromium import Browser
-    with Browser() as running:
+    with closing(Browser()) as running:
         yield running
         assert running.chromium.contexts == []
 

@@ -1,6 +1,6 @@
 """A real browser: Chromium through Playwright and the DevTools protocol.
 
-    with Browser() as browser:                              # one Chromium
+    with closing(Browser()) as browser:                     # one Chromium
         page = Chromium(Addresses(served.bases), browser)   # one episode at a time, in a context of its own
         screen = page.open([served.bases["shopping"]], {"shopping": sites.login("shopping")})
         screen = page.act(parse("click [3]"))
@@ -74,12 +74,6 @@ class Browser:
             self.chromium.close()
         finally:
             self.playwright.stop()
-
-    def __enter__(self) -> Browser:
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.close()
 
 
 class Workers:
