@@ -163,7 +163,7 @@ def test_missing_packages(tmp_path, monkeypatch):
 def test_folders_without_games(alfworlds, tmp_path, monkeypatch):
     """$ALFWORLD_DATA that is silently ignored, and a package that sets it behind the user's back."""
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path / "nothing"))
-    refused("nothing: no ALFWorld games there", ALFWorld, cache=str(tmp_path / "games"))
+    refused("nothing: no ALFWorld games there", make_env, "alfworld", options=[f"cache={tmp_path / 'games'}"])
     (tmp_path / "empty" / "json_2.1.1" / "train").mkdir(parents=True)
     refused("no ALFWorld games there", ALFWorld, str(tmp_path / "empty"))
     monkeypatch.delenv("ALFWORLD_DATA")

@@ -8,6 +8,7 @@ import contextlib
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -238,9 +239,9 @@ def environment_class(name: str) -> type[Environment]:
 
 def make_env(name: str, data_dir: str = "", seed: int = 7, options: Sequence[str] = (),
              **more: Any) -> Environment:
-    """The environment behind `--env`, with `options` as "name=value" texts. `data_dir`, `seed` and `more`
-    (such as the recorded episodes' `file`, or `workers`) are passed on where its `__init__` takes them.
-    Raises ValueError naming the flag that does not fit."""
+    """The environment behind `--env`, with `options` as "name=value" texts. `data_dir` (else $WEBSHOP_DATA or
+    the like), `seed` and `more` (such as the recorded episodes' `file`, or `workers`) are passed on where its
+    `__init__` takes them. Raises ValueError naming the flag that does not fit."""
     cls = environment_class(name)
     if missing := [m for m in ("tasks", "reset", "step") if getattr(cls, m) is getattr(Environment, m)]:
         raise ValueError(f"--env {name}: {cls.__name__} has no method {' or '.join(missing)}; expected "
@@ -248,7 +249,8 @@ def make_env(name: str, data_dir: str = "", seed: int = 7, options: Sequence[str
     default = {key: parameter.default for key, parameter in inspect.signature(cls).parameters.items()
                if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)}
     empty = inspect.Parameter.empty
-    given = {k: v for k, v in {"data_dir": data_dir, "seed": seed, **more}.items()
+    folder = data_dir or os.environ.get(f"{name}_DATA".upper(), "")
+    given = {k: v for k, v in {"data_dir": folder, "seed": seed, **more}.items()
              if k in default and (v != "" or default[k] is empty)}
     if data_dir and "data_dir" not in default:
         raise ValueError(f"--data-dir {data_dir}: {name} takes no data folder")

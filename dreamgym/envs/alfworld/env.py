@@ -27,9 +27,8 @@ def receptacles(problem: str) -> list[str]:
 
 
 class ALFWorld(Environment):
-    """The games in `data_dir` or `$ALFWORLD_DATA`; otherwise games are generated from `seed` into `cache` on
-    first use. `admissible`: the engine's commands are in the states; `workers` > 1: so many processes
-    play."""
+    """The games in `data_dir`; otherwise games are generated from `seed` into `cache` on first use.
+    `admissible`: the engine's commands are in the states; `workers` > 1: so many processes play."""
 
     name = "alfworld"
     max_steps = 50
@@ -39,7 +38,6 @@ class ALFWorld(Environment):
     def __init__(self, data_dir: str = "", seed: int = 7, admissible: bool = False, cache: str = "out/games",
                  workers: int = 1):
         require()
-        data_dir = data_dir or os.environ.get("ALFWORLD_DATA", "")
         folder = Path(data_dir or f"{cache}/seed-{seed}")
         if not data_dir:
             generate(folder, seed, cache=f"{cache}/translations")

@@ -1,8 +1,7 @@
 """WebArena as an environment: own sites in process or in a browser, or a user's instances (live.py).
 
-Without `data_dir` (or $WEBARENA_DATA) tasks and sites are our own: stand-ins, and every result says so.
-Evaluation happens at `stop`. A task that only a language model could judge is "not judged", never failed,
-when there is no judge.
+Without `data_dir` tasks and sites are our own: stand-ins, and every result says so. Evaluation happens at
+`stop`. A task that only a language model could judge is "not judged", never failed, when there is no judge.
 """
 import os
 import time
@@ -66,10 +65,9 @@ class WebArena(Environment):
                 raise ValueError(f"{name} {value!r}: expected one of {', '.join(known)}")
         if judge and not 1 <= judge.count(",") <= 2:
             raise ValueError(f"judge {judge!r}: expected URL,MODEL or URL,MODEL,KEY_VARIABLE")
-        self.seed, self.drop = seed, drop
+        self.data_dir, self.seed, self.drop = data_dir, seed, drop
         self.judge = Judge(*judge.split(",")) if judge else None
-        self.data_dir = data_dir or os.environ.get("WEBARENA_DATA", "")
-        self.own = not self.data_dir
+        self.own = not data_dir
         self.audit = WebArenaAudit(self.own)
         if self.own:
             self.label, self.max_steps, self.wait_s = "own sites", OWN_STEPS, 0.0

@@ -1,6 +1,5 @@
 """WebShop as an environment on top of the exact engine. Reward is 1 where upstream's score R is 1; R is the
 raw score."""
-import os
 from functools import cached_property
 from pathlib import Path
 
@@ -21,14 +20,13 @@ VALID_EVERY = 6                                  # and of the others one in six 
 
 
 class WebShop(Environment):
-    """The official catalogue in `data_dir` or `$WEBSHOP_DATA`; otherwise one is generated into `cache`.
-    `human_goals` (official data): instructions by people instead of synthetic ones."""
+    """The official catalogue in `data_dir`; otherwise one is generated into `cache`. `human_goals` (official
+    data): instructions by people instead of synthetic ones."""
     name = "webshop"
     prompts = PROMPTS
     audit = WebShopAudit()
 
     def __init__(self, data_dir: str = "", seed: int = 7, human_goals: bool = False, cache: str = "out/shop"):
-        data_dir = data_dir or os.environ.get("WEBSHOP_DATA", "")
         self.generated = not data_dir
         self.label = "generated catalogue" if self.generated else "official data"
         folder = Path(data_dir or Path(cache) / f"catalogue-{seed}")
