@@ -44,7 +44,7 @@ class WebShopEngine:
         self.valid, done = True, False
         keywords = argument.split(" ")
         if verb == "search" and keywords[0] not in CHEATS:
-            self.keywords, self._hits = keywords, self.catalogue.search(argument)
+            self.keywords, self.hits = keywords, self.catalogue.search(argument)
             self._show_results(1)
         elif verb == "click" and argument != "search" and argument in self.clickables:
             done = self._click(argument)
@@ -81,7 +81,7 @@ class WebShopEngine:
     def _show_index(self) -> None:
         self.page, self.page_number, self.asin = "index", 1, ""
         self.keywords, self.options, self.visited = [], {}, set()
-        self._hits: Sequence[Product] = ()
+        self.hits: Sequence[Product] = ()
 
     def _show_results(self, page_number: int) -> None:
         self.page, self.page_number, self.asin, self.options = "results", page_number, "", {}
@@ -107,7 +107,7 @@ class WebShopEngine:
     def page_products(self) -> Sequence[Product]:
         """The at most ten products of the results page, best first; empty on other pages."""
         end = self.page_number * PAGE_SIZE
-        return self._hits[end - PAGE_SIZE:end] if self.page == "results" else ()
+        return self.hits[end - PAGE_SIZE:end] if self.page == "results" else ()
 
     @property
     def page_asins(self) -> list[str]:
@@ -116,13 +116,13 @@ class WebShopEngine:
     @property
     def clickables(self) -> list[str]:
         """What can be clicked, in upstream's order, in lower case and each once."""
-        nodes = self._nodes()
+        nodes = self.nodes()
         return list(dict.fromkeys(text.lower() for wanted in ("button", "product", "option")
                                   for kind, text in nodes if kind == wanted))
 
     @property
     def observation(self) -> str:
-        shown = [(kind, visible) for kind, text in self._nodes() if (visible := _parsed(text))]
+        shown = [(kind, visible) for kind, text in self.nodes() if (visible := _parsed(text))]
         if self.observation_mode == "text":
             return " [SEP] ".join(text.strip() for _, text in shown)
         address, page, choices = self._address, "", ""
@@ -137,7 +137,7 @@ class WebShopEngine:
             page += text + "\n"
         return choices + page
 
-    def _nodes(self) -> list[tuple[str, str]]:
+    def nodes(self) -> list[tuple[str, str]]:
         """The page as (kind, text) in order of appearance; kind: text, button, product or option."""
         if self.page == "done":
             options = json.dumps(self.options, sort_keys=True)
@@ -149,7 +149,7 @@ class WebShopEngine:
             return [("text", "WebShop"), ("text", "Instruction: "), instruction, ("button", "Search")]
         nodes = [("text", "Instruction:"), instruction, ("button", "Back to Search")]
         if self.page == "results":
-            nodes += [("text", f"Page {self.page_number} (Total results: {len(self._hits)})")]
+            nodes += [("text", f"Page {self.page_number} (Total results: {len(self.hits)})")]
             nodes += [("button", "< Prev")] * (self.page_number > 1) + [("button", "Next >")]
             for found in self.page_products:
                 nodes += [("product", found.asin), ("text", found.title), ("text", found.price_tag)]

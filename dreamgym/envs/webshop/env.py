@@ -81,9 +81,9 @@ class WebShop(Environment):
 
     def _step(self, session: Session, action: str) -> StepResult:
         engine = session.inner
-        page, score, done = engine.step(official_action(engine, session.state, action))
+        _, score, done = engine.step(official_action(engine, session.state, action))
         if engine.valid:
-            session.state = text.abstract(page, self.results_shown, engine.chosen)
+            session.state = text.abstract(engine, self.results_shown)
         return StepResult(session.state, float(score == 1.0), done, raw_score=float(score))
 
     ground = staticmethod(text.ground)

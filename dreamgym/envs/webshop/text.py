@@ -1,4 +1,4 @@
-"""WebShop as text: the one mapping from official pages to short states, and everything that reads them:
+"""WebShop as text: the one mapping from the engine's pages to short states, and everything that reads them:
 
     search page | results page 1 of 5    | item classic jacket $40   | details of the item | order placed
                 | classic jacket $40 [1] | color: red / blue / black | this jacket is slim |
@@ -8,7 +8,6 @@ A product is clicked by its number (`click[2]`); every other action is upstream'
 be taken for a tag of a prompt get "> " in front (`prompts.escape`); readers take it off again.
 """
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dreamgym.prompts import clean, escape
@@ -23,8 +22,6 @@ BUTTONS = {                                      # and what kind of action they 
 MAX_DETAIL_CHARS = 4000
 MAX_TASK_CHARS = 2000
 
-_BUTTON = re.compile(r"\s*\[(?:clicked )?button\] (.*) \[(?:clicked )?button_\]$")
-_HEADER = re.compile(r"Page (\d+) \(Total results: (\d+)\)$")
 _PRICE = re.compile(r"\$(\d+(?:\.\d+)?)")
 _LISTED = re.compile(r"^(.*?) (\$\S+(?: to \$\S+)?) \[(\d+)\]$")
 _ITEM = re.compile(r"^item (.*?) (\$\S+(?: to \$\S+)?)$")
@@ -34,53 +31,32 @@ _FILLER = frozenset("find me i need want looking for am a an the some please of 
                     .split())
 
 
-# ---- official pages -> states -----------------------------------------------------------------------------
+# ---- the engine's pages -> states -------------------------------------------------------------------------
 
 def short_price(text: str) -> str:
     """'$40.0' -> '$40', '$1234567.5' -> '$1234567.5' (the g format would write $1.23457e+06)."""
     return _PRICE.sub(lambda m: "$" + f"{float(m[1]):.2f}".rstrip("0").rstrip("."), text)
 
 
-def abstract(page: str, results_shown: int = 10, chosen: Iterable[str] = ()) -> str:
-    """Official `text_rich` page -> state. `chosen`: the chosen values; the page's own marks lack some."""
-    lines = page.split("\n")
-    found = [_BUTTON.match(line) for line in lines]
-    buttons = [match and match[1].lower() for match in found]
-    after = buttons.index("< prev") + 1 if "< prev" in buttons else 0
-    if "back to search" not in buttons:
-        return START if "search" in buttons else PLACED
-    if "buy now" in buttons:
-        state = _item_state(lines[after:], found[after:], chosen)
-    elif "next >" in buttons:
-        state = _results_state(lines, buttons, results_shown)
-    else:
-        detail = clean(" ".join(lines[after:]))[:MAX_DETAIL_CHARS].strip()
-        state = f"details of the item\n{detail or NOTHING}"
-    return escape(state)
-
-
-def _results_state(lines: list[str], buttons: list[str | None], shown: int) -> str:
-    page_number, total = next((int(m[1]), int(m[2])) for line in lines if (m := _HEADER.match(line)))
-    products = [i for i, name in enumerate(buttons) if name and name not in BUTTONS][:shown]
-    rows = [f"{clean(lines[i + 1])} {short_price(clean(lines[i + 2]))} [{number}]"
-            for number, i in enumerate(products, 1)]
-    return "\n".join([f"results page {page_number} of {-(-total // 10)}", *(rows or [NOTHING])])
-
-
-def _item_state(lines: list[str], buttons: list[re.Match | None], chosen: Iterable[str]) -> str:
-    """The title is the last text before the price; any other text before it names the options below."""
-    options: dict[str, list[str]] = {}
-    name = ""
-    for line, button in zip(lines, buttons):
-        if button:
-            options.setdefault(name, []).append(clean(button[1].lower()))
-        elif line.startswith("Price: "):
-            title, price = name, short_price(clean(line.removeprefix("Price: ")))
-            break
-        elif line.strip():
-            name = clean(line)
-    rows = [f"{key}: {' / '.join(values)}" for key, values in options.items()]
-    return "\n".join([f"item {title} {price}", *rows, f"chosen: {' / '.join(map(clean, chosen)) or 'none'}"])
+def abstract(engine, results_shown: int = 10) -> str:
+    """The state of a WebShopEngine's page."""
+    if engine.page in ("index", "done"):
+        return START if engine.page == "index" else PLACED
+    if engine.page == "results":
+        rows = [f"{clean(found.title)} {short_price(clean(found.price_tag))} [{number}]"
+                for number, found in enumerate(engine.page_products[:results_shown], 1)]
+        lines = [f"results page {engine.page_number} of {-(-len(engine.hits) // 10)}", *(rows or [NOTHING])]
+    elif engine.page == "item":
+        product = engine.product
+        options = [f"{clean(name)}: {' / '.join(map(clean, values))}"
+                   for name, values in product.options.items() if values]
+        chosen = " / ".join(map(clean, engine.chosen)) or "none"
+        lines = [f"item {clean(product.title)} {short_price(clean(product.price_tag))}", *options,
+                 f"chosen: {chosen}"]
+    else:                                        # below the instruction and two buttons
+        detail = clean(" ".join(text for _, text in engine.nodes()[4:]))[:MAX_DETAIL_CHARS].strip()
+        lines = ["details of the item", detail or NOTHING]
+    return escape("\n".join(lines))
 
 
 # ---- reading states and actions ---------------------------------------------------------------------------
