@@ -10,7 +10,7 @@ from dreamgym.episode import Episode, Step, Task
 from dreamgym.logprobs import TrainSample
 from dreamgym.prompts import Question, next_prompt, rename_question
 from dreamgym.word_tokenizer import build_tokenizer
-from train_expmodel import Args, Rows, check, needs_task, steps_of_epochs
+from train_expmodel import Args, Rows, needs_task, steps_of_epochs
 
 
 class Model:
@@ -73,16 +73,6 @@ def test_no_share_is_negative_or_too_large():
             counts = [rows.counts(step) for step in range(600)]
             assert all(min(c.values()) >= 0 and size <= sum(c.values()) <= size + 3 for c in counts)
             assert sum(c["variation"] for c in counts) == pytest.approx(600 * size * share, abs=1)
-
-
-@pytest.mark.parametrize("flags, said", [
-    ({"context": 500, "max_next_tok": 500}, "fewer than --context 500"),
-    ({"lr_floor": 0.0, "steps": 10, "max_steps": 20}, "expected --max-steps 10"),
-    ({"reward_share": 0.9, "counterfactual_share": 0.2}, "more than 1"),
-    ({"short_first_steps": 10, "steps": 10, "max_steps": 10}, "expected fewer than --steps 10")])
-def test_flags_that_contradict_each_other_are_refused(flags, said):
-    with pytest.raises(ValueError, match=said):
-        check(Args(**flags))
 
 
 def test_draws_depend_on_seed_and_step_alone():

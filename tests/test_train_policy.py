@@ -19,7 +19,7 @@ from dreamgym import prepare, run
 from dreamgym.curriculum import Curriculum
 from dreamgym.episode import Step, StopReason, Task, read_tasks, to_json
 from dreamgym.imitation import demonstrations
-from train_policy import Args, Run, check, feed_curriculum
+from train_policy import Args, Run, feed_curriculum
 
 
 def state_of(tasks, step=3, encoder=None):
@@ -40,14 +40,6 @@ def test_the_phases_of_a_run(flags, counters, phase):
     for name, value in counters.items():
         setattr(run_state, name, value)
     assert run_state.phase(Args(**flags)) == phase
-
-
-@pytest.mark.parametrize("flags, said", [
-    ({"rollouts": 1}, "expected 2 or more"), ({"world": "real"}, "--real-transitions N"),
-    ({"policy_context": 100, "max_action_tok": 100}, "fewer than --policy-context 100")])
-def test_flags_that_contradict_each_other_are_refused(flags, said):
-    with pytest.raises(ValueError, match=said):
-        check(Args(**flags))
 
 
 def test_data_of_a_language_model_are_used_as_they_are(workspace, tmp_path, monkeypatch):
