@@ -20,6 +20,7 @@ from dreamgym.envs.alfworld.workers import Play
 from dreamgym.envs.base import Session
 from dreamgym.episode import Task
 
+pytestmark = needs_packages
 COUNTS = {"train": 6, "valid": 2, "test": 3}
 
 
@@ -49,7 +50,6 @@ def facts(text: str) -> dict[str, list[tuple]]:
     return found
 
 
-@needs_packages
 def test_an_unwinnable_game_is_not_kept(tmp_path, monkeypatch):
     monkeypatch.setattr(alfworld_games, "Oracle", lambda *_: lambda state: "look")
     with pytest.raises(RuntimeError, match="none of 5 layouts"):
@@ -57,7 +57,6 @@ def test_an_unwinnable_game_is_not_kept(tmp_path, monkeypatch):
     assert not (tmp_path / DATA).exists()
 
 
-@needs_packages
 def test_splits_are_balanced_with_disjoint_rooms_and_layouts(folder):
     """A home of one split in another, an official unseen room outside the test split."""
     games = games_of(folder)
@@ -69,7 +68,6 @@ def test_splits_are_balanced_with_disjoint_rooms_and_layouts(folder):
     assert len({frozenset(found["inReceptacle"]) for *_, found in games}) == sum(COUNTS.values())
 
 
-@needs_packages
 def test_no_target_starts_where_it_is_to_be_put(folder):
     """A game that is won before the first action, or nearly: a two-object game with one of them there."""
     for path in folder.rglob("game.tw-pddl"):
@@ -82,7 +80,6 @@ def test_no_target_starts_where_it_is_to_be_put(folder):
             assert (thing, home) not in {(kinds[o], homes[r]) for o, r in found["inReceptacle"]}, path
 
 
-@needs_packages
 def test_a_room_is_the_same_in_all_its_games():
     first = room(10)
     room.cache_clear()
@@ -102,7 +99,6 @@ def test_a_room_is_the_same_in_all_its_games():
             assert basin.id.rsplit("_bar_", 1)[0] in {f.id for f in room(number).fixtures}, (number, basin.id)
 
 
-@needs_packages
 def test_same_seed_same_bytes_and_resume(tmp_path, monkeypatch):
     counts, write = {"train": 4, "test": 3}, alfworld_games._write_game
     generate(tmp_path / "a", 5, counts)
@@ -125,7 +121,6 @@ def test_same_seed_same_bytes_and_resume(tmp_path, monkeypatch):
     assert contents(tmp_path / "a") != contents(tmp_path / "c")
 
 
-@needs_packages
 def test_kept_when_it_fits_and_replaced_when_not(tmp_path):
     """A needless second generation, a cache of another seed that is used."""
     generate(tmp_path, 1, {"train": 6})
@@ -136,7 +131,6 @@ def test_kept_when_it_fits_and_replaced_when_not(tmp_path):
     assert len(games_of(tmp_path)) == 1 and {path.name for path in tmp_path.iterdir()} == {DATA, ".lock"}
 
 
-@needs_packages
 def test_two_processes_at_once(tmp_path):
     spawn = multiprocessing.get_context("spawn")
     processes = [spawn.Process(target=generate, args=(tmp_path, 4, {"train": 6})) for _ in range(2)]
@@ -147,7 +141,6 @@ def test_two_processes_at_once(tmp_path):
     assert [process.exitcode for process in processes] == [0, 0] and len(games_of(tmp_path)) == 6
 
 
-@needs_packages
 def test_nothing_of_somebody_else_is_deleted(tmp_path):
     """Stops the generator from replacing official games when it is pointed at $ALFWORLD_DATA."""
     (tmp_path / DATA / "train").mkdir(parents=True)
@@ -171,7 +164,6 @@ def sizes(found: dict[str, list[tuple]]) -> dict[str, float]:
         "hidden": sum(inside.get(o) in openable for o in things) / len(things)}
 
 
-@needs_packages
 def test_sizes_lie_in_the_range_of_official_games(tmp_path):
     generate(tmp_path, counts={"train": 60})
     games = [sizes(found) for *_, found in games_of(tmp_path)]
@@ -183,7 +175,6 @@ def test_sizes_lie_in_the_range_of_official_games(tmp_path):
     assert not {key: mean[key] for key, (low, high) in official.items() if not low <= mean[key] <= high}
 
 
-@needs_packages
 def test_the_packages_own_environment_plays_the_folder(folder, monkeypatch):
     monkeypatch.setenv("ALFWORLD_DATA", str(folder))
     monkeypatch.setattr(sys, "argv", ["test"])  # Fast Downward reads the command line

@@ -69,7 +69,6 @@ def start(name: str, sentence: str):
 
 # ---- players ----
 
-@needs_packages
 def test_how_well_each_player_does(played, everything):
     share = {name: np.mean([episode.success for episode in episodes]) for name, episodes in played.items()}
     steps = {name: np.mean([len(episode.steps) for episode in episodes]) for name, episodes in played.items()}
@@ -83,7 +82,6 @@ def test_how_well_each_player_does(played, everything):
         assert not episode.success or episode.raw_score == 1.0
 
 
-@needs_packages
 def test_only_the_prober_asks_for_what_is_refused(played):
     """Refused actions in what is imitated, and probes that probe nothing or always the same thing."""
     looks = ("look", "inventory", "examine")
@@ -111,7 +109,6 @@ def test_who_plays_how_often_and_reads_what():
                 start(name, "put a mug in desk")
 
 
-@needs_packages
 def test_the_oracle_finds_a_way_back(envs):
     """Labels that are right only along the oracle's own path."""
     env, rng = envs[0], np.random.default_rng(5)
@@ -162,7 +159,6 @@ def test_what_the_searcher_does(sentence):
 
 # ---- the audit ----
 
-@needs_packages
 def test_the_audit_agrees_with_the_engine(envs, everything):
     """Reports that call right rewards wrong, and counterfactual rewards that are."""
     judge = lambda episode, step: envs[0].audit.success(episode.task, step.state, step.action, step.next_state)
