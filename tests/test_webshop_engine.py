@@ -319,37 +319,32 @@ def test_words_and_stems():
 PRODUCTS, INSTRUCTIONS = SMALL
 
 
-@pytest.mark.parametrize("breaks, message", [
-    (lambda i, e: i[1].pop("name"), f"{PRODUCTS}, product 1: Object missing required field `name`"),
-    (lambda i, e: i[0].update(pricing="$cheap"), "product 0: found `pricing` '$cheap'; expected"),
-    (lambda i, e: i[0].update(customization_options={"Color": [{"image": 1}]}), "required field `value`"),
-    (lambda i, e: e[SHOE].update(attributes="soft"),
+@pytest.mark.parametrize("name, change, message", [
+    (PRODUCTS, lambda items: items[1].pop("name"),
+     f"{PRODUCTS}, product 1: Object missing required field `name`"),
+    (PRODUCTS, lambda items: items[0].update(pricing="$cheap"),
+     "product 0: found `pricing` '$cheap'; expected"),
+    (PRODUCTS, lambda items: items[0].update(customization_options={"Color": [{"image": 1}]}),
+     "required field `value`"),
+    (INSTRUCTIONS, lambda extras: extras[SHOE].update(attributes="soft"),
      f"{INSTRUCTIONS}, product {SHOE}: Expected `array`, got `str` - at `$.attributes`"),
-])
-def test_a_malformed_catalogue_is_refused_by_name(tmp_path, breaks, message):
-    items, extras = json.loads(json.dumps([ITEMS, EXTRAS]))
-    breaks(items, extras)
-    with pytest.raises(ValueError) as caught:
-        Catalogue(write(tmp_path, items, extras))
-    assert message in str(caught.value) and str(caught.value).startswith(str(tmp_path))
-
-
-@pytest.mark.parametrize("files, message", [
-    ({PRODUCTS: None}, "no WebShop catalogue there; expected the files items_shuffle_1000"),
-    ({PRODUCTS: json.dumps(ITEMS)[:-700].encode()}, "items_shuffle_1000.json: cannot be read as"),
-    ({PRODUCTS: b'{"a": 1}'}, "items_shuffle_1000.json, product 0: Expected `object`, got `str`"),
-    ({PRODUCTS: b'[{"asin": "\xff"}]'}, "items_shuffle_1000.json: cannot be read"),
-    ({INSTRUCTIONS: b"["}, "items_ins_v2_1000.json: cannot be read as JSON"),
-    ({"items_human_ins.json": b'{"A000000001": [{"instruction": 3}]}'},
-     "items_human_ins.json, product A000000001: Expected `str | null`, got `int`"),
-])
-def test_unreadable_files_are_refused_by_name(tmp_path, files, message):
-    write(tmp_path)
-    for name, content in files.items():
-        (tmp_path / name).write_bytes(content) if content else (tmp_path / name).unlink()
+    (PRODUCTS, None, "no WebShop catalogue there; expected the files items_shuffle_1000"),
+    (PRODUCTS, json.dumps(ITEMS)[:-700].encode(), "items_shuffle_1000.json: cannot be read as"),
+    (PRODUCTS, b'{"a": 1}', "items_shuffle_1000.json, product 0: Expected `object`, got `str`"),
+    (PRODUCTS, b'[{"asin": "\xff"}]', "items_shuffle_1000.json: cannot be read"),
+    (INSTRUCTIONS, b"[", "items_ins_v2_1000.json: cannot be read as JSON"),
+    ("items_human_ins.json", b'{"A000000001": [{"instruction": 3}]}',
+     "items_human_ins.json, product A000000001: Expected `str | null`, got `int`")])
+def test_a_malformed_catalogue_is_refused_by_name(tmp_path, name, change, message):
+    path = write(tmp_path) / name
+    if callable(change):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        change(content)
+        change = json.dumps(content).encode()
+    path.write_bytes(change) if change else path.unlink()
     with pytest.raises(ValueError) as caught:
         Catalogue(tmp_path, human_goals=True)
-    assert message in str(caught.value)
+    assert message in str(caught.value) and str(caught.value).startswith(str(tmp_path))
 
 
 def test_the_full_set_is_read_in_small_pieces(tmp_path, monkeypatch):
