@@ -1,5 +1,6 @@
 """WebShop as an environment: the mapping to states, the adapter around the engine, splits, the generated
 catalogue."""
+import hashlib
 import random
 from collections import Counter
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ from dreamgym.envs.webshop import text
 from dreamgym.envs.webshop.catalogue import Goal, Product
 from dreamgym.envs.webshop.engine import WebShopEngine
 from dreamgym.envs.webshop.env import WebShop, official_action
-from dreamgym.envs.webshop.toy_catalogue import CATEGORIES, embedded_nouns, make_catalogue
+from dreamgym.envs.webshop.toy_catalogue import make_catalogue
 from dreamgym.episode import Task
 from dreamgym.prompts import TAGS
 from tests.test_webshop_engine import OFFICIAL, needs_official
@@ -191,7 +192,8 @@ def test_generated_splits_share_no_target(shops):
     assert len(splits["test"]) == 541 and 250 <= len(splits["valid"]) <= 300 and len(splits["train"]) > 1350
     texts = {task.text for task in every}
     assert len(shop.catalogue.goals) - len(every) < 30
-    assert all(goal.instruction in texts for goal in shop.catalogue.goals)
+    for goal in shop.catalogue.goals:
+        assert goal.instruction in texts and text.read_task(goal.instruction).options == goal.options
     with pytest.raises(ValueError, match="split 'eval': expected"):
         shop.tasks("eval")
     with pytest.raises(ValueError, match="generated task"):
@@ -236,23 +238,9 @@ def test_values_with_odd_blanks_can_be_chosen(shown, upstreams):
 
 # ---- the generated catalogue ----
 
-def test_catalogue_is_reproducible(tmp_path):
-    folders = (make_catalogue(tmp_path / name, seed) for name, seed in (("a", 7), ("b", 7), ("c", 8)))
-    one, two, other = ({path.name: path.read_bytes() for path in folder.iterdir()} for folder in folders)
-    assert one == two and len(one) == 3 and all(one[name] != other[name] for name in one)
-
-
-def test_catalogue_is_what_a_small_model_needs(shops):
-    """Stops a shop without near misses, without ranges, or with a vocabulary beyond a from-scratch model."""
-    products, goals = shops["generated"].catalogue.products, shops["generated"].catalogue.goals
-    assert len(products) == len({p.title for p in products}) == 1000
-    kinds = Counter((*embedded_nouns(p.title), p.attributes[0]) for p in products)
-    assert set(kinds.values()) == {5} and len(kinds) == 200 and {len(kind) for kind in kinds} == {2}
-    assert len({noun for noun, _ in kinds}) == 40
-    assert 30 <= sum(" to " in p.price_tag for p in products) <= 90
-    assert 600 < sum(bool(p.options) for p in products) < 1000
-    texts = [part for p in products
-             for part in (p.title, p.description, *p.bullets, *sum(p.options.values(), ()))]
-    assert len({word for part in texts for word in part.lower().split()}) < 260
-    assert all(set(p.attributes) <= set(CATEGORIES[p.category][1].split()) for p in products)
-    assert all(text.read_task(goal.instruction).options == goal.options for goal in goals)
+def test_the_generated_catalogue_stays_as_it_is(tmp_path):
+    """A shop other than that of every trained model and table (the digests were made once)."""
+    for seed, digest in ((7, "914cc559"), (8, "2c3afa94")):
+        files = sorted(make_catalogue(tmp_path / str(seed), seed).iterdir())
+        content = b"".join(path.read_bytes() for path in files)
+        assert hashlib.sha256(content).hexdigest().startswith(digest) and len(files) == 3
