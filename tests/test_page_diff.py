@@ -36,53 +36,42 @@ def test_random_pages_come_back():
     assert short > 300                               # the compact form is met
 
 
-@pytest.mark.parametrize("page, text", [
-    ("top\nb c d e f g\nc", "= state"),
-    ("top\nb c d e f g", "= state\n- c"),
-    ("top\nb c d e f g\nred", "= state\n- c\n+ red"),
-    ("top\nb c d e f g\nc\nmore", "= state\n+ more"),
-    ("top\nnew\nb c d e f g\nc", "= state\n- top\n+ top\n+ new"),
-    ("another page", "another page"),
-])
-def test_the_form(page, text):
+TOP, HAND = "top\nb c d e f g\nc", "red: salt\nblue: empty\nb c d e f g h i j\nhand: none"
+AT, WORDS = "at: home\nb c d e f g h i j\nholding: nothing", "a b c d e f g h\ntepid\nlast: labelled it"
+OLDER = "a b c d e f g h\ntepid\nlast: took"
+
+
+@pytest.mark.parametrize("state, keys, page, text", [
+    (TOP, False, "top\nb c d e f g\nc", "= state"),
+    (TOP, False, "top\nb c d e f g", "= state\n- c"),
+    (TOP, False, "top\nb c d e f g\nred", "= state\n- c\n+ red"),
+    (TOP, False, "top\nb c d e f g\nc\nmore", "= state\n+ more"),
+    (TOP, False, "top\nnew\nb c d e f g\nc", "= state\n- top\n+ top\n+ new"),
+    (TOP, False, "another page", "another page"),
+    # the old line, which a small model must then copy, too; a changed key that is taken for a changed value
+    (HAND, False, "red: salt\nblue: empty\nb c d e f g h i j\nhand: red", "= state\n~ hand: red"),
+    (HAND, False, "red: empty\nblue: salt\nb c d e f g h i j\nhand: none",
+     "= state\n~ red: empty\n~ blue: salt"),
+    (HAND, False, "red: salt\nb: empty\nb c d e f g h i j\nhand: none", "= state\n- blue: empty\n+ b: empty"),
+    (HAND, False, "red: empty\nb: empty\nb c d e f g h i j\nhand: none",
+     "= state\n- red: salt\n- blue: empty\n+ red: empty\n+ b: empty"),
+    # a model that must tell whether a line with a key changed before it may leave it out
+    (AT, True, "at: home\nb c d e f g h i j\nholding: nothing", "= state\n~ at: home\n~ holding: nothing"),
+    (AT, True, "at: home\nb c d e f g h i j\nholding: cup", "= state\n~ at: home\n~ holding: cup"),
+    (AT, True, "at: home\nnew\nb c d e f g h i j\nholding: cup",
+     "= state\n~ at: home\n+ new\n~ holding: cup"),
+    (AT, True, "at: shop\nb c d e f g h i j\nmore\nholding: cup",
+     "= state\n~ at: shop\n- holding: nothing\n+ more\n+ holding: cup"),
+    (AT, True, "at: home\nb c d e f g h i j\nwith: cup",
+     "= state\n~ at: home\n- holding: nothing\n+ with: cup"),
+    # an older page that saves the one word "it": which page is nearest is chance, and no model learnt it
+    (WORDS, False, "a b c d e f g h\ncold\nlast: cooled",
+     "= state\n- tepid\n- last: labelled it\n+ cold\n+ last: cooled"),
+    (WORDS, False, "a b c d e f g h\ncold\nlast: took", "= before 1\n- tepid\n+ cold")])
+def test_the_form(state, keys, page, text):
     """A form that drifts from the module's text, on which trained models rely."""
-    known = {"state": "top\nb c d e f g\nc"}
-    assert encode(page, known) == text and decode(text, known) == page
-
-
-@pytest.mark.parametrize("page, text", [
-    ("red: salt\nblue: empty\nb c d e f g h i j\nhand: red", "= state\n~ hand: red"),
-    ("red: empty\nblue: salt\nb c d e f g h i j\nhand: none", "= state\n~ red: empty\n~ blue: salt"),
-    ("red: salt\nb: empty\nb c d e f g h i j\nhand: none", "= state\n- blue: empty\n+ b: empty"),
-    ("red: empty\nb: empty\nb c d e f g h i j\nhand: none", "= state\n- red: salt\n- blue: empty\n+ red: empty\n+ b: empty"),
-])
-def test_a_line_that_keeps_its_key_is_replaced(page, text):
-    """The old line, which a small model must then copy, too; a changed key that is taken for a changed value."""
-    known = {"state": "red: salt\nblue: empty\nb c d e f g h i j\nhand: none"}
-    assert encode(page, known) == text and decode(text, known) == page
-
-
-@pytest.mark.parametrize("page, text", [
-    ("at: home\nb c d e f g h i j\nholding: nothing", "= state\n~ at: home\n~ holding: nothing"),
-    ("at: home\nb c d e f g h i j\nholding: cup", "= state\n~ at: home\n~ holding: cup"),
-    ("at: home\nnew\nb c d e f g h i j\nholding: cup", "= state\n~ at: home\n+ new\n~ holding: cup"),
-    ("at: shop\nb c d e f g h i j\nmore\nholding: cup", "= state\n~ at: shop\n- holding: nothing\n+ more\n+ holding: cup"),
-    ("at: home\nb c d e f g h i j\nwith: cup", "= state\n~ at: home\n- holding: nothing\n+ with: cup"),
-])
-def test_a_line_with_a_key_is_always_said(page, text):
-    """A model that must tell whether such a line changed before it may leave it out."""
-    known = {"state": "at: home\nb c d e f g h i j\nholding: nothing"}
-    assert encode(page, known, keys=True) == text and decode(text, known) == page
-
-
-@pytest.mark.parametrize("page, text", [
-    ("a b c d e f g h\ncold\nlast: cooled", "= state\n- tepid\n- last: labelled it\n+ cold\n+ last: cooled"),
-    ("a b c d e f g h\ncold\nlast: took", "= before 1\n- tepid\n+ cold"),
-])
-def test_another_page_is_named_where_it_halves_the_words(page, text):
-    """An older page that saves the one word "it": which page is nearest is chance, and no model learnt it."""
-    known = {"state": "a b c d e f g h\ntepid\nlast: labelled it", "before 1": "a b c d e f g h\ntepid\nlast: took"}
-    assert encode(page, known) == text
+    known = {"state": state} | ({"before 1": OLDER} if state == WORDS else {})
+    assert encode(page, known, keys=keys) == text and decode(text, known) == page
 
 
 def test_a_small_known_page_is_named():
