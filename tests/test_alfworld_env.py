@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from alfworld_official import needs_official, needs_packages, random_command
 
+from dreamgym import offline
 from dreamgym.envs.alfworld import engine, text
 from dreamgym.envs.alfworld.env import ALFWorld
 from dreamgym.envs.base import make_env
@@ -91,16 +92,6 @@ def test_names_and_labels(alfworlds, which):
 
 
 # ---- playing ----
-
-def win(env: ALFWorld, task: Task) -> list[tuple[str, object]]:
-    """(action, result) of each step of the oracle."""
-    [session], steps = env.reset([task]), []
-    act = env.players()["oracle"].make(session, np.random.default_rng(0))
-    while len(steps) < env.max_steps and not (steps and steps[-1][1].done):
-        action = act(session.state)
-        steps.append((action, env.step([session], [action])[0]))
-    return steps
-
 
 def test_what_is_no_command(alfworlds):
     """An action off the engine's list that changes something, pays, or breaks the state."""
@@ -205,7 +196,8 @@ def test_workers_play_the_same(alfworlds):
     env.end(far)
     won = base.tasks("train")[0]
     [near], [far] = base.reset([won]), env.reset([won])
-    results = [(base.step([near], [action]), env.step([far], [action])) for action, _ in win(base, won)]
+    oracle = offline.play(base, won, base.players()["oracle"], np.random.default_rng(0), "e")
+    results = [(base.step([near], [s.action]), env.step([far], [s.action])) for s in oracle.steps]
     assert all(one == two for one, two in results) and results[-1][1][0].reward == 1.0
     refused("away/game.tw-pddl", env.reset, [won, strange(game="away/game.tw-pddl")])
     started = far.inner[0], next(env.plays.numbers) - 2          # before the game that is away
