@@ -7,11 +7,17 @@ import gzip
 import json
 import random
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dreamgym.envs.alfworld.engine import require
+from dreamgym.envs.alfworld.scripted import Oracle
+from dreamgym.envs.alfworld.workers import Play
+from dreamgym.envs.base import Session
+from dreamgym.episode import Task
 
 SOURCE = Path(__file__).resolve().parents[2] / "shared" / "data" / "alfworld" / "official_games.jsonl.gz"
 KINDS = {
@@ -77,6 +83,16 @@ def random_command(rng: random.Random, commands: list[str]) -> str:
     """Every verb is as likely as the next, so that things are taken, heated, moved and examined."""
     verb = rng.choice(sorted({command.split()[0] for command in commands}))
     return rng.choice([command for command in commands if command.split()[0] == verb])
+
+
+def oracle_commands(path: str | Path) -> Iterator[str]:
+    """What the oracle does in a session of its own, until the game is won."""
+    play = Play(str(path), False, "")
+    act = Oracle(Session(Task(id="t", text=play.engine.task), "", inner=play), np.random.default_rng(0))
+    while not play.engine.won:
+        command = act(play.state())
+        yield command
+        play.step(command)
 
 
 def page(short: str) -> str:

@@ -7,18 +7,13 @@ import sys
 from collections import Counter, defaultdict
 from pathlib import Path
 
-import numpy as np
 import pytest
-from alfworld_official import needs_packages
+from alfworld_official import needs_packages, oracle_commands
 
 from dreamgym.envs.alfworld import games as alfworld_games
 from dreamgym.envs.alfworld.engine import Engine
 from dreamgym.envs.alfworld.games import DATA, TASK_TYPES, TEST_ROOMS, VALID_ROOMS, find_games, generate
 from dreamgym.envs.alfworld.rooms import room
-from dreamgym.envs.alfworld.scripted import Oracle
-from dreamgym.envs.alfworld.workers import Play
-from dreamgym.envs.base import Session
-from dreamgym.episode import Task
 
 pytestmark = needs_packages
 COUNTS = {"train": 6, "valid": 2, "test": 3}
@@ -193,13 +188,9 @@ def test_the_packages_own_environment_plays_the_folder(folder, monkeypatch):
     assert sorted(batch.game_files) == [str(path) for path, *_ in find_games(folder / DATA / "test")]
     env = batch.init_env(batch_size=1)
     _, infos = env.reset()
-    play = Play(infos["extra.gamefile"][0], False, "")
-    act = Oracle(Session(Task(id="t", text=play.engine.task), "", inner=play), np.random.default_rng(0))
-    while not play.engine.won:
-        command = act(play.state())
+    for command in oracle_commands(infos["extra.gamefile"][0]):
         assert not infos["won"][0] and command in infos["admissible_commands"][0]
         _, _, _, infos = env.step([command])
-        play.step(command)
     assert infos["won"][0]
     env.close()
 
