@@ -1,6 +1,7 @@
 """Shared: tiny data and models made once a session, builders, and scripts run in this process."""
 import importlib
 import json
+import logging
 import multiprocessing
 import os
 import socket
@@ -15,13 +16,14 @@ import pytest
 import torch
 from torch.multiprocessing import start_processes
 from werkzeug import Request, Response
-from werkzeug.serving import WSGIRequestHandler, make_server
+from werkzeug.serving import make_server
 
 from dreamgym import offline
 from dreamgym.episode import Episode, Step, Task
 from dreamgym.names import Names
 
 torch.set_num_threads(1)
+logging.getLogger("werkzeug").setLevel(logging.ERROR)     # no line a request
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")   # two ranks need two GPUs, and sums on a GPU are not bit-equal
 ROOT = Path(__file__).parent.parent
 EXAMPLE = str(ROOT / "examples" / "files.py")
@@ -91,11 +93,6 @@ def gone(pids: list[int], seconds: float = 120) -> bool:
     return not any(map(runs, pids))
 
 
-class _Quiet(WSGIRequestHandler):
-    def log(self, *_) -> None:
-        pass
-
-
 @contextmanager
 def http_server(answer):
     """A server on loopback: its address. answer(method, path, headers, body) gives (status, headers, text)."""
@@ -106,7 +103,7 @@ def http_server(answer):
         status, headers, text = answer(request.method, path, request.headers, request.get_data())
         return Response(text, status, {"Content-Type": "text/html", **headers})
 
-    server = make_server("127.0.0.1", 0, app, threaded=True, request_handler=_Quiet)
+    server = make_server("127.0.0.1", 0, app, threaded=True)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
     try:
         yield f"http://127.0.0.1:{server.server_port}"
