@@ -22,11 +22,12 @@ def tokens(tokenizer, text):
     return tokenizer.convert_ids_to_tokens(encode(tokenizer, text))
 
 
-@pytest.mark.parametrize("numbered_names", [False, True])
-def test_every_text_comes_back(numbered_names):
-    tokenizer, rng = build_tokenizer(TEXTS, numbered_names), random.Random(0)
+@pytest.mark.parametrize("options", [{}, {"numbered_names": True}, {"coded_words": 0.5}])
+def test_every_text_comes_back(options):
+    tokenizer, rng = build_tokenizer(TEXTS, **options), random.Random(0)
     parts = ["red", "x", " ", "  ", "\n", *"[],:'?=&+-/%.$", "é", "☃", "\t", "\r\n", "\x00", "<0x41>", "\u2028",
-             "<end>", " [3]", "= ", "- ", "+ ", "link '", "'\n", "drawer 3", "mug 77", "stop"]
+             "<end>", " [3]", "= ", "- ", "+ ", "link '", "'\n", "drawer 3", "mug 77", "stop", "Gina", "gina",
+             "555-8464", "$131.50", "<code 3>"]
     noise = ["".join(rng.choice(parts) for _ in range(rng.randrange(10))) for _ in range(4000)]
     for text in TEXTS + noise:
         assert tokenizer.decode(encode_untrusted(tokenizer, text)) == text, repr(text)
@@ -59,18 +60,13 @@ def test_numbered_names_are_one_token():
 
 
 def test_unknown_words_have_codes():
-    """A word with other codes in another place, a text that does not come back, a code read out of a page."""
+    """A word with other codes in another place."""
     tokenizer = build_tokenizer(TEXTS, coded_words=0.5)
     pieces = tokens(tokenizer, "url: Gina/gina-Gina cost $131.00 q=Gina ['Gina'] (Gina)")
     assert pieces[:3] == ["▁url", ":", "▁"] and set(gina := pieces[3:5]) <= set(CODES)
     assert [pieces[i:i + 2] for i in range(len(pieces))].count(gina) == 4
     assert pieces[5] == "/" and pieces[6:8] != gina and set(pieces[6:8]) <= set(CODES)
     assert pieces[-7:] == ["▁", "(", *"Gina", ")"]      # spelled: the mark before it is another
-    rng = random.Random(0)
-    parts = ["red", "Gina", "gina", "555-8464", "$131.50", "<code 3>", "é", " ", "/", "-", "'", "\n", "x", "<end>"]
-    for _ in range(1000):
-        text = "".join(rng.choice(parts) for _ in range(rng.randrange(10)))
-        assert tokenizer.decode(encode_untrusted(tokenizer, text)) == text, repr(text)
     assert tokenizer.decode(tokenizer.convert_tokens_to_ids([CODES[0], CODES[1]])) == "<code 0><code 1>"
 
 
