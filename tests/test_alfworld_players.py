@@ -159,12 +159,9 @@ def test_what_the_searcher_does(sentence):
 
 # ---- the audit ----
 
-def test_the_audit_agrees_with_the_engine(envs, everything):
-    """Reports that call right rewards wrong, and counterfactual rewards that are."""
+def test_the_audit_agrees_with_counterfactual_rewards(envs, everything):
+    """Rewards that are wrong (test_alfworld_text compares the audit with the engine's)."""
     judge = lambda episode, step: envs[0].audit.success(episode.task, step.state, step.action, step.next_state)
-    verdicts = [(judge(episode, step), step.reward == 1) for episode, step in steps_of(everything)]
-    wrong = [said for said, paid in verdicts if (said or False) != paid]
-    assert len(wrong) < 0.003 * len(verdicts) and sum(paid for _, paid in verdicts) > 30
     made = hindsight.counterfactual_rewards(everything, 500, np.random.default_rng(1), {})
     labels = [(judge(episode, step), step.reward == 1) for episode, step in steps_of(made)]
     assert len(labels) > 100 and np.mean([(said or False) != paid for said, paid in labels]) < 0.06
