@@ -222,8 +222,6 @@ def test_find_games_takes_what_the_package_takes(tmp_path):
 
 @pytest.mark.parametrize("file, content, said", [
     ("", "", "no playable ALFWorld games"),
-    ("game.tw-pddl", json.dumps({"pddl_domain": "-", "pddl_problem": "-", "grammar": "put {o} in/on {r}"}),
-     "alfworld < 0.4"),
     ("game.tw-pddl", "{", "not a game"),
     ("traj_data.json", "{", "not a record"),
     ("traj_data.json", "[]", "not a record")])

@@ -170,8 +170,7 @@ def test_import(again, workspace, tmp_path):
 
 @pytest.mark.parametrize("change, message", [
     ({"world": "dream"}, "fields `world` and `task.env` are 'dream'"),
-    ({"task": a_task("x", env="webshop")}, "'webshop', expected 'real' and "),
-    ({"steps": []}, r"log.jsonl:2: field `steps` is empty")])
+    ({"task": a_task("x", env="webshop")}, "'webshop', expected 'real' and ")])
 def test_bad_logs_are_named(again, workspace, tmp_path, change, message):
     good = read_episodes(workspace.data / "train.jsonl")[0]
     path = write_log(tmp_path / "log.jsonl", [good, replace(good, id="b", **change)])
@@ -534,7 +533,7 @@ def test_hindsight_judges_successes_under_tasks_that_name_something_else():
 
 
 def test_whole_numbers_that_no_success_shows_are_limits():
-    """A step that is unpaid under "below 80" because no page says 80; numbers that are names, which count no more."""
+    """A step that is unpaid under "below 80" because no page says 80."""
     things = ("lamp", "vase", "rug")
     below = [judged(f"buy {thing} below {limit}", f"{thing} for $15") for thing in things for limit in (20, 60, 80)]
     cut = replace(judged("buy rug below 80", "lamp for $5", reward=0.0), stop="")      # a log that was cut off
@@ -544,8 +543,6 @@ def test_whole_numbers_that_no_success_shows_are_limits():
     for e in made:
         if e.label == "another task":
             assert e.task.text.split()[1] != e.steps[0].state.split()[0] and not e.steps[0].done
-    orders = [judged(f"show order {i}", f"order {i}") for i in range(9)]
-    assert "another task" in {e.label for e in hindsight.counterfactual_rewards(orders, 50, np.random.default_rng(0), {})}
 
 
 def test_hindsight_judges_other_answers_that_the_state_shows():

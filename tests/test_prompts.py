@@ -79,8 +79,7 @@ def test_a_page_ends_at_the_next_tag(text, cut):
     assert until_tag(text, False) == (cut or text, bool(cut)) and until_tag(text, True) == (cut or text, True)
 
 
-@pytest.mark.parametrize("text", ["= nowhere", "= state\n- not there", "= state\nplain",
-                                  "= state\n- chosen: none\n+ reward: 1",
+@pytest.mark.parametrize("text", ["= state\n- not there", "= state\n- chosen: none\n+ reward: 1",
                                   "= state\n- " + "\n- ".join(STATE.split("\n"))])
 def test_edits_that_do_not_fit_are_malformed(text):
     """An edit of a line that is not there counted as right; a tag that enters by an edit; an empty page."""
