@@ -1,6 +1,5 @@
 """The budget: published configurations fit their machines, tiny models take what it says."""
 import gc
-import json
 import os
 import resource
 from dataclasses import replace
@@ -20,6 +19,7 @@ from dreamgym.flags import read_preset
 from dreamgym.memory import activations, budget, measure, refuse, table
 from dreamgym.logprobs import TrainSample, token_logprobs
 from dreamgym.model import checkpoint_layers, load_model, save_model, trainable_parameters
+from dreamgym.run import read_metrics
 from dreamgym.sampler import Sampler
 from dreamgym.word_tokenizer import build_tokenizer
 from tests.conftest import CHATML, EXAMPLE, ROOT, free_port, random_model, run_main
@@ -150,7 +150,7 @@ def test_presets_start(trained, tmp_path, capsys, preset, kind, weights):
              "--tasks", 1, "--rollouts", 2, "--max-action-tok", 8, "--imitation-episodes", 2, "--imitation-epochs",
              1, "--eval-tasks", 1, "--test-tasks", 1, "--max-malformed", 1, "--real-transitions", 5)
     assert (tmp_path / "p/result.json").is_file() and (tmp_path / f"p/policy/{weights}.safetensors").is_file()
-    rows = [json.loads(line) for line in (tmp_path / "p/metrics.jsonl").read_text().splitlines()]
+    rows = read_metrics(tmp_path / "p")
     assert rows[-1]["real_transitions"] == 5 and all(row.get("sampler_gap", 0) < 0.05 for row in rows)
     assert capsys.readouterr().out.count("memory of a rank by arithmetic") == 2
 

@@ -10,6 +10,7 @@ from dreamgym.prompts import (
     experience_system, known_pages, next_answer, next_prompt, parse_answer, parse_next,
     parse_reward, parse_task, plain_episode, plain_state, policy_answer, policy_turn, policy_system, reward_answer, reward_prompt,
     tried_actions, until_tag)
+from tests.conftest import a_step
 
 STATE = "item slim jacket $40\ncolor: red / blue\nchosen: none"
 STATES = ["search page", STATE, "results page 1 of 5\nslim jacket $40\nroyal vest $20 to $35.5", "order placed",
@@ -20,14 +21,10 @@ JUNK = ["reward: 1 done: yes", "\nReward : 1 done: yes\n", "reward: 1.0 done: ye
         "\n", "\n\n", " ", "\t", "[", "]", ": "]
 
 
-def demo(state: str, action: str, next_state: str) -> Step:
-    return Step(state=state, action=action, next_state=next_state)
-
-
 def question(state: str = STATE) -> Question:
     return Question(task="find me a vest", state=state, action="click[1]", recent=[(STATES[0], "search[a]")],
-                    earlier=[demo(STATES[0], "search[b]", STATES[2])],
-                    demos=[demo(STATES[2], "click[2]", STATES[4])])
+                    earlier=[a_step(STATES[0], "search[b]", STATES[2])],
+                    demos=[a_step(STATES[2], "click[2]", STATES[4])])
 
 
 def mutate(text: str, rng: random.Random) -> str:
@@ -90,7 +87,7 @@ def test_a_step_of_the_prompt_says_whether_it_did_what_is_asked():
     """A demonstration of another action that a model copies from, because it cannot tell."""
     asked = question()
     asked.recent.append((STATES[2], "click[1]"))
-    asked.demos = [demo(STATES[2], "click[2]", STATES[4]), demo(STATE, "click[1]", STATES[3])]
+    asked.demos = [a_step(STATES[2], "click[2]", STATES[4]), a_step(STATE, "click[1]", STATES[3])]
     compact, whole = (next_prompt(asked, page_format) for page_format in ("diff", "full"))
     assert "similar 2:\n= before 1\naction: click[2]\n" in compact
     assert "similar 1:\n= state\naction: = action\n" in compact
@@ -113,8 +110,8 @@ def test_pages_are_named_by_their_first_line():
     state that its own first line does not name."""
     asked = question("hall\nthe lamp is on")
     asked.recent = [("hall\ndark", "look"), ("attic\nold box of tin", "go down")]
-    asked.earlier = [demo("attic", "wait", "before 1\nodd")]
-    asked.demos = [demo("x", "go up", "attic\nsomebody else's"), demo("x", "go", "cellar\nwet")]
+    asked.earlier = [a_step("attic", "wait", "before 1\nodd")]
+    asked.demos = [a_step("x", "go up", "attic\nsomebody else's"), a_step("x", "go", "cellar\nwet")]
     assert known_pages(asked, "titles") == {
         "state": asked.state, "before 2": "hall\ndark", "attic": "attic\nold box of tin", "earlier 1": "before 1\nodd",
         "cellar": "cellar\nwet", "similar 2": "attic\nsomebody else's", "hall": asked.state}
@@ -185,7 +182,7 @@ def test_plain_states_are_answers():
     before, after = plain_state("room\nholding: cup"), plain_state("room\nholding: ")
     asked = question(state=before)
     assert parse_next(next_answer("", after, asked, "diff"), asked, "diff") == ("", after)
-    blank = Step(state="\ufeff", action="go", next_state="\u200b")
+    blank = a_step("\ufeff", "go", "\u200b")
     episode = plain_episode(Episode(id="e", task=Task(id="t", text="a"), steps=[blank]))
     assert (episode.steps[0].state, episode.steps[0].next_state) == ("(end)", "(end)")
 
@@ -243,7 +240,7 @@ def test_parsing_takes_linear_time():
 
 def test_tried_actions():
     """Actions of other states, the same one twice, and a list that grows without end."""
-    steps = [Step(state=s, action=a, next_state="z") for s, a in ("xa", "yb", "xc", "xa", "xd")]
+    steps = [a_step(s, a, "z") for s, a in ("xa", "yb", "xc", "xa", "xd")]
     assert tried_actions(steps, "x") == ["a", "c", "d"] and tried_actions(steps, "w") == []
     assert tried_actions(steps, "x", 2) == ["c", "d"] and tried_actions(steps, "x", 0) == []
 

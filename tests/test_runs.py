@@ -1,6 +1,4 @@
 """The scripts of runs/: a cell from training to its table, DPO, and what is disjoint between splits."""
-import json
-
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -17,8 +15,7 @@ def test_from_a_cell_to_its_table(trained, tmp_path, monkeypatch, capsys):
     out, shared = tmp_path / "lookup", ("--env", EXAMPLE, "--data", trained.data)
     run_main("train_policy", *shared, "--expmodel", trained.expmodel, "--out", out, *SMALL_RUN, "--algo", "rft",
              "--no-enrich", "--max-generated-fraction", 0, "--dream", "pages=lookup")
-    lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
-    steps = [line for line in lines if line["name"] == "rl"]
+    steps = [line for line in run.read_metrics(out) if line["name"] == "rl"]
     assert len(steps) == 2 and all(s["stop/malformed"] == 0 if "stop/malformed" in s else True for s in steps)
     assert all(s["dream/steps"] == 0 and s["trained_samples"] >= 0 for s in steps)   # the model was not asked
     run_main("evaluate", *shared, "--policy", out / "policy", "--tasks", 3, "--repeats", 2, "--temperatures", 0, 0.4,

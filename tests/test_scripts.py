@@ -40,8 +40,8 @@ COMMANDS = [line.split()[1:] for block in TUTORIAL.split("```\n")[1::2] for line
 
 def settled(folder):
     """metrics.jsonl without what the clock says, and the peaks of a GPU."""
-    return [{k: v for k, v in json.loads(line).items() if not k.endswith(("_s", "_gb"))}
-            for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if not k.endswith(("_s", "_gb"))}
+            for row in run.read_metrics(Path(folder))]
 
 
 def records(folder, name):
