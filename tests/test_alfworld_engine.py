@@ -3,7 +3,8 @@ import json
 import random
 import subprocess
 import sys
-from functools import lru_cache
+from collections import deque
+from weakref import WeakValueDictionary
 
 import pytest
 from alfworld_official import (
@@ -30,10 +31,15 @@ def games(tmp_path_factory):
 
 
 @pytest.fixture
-def fresh():
+def fresh(monkeypatch):
     """No game of another test. Calling it drops this test's own, as in a new process."""
-    alfworld_engine._opened.cache_clear()
-    return alfworld_engine._opened.cache_clear
+    monkeypatch.setattr(alfworld_engine, "_recent", deque(maxlen=16))
+    monkeypatch.setattr(alfworld_engine, "_alive", WeakValueDictionary())
+
+    def forget():
+        alfworld_engine._recent.clear()
+        assert not alfworld_engine._alive, "a game is kept by something else"
+    return forget
 
 
 def next_command(rng, admissible, number):
@@ -60,9 +66,9 @@ def test_text_won_commands_and_facts_equal_the_stock_engine(games, kind):
     assert ours.task == read_game(games[kind])["task"] and ours.reset() == stock.reset()
 
 
-def walk(path, seed, steps=25, cache=""):
+def walk(path, seed, steps=25):
     """A transcript, one command at a time."""
-    engine, rng = Engine(path, cache), random.Random(seed)
+    engine, rng = Engine(path), random.Random(seed)
     yield engine.reset(), engine.task
     for number in range(steps):
         command = next_command(rng, engine.admissible, number)
@@ -83,13 +89,12 @@ def test_interleaved_sessions_answer_as_alone(games, fresh):
 
 def test_memory_is_bounded(games, fresh, monkeypatch):
     made = []
-    opened = lru_cache(maxsize=2)(alfworld_engine._opened.__wrapped__)
-    monkeypatch.setattr(alfworld_engine, "_opened", opened)
+    monkeypatch.setattr(alfworld_engine, "_recent", deque(maxlen=2))
     monkeypatch.setattr(alfworld_engine, "Library", lambda: made.append(1) or alfworld_library.Library())
     monkeypatch.setattr(alfworld_engine, "_idle_libraries", [])
     for path in games * 2:
         list(walk(path, 0, 5))
-    assert opened.cache_info().currsize == 2 and len(made) <= 3
+    assert len(alfworld_engine._recent) == 2 and len(alfworld_engine._alive) <= 2 and len(made) <= 3
 
 
 def test_the_cache_folder_replaces_the_translator(games, fresh, monkeypatch, tmp_path):
@@ -100,7 +105,8 @@ def test_the_cache_folder_replaces_the_translator(games, fresh, monkeypatch, tmp
     fresh()
     with monkeypatch.context() as patch:
         patch.setattr(alfworld_library, "translate", None)
-        assert list(walk(games[2], 1, 10, tmp_path)) == expected
+        Engine(games[2], tmp_path)
+        assert list(walk(games[2], 1, 10)) == expected
     for damage in (b"no zlib", b""):
         next(tmp_path.iterdir()).write_bytes(damage)
         fresh()

@@ -2,15 +2,17 @@
 with the same answers.
 
 What decides is TextWorld's: its translation of the PDDL, and its Fast Downward library (state and rules).
-sentences.py writes the texts. Engines on one game share a copy of the library, which goes back into any state
-that it met; the last 16 games stay open. Not for threads.
+sentences.py writes the texts. All engines on one game share a copy of the library, which goes back into any
+state that it met. Not for threads.
 """
+from __future__ import annotations
+
 import importlib.metadata
 import json
 import os
 import re
 import weakref
-from functools import lru_cache
+from collections import deque
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +22,9 @@ from dreamgym.envs.alfworld.text import shown_names
 
 VERSIONS = {"alfworld": "0.4.2", "textworld": "1.7.0"}
 
+_alive: weakref.WeakValueDictionary[tuple, _Game] = weakref.WeakValueDictionary()
+# games that stay open without a session: to open one again from a translation costs 5-20 ms
+_recent: deque[_Game] = deque(maxlen=16)
 _idle_libraries: list[Library] = []
 _TASK = re.compile(r'(?<="Your task is to: )[^\\{}\[\]|#"]*(?=\.")')
 
@@ -158,19 +163,22 @@ def _release(library: Library) -> None:
 
 
 def open_game(path: Path, cache: str | Path) -> _Game:
-    """A game that was opened lately, or a new one."""
+    """A game that is in play or was lately, or a new one."""
     try:
         stat = path.stat()
     except OSError as error:
         raise ValueError(f"{path}: cannot be read ({error.strerror}); expected a game.tw-pddl file") from None
-    return _opened(os.path.abspath(path), stat.st_mtime_ns, stat.st_size, str(cache))
-
-
-@lru_cache(maxsize=16)                           # to open one again from a translation costs 5-20 ms
-def _opened(path: str, mtime_ns: int, size: int, cache: str) -> _Game:
-    require()
-    game = read_game(path)
-    try:
-        return _Game(game, translation(game["pddl_domain"], game["pddl_problem"], str(VERSIONS), cache))
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+    key = (os.path.abspath(path), stat.st_mtime_ns, stat.st_size)
+    game = _alive.get(key)
+    if game is None:
+        require()
+        data = read_game(path)
+        try:
+            game = _alive[key] = _Game(
+                data, translation(data["pddl_domain"], data["pddl_problem"], str(VERSIONS), cache))
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+    if game in _recent:
+        _recent.remove(game)
+    _recent.append(game)
+    return game
