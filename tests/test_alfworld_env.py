@@ -58,18 +58,22 @@ def test_a_dream_begins_where_the_engine_does(alfworlds, which):
 
 @both
 def test_splits(alfworlds, which):
-    """Ids that change or occur twice, games of another split's folder."""
+    """Ids that change or occur twice, test homes in training."""
     env = alfworlds[which]
     tasks = {split: env.tasks(split) for split in SPLITS}
     ids = [task.id for found in tasks.values() for task in found]
     assert len(set(ids)) == len(ids) == sum(env.describe()["counts"].values())
     assert tasks["train"][3].id == "alfworld-train-0003"
     folders = dict(zip(SPLITS, SPLITS if which == "generated" else ("train", "valid_seen", "valid_unseen")))
+    homes = {}
     for split, found in tasks.items():
         games = [task.goal["game"] for task in found]
         assert games == sorted(games) and all((env.root / game).is_file() for game in games)
         for task in found:
             assert task.groups[0] == f"split {folders[split]}" and task.groups[1].startswith("type ")
+        homes[split] = {game.split("/")[1].rsplit("-", 1)[1] for game in games}
+    assert not homes["train"] & homes["test"]
+    assert which == "official" or not homes["valid"] & (homes["train"] | homes["test"])
     with pytest.raises(ValueError, match="split 'eval': ALFWorld has train, valid, test"):
         env.tasks("eval")
 

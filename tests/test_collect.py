@@ -533,7 +533,7 @@ def test_hindsight_judges_successes_under_tasks_that_name_something_else():
 
 
 def test_whole_numbers_that_no_success_shows_are_limits():
-    """A step that is unpaid under "below 80" because no page says 80."""
+    """A step that is unpaid under "below 80" because no page says 80; numbers that are names, which count no more."""
     things = ("lamp", "vase", "rug")
     below = [judged(f"buy {thing} below {limit}", f"{thing} for $15") for thing in things for limit in (20, 60, 80)]
     cut = replace(judged("buy rug below 80", "lamp for $5", reward=0.0), stop="")      # a log that was cut off
@@ -543,6 +543,8 @@ def test_whole_numbers_that_no_success_shows_are_limits():
     for e in made:
         if e.label == "another task":
             assert e.task.text.split()[1] != e.steps[0].state.split()[0] and not e.steps[0].done
+    orders = [judged(f"show order {i}", f"order {i}") for i in range(9)]
+    assert "another task" in {e.label for e in hindsight.counterfactual_rewards(orders, 50, np.random.default_rng(0), {})}
 
 
 def test_hindsight_judges_other_answers_that_the_state_shows():

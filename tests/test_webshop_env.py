@@ -12,7 +12,7 @@ from dreamgym.envs.webshop import text
 from dreamgym.envs.webshop.catalogue import Goal, Product
 from dreamgym.envs.webshop.engine import WebShopEngine
 from dreamgym.envs.webshop.env import WebShop, official_action
-from dreamgym.envs.webshop.toy_catalogue import make_catalogue
+from dreamgym.envs.webshop.toy_catalogue import CATEGORIES, embedded_nouns, make_catalogue
 from dreamgym.episode import Task
 from dreamgym.prompts import TAGS
 from tests.test_webshop_engine import OFFICIAL, needs_official
@@ -237,6 +237,22 @@ def test_values_with_odd_blanks_can_be_chosen(shown, upstreams):
 
 
 # ---- the generated catalogue ----
+
+def test_catalogue_is_what_a_small_model_needs(shops):
+    """Stops a shop without near misses, without ranges, or with a vocabulary beyond a from-scratch model."""
+    products, goals = shops["generated"].catalogue.products, shops["generated"].catalogue.goals
+    assert len(products) == len({p.title for p in products}) == 1000
+    kinds = Counter((*embedded_nouns(p.title), p.attributes[0]) for p in products)
+    assert set(kinds.values()) == {5} and len(kinds) == 200 and {len(kind) for kind in kinds} == {2}
+    assert len({noun for noun, _ in kinds}) == 40
+    assert 30 <= sum(" to " in p.price_tag for p in products) <= 90
+    assert 600 < sum(bool(p.options) for p in products) < 1000
+    texts = [part for p in products
+             for part in (p.title, p.description, *p.bullets, *sum(p.options.values(), ()))]
+    assert len({word for part in texts for word in part.lower().split()}) < 260
+    assert all(set(p.attributes) <= set(CATEGORIES[p.category][1].split()) for p in products)
+    assert all(text.read_task(goal.instruction).options == goal.options for goal in goals)
+
 
 def test_the_generated_catalogue_stays_as_it_is(tmp_path):
     """A shop other than that of every trained model and table (the digests were made once)."""
