@@ -11,14 +11,13 @@ Writes SPLIT.jsonl (episodes) and tasks_SPLIT.jsonl of train, valid and test and
 that the rest is there. No reward of the policy's training comes from here.
 """
 import contextlib
-import os
 from collections import defaultdict
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 from dreamgym import hindsight, offline, reasoning, run, teacher
-from dreamgym.envs.base import Environment, Player, make_env, out_folder
+from dreamgym.envs.base import Environment, Player, data_folder, make_env, out_folder
 from dreamgym.episode import Episode, Source, recorded, successes, to_json
 from dreamgym.flags import BelowOne, Count, Natural
 from dreamgym.names import Names
@@ -84,7 +83,7 @@ def make_players(env: Environment, args: Args) -> dict[str, Player]:
 def settings_of(args: Args) -> dict:
     """What decides the data: the flags, and the contents of the files that they name."""
     settings = {name: value for name, value in asdict(args).items() if name not in ("out", "fresh", "config")}
-    settings["data_dir"] = args.data_dir or os.environ.get(f"{args.env}_DATA".upper(), "")
+    settings["data_dir"] = data_folder(args.env, args.data_dir)
     files = {name: Path(settings[name]) for name in ("env", "import_file") if Path(settings[name]).is_file()}
     return settings | {f"{name}_fingerprint": run.file_fingerprint(path)
                        for name, path in files.items()}

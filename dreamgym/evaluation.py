@@ -83,6 +83,11 @@ def ask_recorded(model: ExperienceModel, episodes: list[Episode], dist, batch: i
     return [(*row, prediction) for row, prediction in zip(rows, dist.gather(predictions))]
 
 
+def granted(prediction: StepResult, state: str) -> bool:
+    """Whether the imagined step of a refused action leaves the page `state`."""
+    return not prediction.malformed and prediction.state != state
+
+
 def experience_report(model: ExperienceModel, episodes: list[Episode], dist, batch: int = 256) -> dict:
     """Errors on recorded steps with their true history, beside the lookup null. `near_miss_paid`: by the
     constraint that a counterfactual breaks."""
@@ -98,7 +103,7 @@ def experience_report(model: ExperienceModel, episodes: list[Episode], dist, bat
         exact[kind].append(read and prediction.state == step.next_state)
         f1[kind].append(word_f1(prediction.state, step.next_state))
         if kind == "refused":
-            refused.append(read and prediction.state != step.state)
+            refused.append(granted(prediction, step.state))
         elif i and not episode.steps[i - 1].valid:
             after_refusal.append(exact[kind][-1])
         if (step.done and episode.stop != StopReason.NOT_JUDGED) or paid:
@@ -265,8 +270,7 @@ def coupling_bound(model: ExperienceModel, real: list[Episode], dreamt: list[Epi
             "bound_reward": of([(what == "reward", task) for task, what in found]),
             "wrong_page": of([(page, task) for task, page, _ in wrong]),
             "wrong_reward": of([(verdict, task) for task, _, verdict in wrong]),
-            "granted": of([(not p.malformed and p.state != step.state, task) for task, step, p in pairs
-                           if not step.valid])}
+            "granted": of([(granted(p, step.state), task) for task, step, p in pairs if not step.valid])}
 
 
 # ---- tables over seeds ----

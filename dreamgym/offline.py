@@ -106,9 +106,8 @@ def checked(env: Environment, episode: Episode) -> Episode:
 def form_of(action: str, names: Names) -> tuple[str, list[str]]:
     """The action with NAME for each name and number, and these. "heat mug 1 with microwave 1" gives
     "heat NAME NAME with NAME NAME" and ["mug", "1", "microwave", "1"]."""
-    is_name = lambda word: word.isdigit() or word.lower() in names.words
-    found = [word for word in re.findall(r"[^\W_]+", action) if is_name(word)]
-    return re.sub(r"[^\W_]+", lambda word: NAME if is_name(word[0]) else word[0], action), found
+    found = [word for word in re.findall(r"[^\W_]+", action) if word.isdigit() or word.lower() in names.words]
+    return re.sub(r"[^\W_]+", lambda word: NAME if word[0] in found else word[0], action), found
 
 
 def in_another_form(action: str, forms: list[str], names: Names, rng: np.random.Generator) -> str:

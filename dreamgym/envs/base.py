@@ -237,6 +237,11 @@ def environment_class(name: str) -> type[Environment]:
         raise ValueError(f"--env {name}: {error}") from None
 
 
+def data_folder(name: str, data_dir: str) -> str:
+    """`data_dir`, else what $WEBSHOP_DATA or the like names; "" for none."""
+    return data_dir or os.environ.get(f"{name}_DATA".upper(), "")
+
+
 def make_env(name: str, data_dir: str = "", seed: int = 7, options: Sequence[str] = (),
              **more: Any) -> Environment:
     """The environment behind `--env`, with `options` as "name=value" texts. `data_dir` (else $WEBSHOP_DATA or
@@ -249,8 +254,7 @@ def make_env(name: str, data_dir: str = "", seed: int = 7, options: Sequence[str
     default = {key: parameter.default for key, parameter in inspect.signature(cls).parameters.items()
                if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)}
     empty = inspect.Parameter.empty
-    folder = data_dir or os.environ.get(f"{name}_DATA".upper(), "")
-    given = {k: v for k, v in {"data_dir": folder, "seed": seed, **more}.items()
+    given = {k: v for k, v in {"data_dir": data_folder(name, data_dir), "seed": seed, **more}.items()
              if k in default and (v != "" or default[k] is empty)}
     if data_dir and "data_dir" not in default:
         raise ValueError(f"--data-dir {data_dir}: {name} takes no data folder")

@@ -39,7 +39,12 @@ class WebShopEngine:
         return self.observation
 
     def step(self, action: str) -> tuple[str, float, bool]:
-        """(page, reward, done). As upstream, a search is accepted on every page, also after the end."""
+        """(page, reward, done), as upstream."""
+        reward, done = self.act(action)
+        return self.observation, reward, done
+
+    def act(self, action: str) -> tuple[float, bool]:
+        """(reward, done). As upstream, a search is accepted on every page, also after the end."""
         verb, argument = split_action(action)
         self.valid, done = True, False
         keywords = argument.split(" ")
@@ -50,7 +55,7 @@ class WebShopEngine:
             done = self._click(argument)
         else:
             self.valid = False
-        return self.observation, self.score if done else 0.0, done
+        return self.score if done else 0.0, done
 
     def _click(self, target: str) -> bool:
         """Follows a click; True for the purchase. Upstream goes by the target's text: an option value that

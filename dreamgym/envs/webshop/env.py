@@ -81,7 +81,7 @@ class WebShop(Environment):
 
     def _step(self, session: Session, action: str) -> StepResult:
         engine = session.inner
-        _, score, done = engine.step(official_action(engine, session.state, action))
+        score, done = engine.act(official_action(engine, session.state, action))
         if engine.valid:
             session.state = text.abstract(engine, self.results_shown)
         return StepResult(session.state, float(score == 1.0), done, raw_score=float(score))
