@@ -5,14 +5,14 @@ copy names.
     change = names.draw(0.5, rng)              # in half of the draws other names, else the same
     change(task.text), change(state)           # the same in every text
 """
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import regex as re
 from scipy.cluster.hierarchy import DisjointSet
 
-from dreamgym.episode import Episode
+from dreamgym.episode import Episode, recorded
 from dreamgym.words import unshown, words_of
 
 MANY = 5                  # things that can replace each other; there are seldom as many verbs that do
@@ -25,13 +25,13 @@ class Names:
     """The names of things in the texts of tasks: words that others replace. `words` are exchanged. A group
     with a word of more than a tenth of the tasks is not, unless it has five words: it may be one of verbs.
     Nor are words that no state of most successful `episodes` shows. In "put a mug into my cart" the page has
-    a mug, but no "put": the meaning of "put" must be learnt."""
+    a mug, but no "put": the meaning of "put" must be learnt. Nor are the names of `tools`."""
 
-    def __init__(self, tasks: Iterable[str], episodes: Iterable[Episode] = ()):
+    def __init__(self, tasks: Iterable[str], episodes: Sequence[Episode] = ()):
         self.groups, share = substitutes(tasks)
         are_names = lambda words: len(words) >= MANY or all(share[word] <= RARE for word in words)
         names = {word for words in filter(are_names, self.groups) for word in words}
-        self.words = sorted(names - unshown(episodes, lambda episode: words_of(
+        self.words = sorted(names - tools(names, episodes) - unshown(episodes, lambda episode: words_of(
             " ".join(step.state for step in episode.steps))))
         self._group_of = {word: i for i, words in enumerate(self.groups) for word in words}
 
@@ -53,6 +53,21 @@ class Names:
                 return word
             return name.upper() if word.isupper() else name.capitalize() if word[0].isupper() else name
         return lambda text: _WORD.sub(exchanged, text)
+
+
+def tools(names: set[str], episodes: Iterable[Episode]) -> set[str]:
+    """Names that no other can replace in a kind of action: such as "fridge", if "cool _ with fridge" changed
+    the state for at least five other names, and "cool _ with" anything else for none. What such a thing is
+    for must be learnt."""
+    beside: dict[tuple, dict[str, set]] = defaultdict(lambda: defaultdict(set))
+    for action in {step.shown_action for e in recorded(episodes) for step in e.steps if step.valid}:
+        words = re.findall(r"[^\W\d_]+", action.lower())
+        named = [word for word in words if word in names]
+        form = tuple("_" if word in names else word for word in words)
+        for i, word in enumerate(named):
+            beside[form, i][word].add((*named[:i], *named[i + 1:]))
+    return {word for found in beside.values() for word, others in found.items()
+            if len(found) == 1 and len(others) >= MANY}
 
 
 def substitutes(tasks: Iterable[str]) -> tuple[list[list[str]], dict[str, float]]:

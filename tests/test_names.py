@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from dreamgym.episode import Episode, Step, Task
-from dreamgym.names import Names
+from dreamgym.names import Names, tools
 from dreamgym.words import tokens_of
 
 TASKS = [f"buy a {colour} {thing} in size {number}" for number in range(5)
@@ -64,6 +64,20 @@ def test_words_that_no_page_shows_are_not_exchanged():
     names = Names(tasks, played)
     assert names.words == ["hat", "mug", "take"] and names.kind("put") == names.kind("take")
     assert "put" in Names(tasks, played[2:4]).words and Names(tasks).words == ["hat", "mug", "put", "take"]
+
+
+def test_a_tool_keeps_its_name():
+    things = ["mug", "pan", "hat", "cup", "jar"]
+    tasks = [f"put {thing} into {place} now" for thing in things for place in ("oven", "sink")] + OTHERS
+    play = lambda action, after: Episode(id="e", task=Task(id="t", text=tasks[0], env="x"), steps=[
+        Step(state="mug pan hat cup jar oven sink", action=action, next_state=after)])
+    played = [play(f"{verb} {thing} 1 with {place}", "done") for thing in things
+              for verb, place in [("heat", "oven"), ("wash", "oven"), ("wash", "sink")]]
+    refused = play("heat mug 1 with sink", "mug pan hat cup jar oven sink")
+    everything = {*things, "oven", "sink"}
+    assert set(Names(tasks).words) == everything
+    assert tools(everything, [*played, refused]) == {"oven"} and set(Names(tasks, played).words) == everything - {"oven"}
+    assert tools(everything, played[:12]) == set(), "four other names are too few"
 
 
 def test_letters_with_marks():
