@@ -14,6 +14,7 @@ collect.py, the experience model by train_expmodel.py, and a policy that imitate
 """
 import gc
 import math
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -86,7 +87,7 @@ class Args:
     entropy_coef: Weight = 0.001       # entropy bonus
     invalid_penalty: Weight = 0.1      # taken from the reward of an action that changes nothing
     normalize_std: bool = True         # GRPO: divide by the group's standard deviation (no: Dr. GRPO)
-    loss_mean: Literal["token", "episode"] = "token"       # what weighs the same in the loss
+    loss_mean: Literal["token", "episode"] = "token"       # what weighs the same in the gain (KL: tokens)
     # leave dreams that ended in a malformed answer out of training (no: count them as failures; ours)
     drop_malformed: bool = True
     max_malformed: Share = 0.5         # a run stops where more dreamt episodes than this break off
@@ -231,6 +232,7 @@ class Job:
     args: Args
     env: Environment
     splits: dict[str, list[Task]]
+    held_out: set[str]                     # texts of all validation and test tasks: none is generated
     known_words: set[str]                  # of training tasks and pages: a generated task has no others
     probes: dict                           # what the experience model's report found
     meta: dict                             # settings and environment, which must be equal at resume; "policy"
@@ -311,6 +313,7 @@ def iterate(job: Job, state: Run, timer: run.Timer) -> tuple[dict, list[Episode]
     with timer("rollout"):
         world = job.env if phase == "real" else model
         episodes = play(job, state, world, mine, 1.0, f"{phase}-{state.step}", budget)
+        episodes = whole_groups(episodes, size)
     with timer("update"):
         usable = rl.usable(episodes, args.drop_malformed)
         if args.algo == "rft":
@@ -365,6 +368,12 @@ def play(job: Job, state: Run, world, tasks: list[Task], temperature: float, nam
     return episodes
 
 
+def whole_groups(episodes: list[Episode], size: int) -> list[Episode]:
+    """Without the groups that a budget of transitions cut: what finished in time is short, and mostly won."""
+    finished = Counter(episode.task.id for episode in episodes)
+    return [episode for episode in episodes if finished[episode.task.id] == size]
+
+
 def gather(episodes: list[Episode], dist) -> list[Episode]:
     """The episodes of all ranks, without their token segments."""
     return dist.gather([replace(episode, segments=[]) for episode in episodes])
@@ -390,8 +399,7 @@ def generate(job: Job, state: Run) -> dict:
     accepted and refused texts."""
     made, counts = [], {}
     if job.dist.is_main:
-        texts = {task.text for part in job.splits.values() for task in part}
-        texts |= {known.task.text for known in state.curriculum.stats.values()}
+        texts = job.held_out | {known.task.text for known in state.curriculum.stats.values()}
         made, counts = write_tasks(state.experience_model, state.curriculum.seeds(job.args.tasks), texts,
                                    job.known_words, f"generated-{state.step}")
     state.curriculum.add(job.dist.broadcast(made))
@@ -491,9 +499,10 @@ def main() -> None:
         model = World(model, env, parse_options(args.dream), args.seed, dist.rank)
     state = make_run(args, policy, reference, model, splits["train"], resume, dist)
     del reference                                # `state` alone holds it, and lets it go
+    held_out = {task.text for name in ("valid", "test") for task in read_tasks(data / f"tasks_{name}.jsonl")}
     words = known_words(splits["train"], offline)
     meta["policy"] = asdict(policy.settings)
-    job = Job(args, env, splits, words, probes, meta, out, log, dist)
+    job = Job(args, env, splits, held_out, words, probes, meta, out, log, dist)
     results = train(job, state)
     with unsharded(model.model):                 # all ranks gather what rank 0 asks for the page
         if dist.is_main:

@@ -118,6 +118,7 @@ class Curriculum:
 
     def fade(self, task_ids: Iterable[str], iteration: int) -> None:
         """Tasks that were played without an episode to learn from: as if measured without variance."""
+        self.iteration = max(self.iteration, iteration)
         for task_id in task_ids:
             self.stats[task_id].value, self.stats[task_id].last = 0.0, iteration
 

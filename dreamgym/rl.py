@@ -210,14 +210,14 @@ def micro_batch_loss(policy, value_head, batch: Batch, ref, rows: list[int], div
     kl_N = losses.kl_estimate(logp_N, flat(ref), args.kl) if ref is not None else torch.zeros_like(logp_N)
     loss = losses.aggregate(loss_N + args.kl_coef * kl_N - args.entropy_coef * entropy_N, divisors[0])
     sums = {name: float(value) for name, value in seen.items()}
-    sums |= {"trained_tok": float(len(logp_N)), "loss": float(loss.detach()),
+    sums |= {"trained_tok": float(len(logp_N)), "loss": float(loss.detach()) / args.updates,
              "kl_ref": float(kl_N.detach().sum()), "entropy": float(entropy_N.detach().sum()),
              "sampler_gap": float((logp_N.detach() - old_N).abs().max()) if len(logp_N) else 0.0}
     if value_head is not None:
         value_N = losses.value_loss(value_head(hidden_NH.float())[:, 0], flat(batch.value),
                                     flat(batch.returns), VALUE_CLIP)
         critic = losses.aggregate(value_N * flat(batch.first), max(1.0, divisors[1]))
-        loss, sums["value_loss"] = loss + VALUE_COEF * critic, float(critic.detach())
+        loss, sums["value_loss"] = loss + VALUE_COEF * critic, float(critic.detach()) / args.updates
     return loss, sums
 
 

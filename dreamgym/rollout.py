@@ -1,7 +1,7 @@
 """Many episodes in lock-step: policy and environment batched, real and imagined alike.
 
 A token segment is append-only: what was sampled is what is trained. When it would pass the context, a new one
-begins with the first turn of the episode and its last ones, as far as they fit. Each segment is one training
+begins with the first turn of the episode and its last ones, if they fit. Each segment is one training
 row.
 """
 from collections.abc import Callable, Iterator, Sequence

@@ -42,8 +42,9 @@ def finish(job, state, results: list[dict]) -> None:
     note = "" if env.is_real else ("no real environment (--env logs): success in the dream only, "
                                    "which says nothing about the real one")
     run.write_json(out / "result.json",
-                   {"environment": env.describe(), "label": env.label, "settings": asdict(job.args),
-                    "rows": rows, "test": results, "validation": state.evaluations, "note": note})
+                   {"environment": env.describe(), "label": env.label, "commit": run.commit(),
+                    "settings": asdict(job.args), "rows": rows, "test": results,
+                    "validation": state.evaluations, "note": note})
     picture, page = training_curve(out), out / "dream.html"
     job.log.say(f"\n{env.name}, {env.label}: {results[0]['tasks']} test tasks, world and temperature, 95 % "
                 f"Wilson intervals\n{run.summary_table(rows)}\n{note}")
@@ -79,7 +80,7 @@ def training_curve(folder: Path) -> Path:
         axes.plot(used(seen), [r[key] for r in seen], "s--" if float(temperature) < 1 else "o-", label=name,
                   color=COLOURS[world], markersize=4)
         axes.fill_between(used(seen), low, high, color=COLOURS[world], alpha=0.12, linewidth=0)
-    steps = [r for r in steps if r["success"] is not None]         # an iteration without a whole episode
+    steps = [r for r in steps if r["length"]]         # else an iteration without a whole episode
     axes.plot(used(steps), [r["success"] for r in steps], "-", color=GREY, label="training episodes", lw=0.8)
     switch = [e["dream_transitions"] for e in evaluations if e["real_transitions"] and e["dream_transitions"]]
     if switch:

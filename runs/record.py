@@ -17,7 +17,7 @@ def main(folder: str, name: str) -> None:
                 for t, report in played["report"].items()}
     used = {k: v for k, v in trained["test"][-1].items() if k.endswith("_transitions")}
     record = {"policy": Path(folder).name, "environment": trained["environment"], "label": trained["label"],
-              "commit": played["commit"], "settings": trained["settings"], **used,
+              "commit": trained["commit"], "settings": trained["settings"], **used,
               "split": played["settings"]["split"], "outcomes": outcomes}
     path = RESULTS / f"{name}.json"
     path.parent.mkdir(exist_ok=True)

@@ -1,6 +1,6 @@
 """Records of runs/record.py -> a table: test success at each temperature with its 95 % interval (bootstrap
-over seeds, and tasks within a seed), pass@k at T=0.4, the difference to one policy, paired by seed and task,
-also with the t interval over seeds.
+over seeds and tasks), pass@k at T=0.4, the difference to one policy, paired by seed and task, also with the t
+interval over seeds.
 
     python -m runs.table runs/results/webshop-*.json --against imitation
     python -m runs.table runs/results/webshop-*.json --picture doses.png     # the dose-response

@@ -249,7 +249,7 @@ def test_what_differs_first(answers, first):
 
 
 def test_bootstrap():
-    """Seeds that are not drawn; a pair that is broken; episodes that weigh in place of tasks."""
+    """Seeds that are not drawn, or tasks; a pair that is broken; episodes that weigh in place of tasks."""
     one = [{"a": [1] * 8, "b": [0]}]
     assert bootstrap(one)["mean"] == 0.5 and bootstrap(one)["tasks"] == 2
     rng = np.random.default_rng(1)
@@ -257,6 +257,8 @@ def test_bootstrap():
     wide, narrow = bootstrap(seeds), bootstrap([seeds[1]])
     assert wide["high"] - wide["low"] > 2 * (narrow["high"] - narrow["low"])
     assert wide["low"] < 0.45 < 0.55 < wide["high"] and narrow["low"] < 0.5 < narrow["high"]
+    same = bootstrap([seeds[1]] * 5)           # more seeds do not replace more tasks
+    assert same["high"] - same["low"] == pytest.approx(narrow["high"] - narrow["low"], rel=0.1)
     better = [{k: [*v[:3], True] for k, v in tasks.items()} for tasks in seeds]
     paired = bootstrap(better, seeds)
     assert 0 < paired["low"] < paired["mean"] < paired["high"] < 0.25

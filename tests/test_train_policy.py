@@ -19,7 +19,7 @@ from dreamgym import prepare, run
 from dreamgym.curriculum import Curriculum
 from dreamgym.episode import Step, StopReason, Task, read_tasks, to_json
 from dreamgym.imitation import demonstrations
-from train_policy import Args, Run, feed_curriculum
+from train_policy import Args, Run, feed_curriculum, whole_groups
 
 
 def state_of(tasks, step=3, encoder=None):
@@ -107,6 +107,13 @@ def test_the_real_budget_has_no_rest(size, left):
     """Two ranks that share one last transition as 0 and 0, and loop for ever: budgets add up."""
     shares = [run.Dist(rank, size).share(left) for rank in range(size)]
     assert sum(shares) == left and shares[0] >= 1 and max(shares) - min(shares) <= 1
+
+
+def test_groups_that_the_budget_cut_are_left_out():
+    """Groups of short episodes alone, whose failures are missing."""
+    tasks = [Task(id=name, text=name, env="x") for name in "ab"]
+    episodes = [one_step(str(i), tasks[i > 2], 1.0) for i in range(5)]
+    assert whole_groups(episodes, 3) == episodes[:3] and whole_groups(episodes, 2) == episodes[3:]
 
 
 def test_ctrl_c_reaches_the_script_that_is_running(tmp_path, monkeypatch):
