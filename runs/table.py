@@ -104,7 +104,7 @@ def main() -> None:
     records = read(args.files)
     first = next(iter(next(iter(records.values())).values()))
     print(f"{first['environment']['env']}, {first['label']}, {first['split']} tasks, commit "
-          f"{first['commit']}; 95 % intervals: bootstrap over seeds, and tasks within a seed")
+          f"{first['commit']}; 95 % intervals: bootstrap over seeds and tasks")
     base = records.get(args.against, {})
     print(summary_table([{"policy": name} | cells(by_seed, base, args.against)
                          for name, by_seed in records.items()]))
