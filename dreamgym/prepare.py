@@ -58,8 +58,9 @@ def prepare(args, out: Path, dist) -> tuple[Path, Path | None]:
     needed = args.tasks * (args.rollouts if args.algo == "ppo" else 1)
     found = len(read_tasks(data / "tasks_train.jsonl")[:args.train_tasks or None])
     if args.algo != "imitation" and found < needed:
+        flags = "lower --tasks" + " or --rollouts" * (args.algo == "ppo")
         raise ValueError(f"{data}: found {found} training tasks; an iteration plays {needed} different ones: "
-                         "lower --tasks, or raise --train-tasks")
+                         + flags + ", or raise --train-tasks" * bool(args.train_tasks))
     if not args.expmodel:
         own = ["--model", args.model, "--quantize", args.quantize, "--lora-rank", args.lora_rank,
                "--dtype", args.dtype, "--slots", args.slots, "--micro-batch-tok", args.micro_batch_tok,

@@ -4,8 +4,9 @@
     batch = make_batch(episodes, policy, value_head, args, dist)
     stats = update(run_state, batch, args, dist)
 
-A turn is one action. The penalty of an invalid action is taken from its turn's reward, as in verl-agent. Its
-baseline is the mean of the group in GRPO, the critic in PPO.
+A turn is one action. The penalty of an invalid action is taken from its turn's reward, as in verl-agent,
+where "invalid" means badly formed and a success pays 10. Its baseline is the mean of the group in GRPO, the
+critic in PPO.
 Log-probabilities of the old policy are the sampler's own, which equal the trainer's up to rounding
 (`sampler_gap` in the log).
 B rows, N trained tokens of all rows one after another.
