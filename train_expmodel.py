@@ -4,7 +4,8 @@ Eq. 5).
     python train_expmodel.py --env webshop   # from scratch, minutes on a CPU
     python train_expmodel.py --env webshop --model Qwen/Qwen2.5-1.5B-Instruct  # a language model
     python train_expmodel.py --env webshop --config configs/gpu24_qlora.json          # LoRA on 4-bit weights
-    torchrun --nproc-per-node 8 train_expmodel.py --env webshop --model meta-llama/Llama-3.1-8B-Instruct
+    torchrun --nproc-per-node 8 train_expmodel.py --env webshop --model meta-llama/Llama-3.1-8B-Instruct \
+        --config configs/gpu8x80.json
 
 Rows of five kinds are mixed: next states, the same as short questions, rewards of recorded steps, rewards of
 counterfactual steps, task variations (Eq. 6). From --steps on, training stops as soon as the probes pass on
@@ -268,6 +269,7 @@ def report_on(training: Training, episodes: list[Episode], dist, inconsistencies
         if inconsistencies:
             report["inconsistent"] = replayed_inconsistencies(model, recorded(episodes)[:60], dist)
     model.settings = settings
+    model.clear_caches()               # their memory is the training's now
     return report
 
 

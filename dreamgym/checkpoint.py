@@ -33,6 +33,8 @@ def save(folder: str | Path, name: str, writer: Callable[[Path], None], meta: di
                 os.rename(whole, old)
             os.rename(new, whole)
             _sync(whole.parent)
+    except (torch.OutOfMemoryError, torch.distributed.DistError):
+        raise                                    # not the disk's
     except (OSError, RuntimeError, SafetensorError) as error:    # each library has its own for a full disk
         free_mb, what = shutil.disk_usage(folder).free / 1e6, str(error).split("\n")[0]
         shutil.rmtree(new, ignore_errors=True)
@@ -119,7 +121,7 @@ def load_state(folder: Path, optimizers: list, dist: Dist) -> tuple[dict, dict]:
     if not (folder / "training.pt").exists():
         raise ValueError(f"{folder}: found no training.pt; expected a checkpoint of this version; use "
                          "--fresh")
-    # mmap: a rank reads no more of the optimizer than its shard
+    # mmap: a rank holds one whole tensor of the optimizer at a time, beside its shards
     state = torch.load(folder / "training.pt", weights_only=True, mmap=True, map_location="cpu")
     ranks = state["ranks"]
     if dist.is_main and len(ranks) != dist.world_size:

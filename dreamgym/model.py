@@ -114,6 +114,8 @@ def explain_load_errors(name_or_path: str) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         raise ValueError(f"no model at {base!r}{of}: it is neither a model folder nor a hub name that can be "
                          f"reached or is cached ({error})") from error
+    except torch.OutOfMemoryError:
+        raise
     except (ValueError, RuntimeError, AttributeError) as error:   # another kind of model, other shapes
         raise ValueError(f"the model at {base!r}{of} is not supported: expected a causal language model of "
                          "the Llama, Qwen or Mistral kind with its tokenizer "
@@ -355,6 +357,8 @@ def unsharded(model: torch.nn.Module | None) -> Iterator[torch.nn.Module]:
         for unit in units:
             unit.set_reshard_after_forward(True, recurse=False)
             unit.reshard()
+        if units:    # else the next backward prefetches in the order of these forwards, which differs by rank
+            units[0].reset_iter_state()
 
 
 def optimizer_step(parameters: Iterable[torch.nn.Parameter], optimizers: Iterable[torch.optim.Optimizer],
