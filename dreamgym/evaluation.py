@@ -294,11 +294,10 @@ def bootstrap(seeds: Sequence[dict[str, Sequence[bool]]], base: Sequence[dict[st
     if base and len(base) != len(seeds):
         raise ValueError(f"paired difference: found {len(seeds)} and {len(base)} seeds, expected as many")
     names = sorted(set().union(*seeds))
-    value_ST = np.full((len(seeds), len(names)), np.nan)       # nan: a seed lacks this task
-    for i, tasks in enumerate(seeds):
-        for k, name in enumerate(names):
-            if name in tasks and (not base or name in base[i]):
-                value_ST[i, k] = np.mean(tasks[name]) - (np.mean(base[i][name]) if base else 0)
+    mean = lambda rows: np.mean(rows) if rows is not None else np.nan      # nan: a seed lacks this task
+    against = base or [dict.fromkeys(names, [0])] * len(seeds)
+    value_ST = np.array([[mean(tasks.get(k)) - mean(others.get(k)) for k in names]
+                         for tasks, others in zip(seeds, against)])
     if not value_ST.size or np.isnan(value_ST).all(1).any():
         raise ValueError("bootstrap: a seed has no task; expected the same test tasks of both policies")
     rng, (n_seeds, n_tasks) = np.random.default_rng(0), value_ST.shape

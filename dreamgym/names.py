@@ -13,7 +13,7 @@ import regex as re
 from scipy.cluster.hierarchy import DisjointSet
 
 from dreamgym.episode import Episode, recorded
-from dreamgym.words import unshown, words_of
+from dreamgym.words import WORD, unshown, words_of
 
 MANY = 5                  # things that can replace each other; there are seldom as many verbs that do
 RARE = 0.1                # largest share of the tasks with the name of a thing that fewer can replace
@@ -61,7 +61,7 @@ def tools(names: set[str], episodes: Iterable[Episode]) -> set[str]:
     for must be learnt."""
     beside: dict[tuple, dict[str, set]] = defaultdict(lambda: defaultdict(set))
     for action in {step.shown_action for e in recorded(episodes) for step in e.steps if step.valid}:
-        words = re.findall(r"[^\W\d_]+", action.lower())
+        words = WORD.findall(action.lower())
         named = [word for word in words if word in names]
         form = tuple("_" if word in names else word for word in words)
         for i, word in enumerate(named):

@@ -9,6 +9,7 @@ from dreamgym.episode import Episode, Step, recorded
 
 MOST_NUMBERS = 6                       # of both states, that a limit in the task is compared with
 TOKEN = re.compile(r"[^\W_]+")         # a word or a number
+WORD = re.compile(r"[^\W\d_]+")
 _WHOLE = r"(?:\d{1,3}(?:,\d{3})+|\d+)"
 _NUMBER = re.compile(rf"(?<![\d.,]){_WHOLE}(?:\.\d+)?")
 LIMIT = re.compile(rf"(?<![\w.,]){_WHOLE}\.\d+\b(?!\.\d)")     # of a task: it is compared, not found
@@ -18,7 +19,7 @@ _NAME = re.compile(r"(?<![^\W_])(?<!\d[.,])[^\W_]+(?![^\W_]|(?<=\d)[.,]\d)")
 
 def words_of(text: str) -> set[str]:
     """Without numbers."""
-    return set(re.findall(r"[^\W\d_]+", text.lower()))
+    return set(WORD.findall(text.lower()))
 
 
 def tokens_of(text: str) -> set[str]:

@@ -67,6 +67,7 @@ def test_words_that_no_page_shows_are_not_exchanged():
 
 
 def test_a_tool_keeps_its_name():
+    """Policies that learn to heat with whatever "oven" was exchanged for."""
     things = ["mug", "pan", "hat", "cup", "jar"]
     tasks = [f"put {thing} into {place} now" for thing in things for place in ("oven", "sink")] + OTHERS
     play = lambda action, after: Episode(id="e", task=Task(id="t", text=tasks[0], env="x"), steps=[
