@@ -110,16 +110,20 @@ def form_of(action: str, names: Names) -> tuple[str, list[str]]:
     return re.sub(r"[^\W_]+", lambda word: NAME if word[0] in found else word[0], action), found
 
 
-def in_another_form(action: str, forms: list[str], names: Names, rng: np.random.Generator) -> str:
-    """The names and numbers of `action` in one of the `forms` that has as many, such as "cool mug 1 with
-    microwave 1" for "heat mug 1 with microwave 1". Else `action`. Players that succeed hardly ever try such
-    an action, so without it no data say that it fails."""
+def in_other_forms(action: str, forms: list[str], names: Names) -> tuple[list[str], list[str]]:
+    """The names and numbers of `action` in those of the `forms` that have as many: first the likely
+    mistakes, which share a word with it, such as "cool mug 1 with microwave 1" for "heat mug 1 with microwave
+    1", then the others ("move mug 1 to microwave 1"). Players that succeed hardly ever try such an action, so
+    without it no data say that it fails."""
     form, found = form_of(action, names)
-    fitting = [other for other in forms if other != form and other.count(NAME) == len(found) > 0]
-    action = fitting[rng.integers(len(fitting))] if fitting else form
-    for name in found:
-        action = action.replace(NAME, name, 1)
-    return action
+    like, unlike = [], []
+    for other in forms:
+        if other != form and other.count(NAME) == len(found) > 0:
+            shared = {*form.split()} & {*other.split()} - {NAME}
+            for name in found:
+                other = other.replace(NAME, name, 1)
+            (like if shared else unlike).append(other)
+    return like, unlike
 
 
 def mutated(action: str, other: str, text: str, names: Names, rng: np.random.Generator) -> str:
@@ -145,13 +149,14 @@ def mutated(action: str, other: str, text: str, names: Names, rng: np.random.Gen
 
 
 def probing(player: Player, before: Episode, others: list[Episode], names: Names, forms: list[str]) -> Player:
-    """A player that acts like `player`, but often tries something else first: its last action again; a
-    damaged copy of the wanted action; its names in another of the `forms`; or an earlier action, of the
-    episode `before`, which had the same task, or of one of the `others`. If the state stays the same, the
-    wanted action follows; if it changes, `player` is asked again. Fewer probes come before an action where
-    many recorded ones begin with the same two words."""
+    """A player that acts like `player`, but often tries something else first: the wanted names in each of the
+    `forms` like its own, then in others; its last action again; a damaged copy of the wanted one; or an
+    earlier action, of the episode `before`, which had the same task, or of one of the `others`. If the state
+    stays the same, the wanted action follows; if it changes, `player` is asked again. Fewer probes come
+    before an action where many recorded ones begin with the same two words."""
     def make(session, rng):
         act, wanted, asked_in, last = player.make(session, rng), "", None, ""
+        like, unlike = [], []
         beginning = lambda action: TOKEN.findall(action)[:2]
 
         def earlier() -> str:
@@ -159,18 +164,21 @@ def probing(player: Player, before: Episode, others: list[Episode], names: Names
             return episode.steps[rng.integers(len(episode.steps))].action
 
         def other(state: str) -> str:
+            if like:
+                return like.pop(rng.integers(len(like)))
             if last and rng.random() < REPEAT_SHARE:
                 return last
             if rng.random() < EARLIER_SHARE:
                 return earlier()
-            if forms and rng.random() < FORM_SHARE:
-                return in_another_form(wanted, forms, names, rng)
+            if unlike and rng.random() < FORM_SHARE:
+                return unlike[rng.integers(len(unlike))]
             return mutated(wanted, earlier(), f"{before.task.text}\n{state}", names, rng)
 
         def probe(state: str) -> str:
-            nonlocal wanted, asked_in, last
+            nonlocal wanted, asked_in, last, like, unlike
             if state != asked_in:
                 wanted, asked_in = act(state), state
+                like, unlike = in_other_forms(wanted, forms, names)
             if rng.random() < PROBE_PROBABILITY and beginning(earlier()) != beginning(wanted):
                 action = other(state)
                 if action != wanted:

@@ -1,5 +1,6 @@
 """collect.py as a user meets it: files, splits, recorded episodes, refused input, language models."""
 import json
+from collections import Counter as Tally
 import re
 import shutil
 import threading
@@ -337,6 +338,26 @@ def test_a_prober_does_what_does_not_fit():
     assert "view[3]" in probes                                   # in another form
     assert {"aa bb", "aa dd", "aacc dd"} <= {offline.mutated("aa bb", "cc dd", "", names, rng) for _ in range(99)}
     assert offline.mutated("", "", "", names, rng) == ""
+
+
+def test_a_prober_tries_likely_mistakes_first():
+    """No data say that a thing does not do what another does at its place: dreams let the fridge heat."""
+    names = Names([f"find a {thing} please" for thing in ("mug", "egg", "oven", "fridge", "sink")])
+    forms = ["go to \0 \0", "put \0 \0 in \0 \0", *(f"{verb} \0 \0 with \0 \0" for verb in ("heat", "cool", "wash"))]
+    mistakes = ["cool mug 1 with oven 2", "wash mug 1 with oven 2"]
+    assert offline.in_other_forms("heat mug 1 with oven 2", forms, names) == (mistakes, ["put mug 1 in oven 2"])
+    assert offline.in_other_forms("go to oven 2", forms, names) == ([], [])
+    heat, before = Player(lambda *_: lambda state: "heat mug 1 with oven 2"), episode_of("a", "go to fridge 3")
+    act = offline.probing(heat, before, [before], names, forms).make(None, np.random.default_rng(0))
+    firsts = []
+    for i in range(200):
+        said = [act(f"state {i}")]
+        while not getattr(said[-1], "imitate", True):
+            said.append(act(f"state {i}"))
+        firsts.append(tuple(sorted(said[:-1][:2])))
+    counts = Tally(firsts)
+    assert {*counts} == {(), *((mistake,) for mistake in mistakes), tuple(mistakes)}
+    assert counts[()] == pytest.approx(80, abs=20) and counts[tuple(mistakes)] == pytest.approx(72, abs=20)
 
 
 def test_a_prober_still_does_what_the_player_wants():
