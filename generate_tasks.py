@@ -15,6 +15,7 @@ from dreamgym.envs.base import env_of_data
 from dreamgym.episode import Task, read_episodes, read_tasks, recorded, to_json
 from dreamgym.experience_model import load_experience_model
 from dreamgym.offline import SPLITS
+from dreamgym.rl import usable
 from dreamgym.task_generation import known_words, write_tasks
 
 
@@ -29,15 +30,17 @@ class Args:
 
 
 def valuable_tasks(path: str, count: int) -> list[Task]:
-    """Those of highest value (Eq. 7) in a file of episodes."""
-    played, rewards = {}, defaultdict(list)
-    for episode in read_episodes(path):
-        played[episode.task.text] = episode.task
-        rewards[episode.task.text].append(episode.reward)
-    values = {text: task_value(group) for text, group in rewards.items() if max(group) > min(group)}
+    """Those of highest value (Eq. 7) in a file of episodes, by the last group of each."""
+    tasks, groups = {}, defaultdict(list)
+    for episode in usable(read_episodes(path), drop_malformed=True):
+        tasks[episode.task.id] = episode.task
+        groups[episode.task.id, episode.iteration].append(episode.reward)
+    last = {task_id: task_value(group) for (task_id, _), group in sorted(groups.items()) if len(group) > 1}
+    values = {task_id: value for task_id, value in last.items() if value}
     if not values:
-        raise ValueError(f"--episodes {path}: no task has rewards that differ, so none has value (Eq. 7)")
-    return [played[text] for text in sorted(values, key=lambda text: -values[text])[:count]]
+        raise ValueError(f"--episodes {path}: found no group of episodes (one task, one iteration) whose "
+                         "rewards differ, so no task has value (Eq. 7); expected episodes of GRPO")
+    return [tasks[task_id] for task_id in sorted(values, key=lambda task_id: -values[task_id])[:count]]
 
 
 def main() -> None:

@@ -33,6 +33,7 @@ from dreamgym.imitation import LEFT_DREAM, imitation_checkpoint, load_reference,
 from dreamgym.model import save_model, trainable_parameters, unsharded
 from dreamgym.offline import environment_of
 from dreamgym.prepare import check_model, prepare, read_splits, start_log
+from dreamgym.prompts import Prompts
 from dreamgym.rollout import Policy, rollout
 from dreamgym.served_model import check_server, open_experience_model
 from dreamgym.task_generation import known_words, write_tasks
@@ -313,7 +314,7 @@ def iterate(job: Job, state: Run, timer: run.Timer) -> tuple[dict, list[Episode]
     with timer("rollout"):
         world = job.env if phase == "real" else model
         episodes = play(job, state, world, mine, 1.0, f"{phase}-{state.step}", budget)
-        episodes = whole_groups(episodes, size)
+        episodes = whole_groups(episodes, size, len(mine))
     with timer("update"):
         usable = rl.usable(episodes, args.drop_malformed)
         if args.algo == "rft":
@@ -368,8 +369,11 @@ def play(job: Job, state: Run, world, tasks: list[Task], temperature: float, nam
     return episodes
 
 
-def whole_groups(episodes: list[Episode], size: int) -> list[Episode]:
-    """Without the groups that a budget of transitions cut: what finished in time is short, and mostly won."""
+def whole_groups(episodes: list[Episode], size: int, count: int) -> list[Episode]:
+    """Without the groups that a budget of transitions cut: what finished in time is short, and mostly won.
+    Where groups have one episode (PPO), all `count` episodes are one."""
+    if size == 1:
+        return episodes if len(episodes) == count else []
     finished = Counter(episode.task.id for episode in episodes)
     return [episode for episode in episodes if finished[episode.task.id] == size]
 
@@ -382,10 +386,11 @@ def gather(episodes: list[Episode], dist) -> list[Episode]:
 def feed_curriculum(args: Args, state: Run, episodes: list[Episode]) -> float:
     """Eq. 7 per group; where each task has one episode, as in PPO, clusters of tasks by phi of their texts.
     Returns the share of groups without variance."""
-    played, labels = {e.task.id for e in episodes}, None
+    played, labels, clustered = {e.task.id for e in episodes}, None, args.algo == "ppo" or args.rollouts == 1
     episodes = rl.usable(episodes, args.drop_malformed)
-    state.curriculum.fade(played - {e.task.id for e in episodes}, state.step)
-    if (args.algo == "ppo" or args.rollouts == 1) and episodes:
+    left = Counter(e.task.id for e in episodes)
+    state.curriculum.fade([name for name in sorted(played) if left[name] < 2 - clustered], state.step)
+    if clustered and episodes:
         tasks = {e.task.id: e.task.text for e in episodes}
         vectors = state.experience_model.encoder([""] * len(tasks), list(tasks.values()))
         found = cluster(vectors, max(2, len(tasks) // max(CLUSTER_TASKS, args.rollouts)),
@@ -482,6 +487,9 @@ def main() -> None:
     log.say(f"{env.name} ({env.label}): {', '.join(f'{len(t)} {n}' for n, t in splits.items())} tasks; "
             f"{args.tasks} tasks x {args.rollouts} rollouts "
             f"= {args.tasks * args.rollouts} episodes an iteration, {args.updates} optimizer steps each")
+    if env.prompts.policy == Prompts.policy and not args.imitation_episodes and not args.imitation:
+        log.say(f"note: the prompts of {env.name} name no actions, and nothing is imitated: a language model "
+                "has to guess them; expected `prompts` (docs/your-environment.md) or --imitation-episodes N")
     probes = run.read_json(expmodel / "report.json")["full"] if expmodel else {}
     if failed := failed_probes(probes):
         log.say(f"probes of the experience model that did not pass: {'; '.join(failed)}")

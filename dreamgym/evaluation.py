@@ -106,7 +106,7 @@ def experience_report(model: ExperienceModel, episodes: list[Episode], dist, bat
             refused.append(granted(prediction, step.state))
         elif i and not episode.steps[i - 1].valid:
             after_refusal.append(exact[kind][-1])
-        if (step.done and episode.stop != StopReason.NOT_JUDGED) or paid:
+        if (step.done or paid) and not (step.done and episode.stop == StopReason.NOT_JUDGED):
             verdicts.append((paid, bool(step.reward)))
     flat, scores = sum(exact.values(), []), sum(f1.values(), [])
     steps = [e.steps[i] for e, i, *_ in asked if e.source != Source.COUNTERFACTUAL]

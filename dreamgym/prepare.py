@@ -15,7 +15,7 @@ from pathlib import Path
 
 from dreamgym import checkpoint, run, tiny
 from dreamgym.episode import Task, read_tasks
-from dreamgym.flags import ROOT
+from dreamgym.flags import ROOT, is_main
 from dreamgym.memory import budget, check_memory, measure
 from dreamgym.model import base_of
 from dreamgym.offline import SPLITS
@@ -30,6 +30,8 @@ def check_model(args) -> None:
                          "--lora-rank, too")
     if tiny.is_scratch(args.model) and args.lora_rank:
         raise ValueError(f"--lora-rank {args.lora_rank}: a from-scratch model is trained in full")
+    if args.lora_rank and args.lr == type(args).lr and is_main():
+        print(f"note: --lr {args.lr:g} is for full training; with --lora-rank, ten times as much is usual")
 
 
 def prepare(args, out: Path, dist) -> tuple[Path, Path | None]:

@@ -14,6 +14,7 @@ from dreamgym.episode import Episode, Step, number_lines, rename_step
 from dreamgym.page_diff import MARK, decode, encode
 
 MAX_STATE_CHARS = 20_000
+TRIED_CHARS = 200                      # of an action that a prompt lists as tried
 NEXT = "next:\n"
 TAGS = re.compile(r"^(think|next|reward|task|state|action|tried|(similar|earlier|before) \d+|vary)[^\S\n]*:",
                   re.MULTILINE | re.IGNORECASE)
@@ -88,9 +89,10 @@ def policy_turn(task_text: str, state: str, turns: Sequence[tuple[str, str]] = (
 
 
 def tried_actions(steps: Sequence[Step], state: str, most: int = 8) -> list[str]:
-    """The different actions of an episode that were taken in `state`, at most the last `most` of them
-    (ours)."""
-    return list(dict.fromkeys(step.action for step in steps if step.state == state))[-most:] if most else []
+    """The different actions of an episode that were taken in `state`, at most the last `most` of them, and of
+    each at most its first TRIED_CHARS (ours)."""
+    taken = dict.fromkeys(step.action[:TRIED_CHARS] for step in steps if step.state == state and step.action)
+    return list(taken)[-most:] if most else []
 
 
 def policy_answer(step: Step, policy_format: str) -> str:
@@ -105,10 +107,13 @@ def policy_answer(step: Step, policy_format: str) -> str:
     return f"{line}action: {step.action}"
 
 
-def parse_answer(text: str) -> tuple[str, str]:
+def parse_answer(text: str, ended: bool = True) -> tuple[str, str]:
     """(thought, action) in a policy's answer, "" for none. The action is the last `<action>…</action>`, or
-    else the last line, without "action:"; what stands before it is the thought."""
+    else the last line, without "action:"; what stands before it is the thought. An answer that was cut
+    (`ended` False), or that never ends its <think>, has only the former: a part of a plan is not acted on."""
     before, opened, said = text[:max(0, text.rfind("</action>"))].rpartition("<action>")
+    if not opened and (not ended or text.rfind("<think>") > text.rfind("</think>")):
+        return clean(text.replace("<think>", " ")), ""
     lines = [line.strip() for line in (said if opened else text).split("\n") if line.strip()]
     named = [i for i, line in enumerate(lines) if line.lower().startswith("action:")]
     last = named[-1] if named else len(lines) - 1

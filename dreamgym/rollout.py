@@ -134,7 +134,8 @@ def _turn(policy: Policy, world, running: dict[int, _Running], order: list[int],
     for i, sample in zip(order, samples):
         policy.counts["turns"] += 1
         policy.counts["unfinished_actions"] += sample.stop != "end"
-        answers.append(parse_answer(answer_text(policy.tokenizer, policy.chat, sample.ids)))
+        answers.append(parse_answer(answer_text(policy.tokenizer, policy.chat, sample.ids),
+                                    ended=sample.stop == "end"))
         extend(running[i].episode.segments[-1], running[i].prompt, sample.ids, sample.logps,
                policy.chat.end_ids)
     states, ended = [running[i].session.state for i in order], []

@@ -121,7 +121,7 @@ class World:
                 result.output = text[:500]
             else:
                 result.reward_reasoning, result.reward, done = answer
-                result.done = result.done or done
+                result.done, result.stop = result.done or done, StopReason.RUNNING
 
     def _disturb(self, session: CountedSession, state: str, action: str, result: StepResult) -> None:
         o = self.options

@@ -6,8 +6,9 @@ from dreamgym import offline
 from dreamgym.envs.base import Environment, make_env
 from dreamgym.envs.logs import Logs
 from dreamgym.episode import Episode, Step, Task, to_json
+from dreamgym.prompts import Prompts
 from dreamgym.run import write_jsonl
-from tests.conftest import ROOT
+from tests.conftest import ROOT, a_step
 
 FILES = str(ROOT / "examples" / "files.py")
 TINY = "tests.test_envs_base:Tiny"
@@ -120,6 +121,18 @@ def test_recorded_tasks_are_split_once(tmp_path, count, sizes):
     assert all(task.start == "s0" for task in tasks) and again.tasks("test") == parts["test"]
     for split, episodes in offline.by_split(env, offline.read_logs(env, path, ""), parts).items():
         assert sorted(e.task.text for e in episodes) == sorted(task.text for task in parts[split])
+
+
+def test_logs_show_their_actions(tmp_path):
+    """A language model that has to guess what an action looks like, or a held-out one in its prompt."""
+    actions = ["cat notes", "rm notes", "cat plan", "bad"]
+    episodes = [Episode(id=f"{i}-{j}", task=Task(id="t", text=f"task {i}"),
+                        steps=[a_step("s", action, "s" if action == "bad" else "n")])
+                for i in range(9) for j, action in enumerate([f"held {i}", *actions])]
+    write_jsonl(tmp_path / "log.jsonl", map(to_json, episodes), append=False)
+    env = Logs(str(tmp_path / "log.jsonl"))
+    first = min(int(task.text.split()[1]) for task in env.tasks("train"))
+    assert env.prompts.policy == f"{Prompts.policy}\nActions look like these:\ncat notes\nheld {first}\nrm notes"
 
 
 def test_logs_cannot_be_played(tmp_path):

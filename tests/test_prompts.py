@@ -176,6 +176,15 @@ def test_actions_are_found(text, action):
     assert parse_answer(text)[1] == action
 
 
+@pytest.mark.parametrize("text, ended, expected", [
+    ("<think>first buy, then\nclick[1]", True, ("first buy, then click[1]", "")),
+    ("<think>a</think>\nclick[1]", True, ("a", "click[1]")), ("action: buy the long", False, ("action: buy the long", "")),
+    ("<think>a <think>b</think><action>go</action> and", False, ("a b", "go"))])
+def test_a_part_of_a_plan_is_no_action(text, ended, expected):
+    """A thought that was cut at the limit of tokens, whose last line buys something."""
+    assert parse_answer(text, ended) == expected
+
+
 def test_plain_states_are_answers():
     """States with blanks at the ends of lines, as CRLF leaves them: taught edits that cannot be read back."""
     assert plain_state("room \r\nitem lamp\t\r\nholding: \r\n") == "room\nitem lamp\nholding:"
@@ -236,6 +245,11 @@ def test_parsing_takes_linear_time():
                  "x" * 1_000_000):
         parse_answer(text), parse_next(text, question(), "diff"), parse_reward(text), parse_task(text)
     assert time.process_time() - started < 2
+
+
+def test_tried_actions_are_short():
+    """Rambling answers that fill the prompts of all later turns."""
+    assert tried_actions([a_step("s", action, "s") for action in ("a" * 999, "", "b")], "s") == ["a" * 200, "b"]
 
 
 def test_tried_actions():

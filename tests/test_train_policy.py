@@ -14,6 +14,7 @@ import torch
 from msgspec.structs import replace
 
 import dreamgym.model
+import generate_tasks
 from tests.conftest import EXAMPLE, ROOT, SMALL_RUN, free_port, gone, on_two_ranks, one_step, run_main
 from dreamgym import prepare, run
 from dreamgym.curriculum import Curriculum
@@ -78,14 +79,16 @@ def test_demonstrations_are_successful_where_any_is():
 
 def test_grpo_feeds_the_curriculum_by_task():
     """Values that mix tasks (Eq. 7: each task has the variance of its own rewards)."""
-    a, b, c = tasks = [Task(id=name, text=name) for name in "abc"]
+    a, b, c, d = tasks = [Task(id=name, text=name) for name in "abcd"]
     run_state = state_of(tasks)
     episodes = [one_step("0", a, 1.0), one_step("1", b), one_step("2", a), one_step("3", b)]
-    episodes.append(one_step("4", c, stop=StopReason.MALFORMED))
-    assert feed_curriculum(Args(), run_state, episodes) == 0.5
+    episodes += [one_step("4", c, stop=StopReason.MALFORMED), one_step("5", d, 1.0),
+                 one_step("6", d, stop=StopReason.MALFORMED)]
+    assert feed_curriculum(Args(), run_state, episodes) == pytest.approx(2 / 3)
     stats = run_state.curriculum.stats
     assert stats["a"].value == 0.25 and stats["b"].value == 0 and stats["c"].episodes == 0
-    assert (stats["c"].value, stats["c"].last) == (0.0, run_state.step)        # c broke off: it fades
+    for name in "cd":                      # at most one episode is left to learn from: they fade
+        assert (stats[name].value, stats[name].last) == (0.0, run_state.step)
 
 
 def test_ppo_feeds_the_curriculum_by_cluster():
@@ -113,7 +116,8 @@ def test_groups_that_the_budget_cut_are_left_out():
     """Groups of short episodes alone, whose failures are missing."""
     tasks = [Task(id=name, text=name, env="x") for name in "ab"]
     episodes = [one_step(str(i), tasks[i > 2], 1.0) for i in range(5)]
-    assert whole_groups(episodes, 3) == episodes[:3] and whole_groups(episodes, 2) == episodes[3:]
+    assert whole_groups(episodes, 3, 6) == episodes[:3] and whole_groups(episodes, 2, 6) == episodes[3:]
+    assert whole_groups(episodes, 1, 6) == [] and whole_groups(episodes, 1, 5) == episodes          # PPO
 
 
 def test_ctrl_c_reaches_the_script_that_is_running(tmp_path, monkeypatch):
@@ -159,6 +163,19 @@ def test_scarce_tasks_are_the_same_in_every_run(trained):
     counts.train_tasks = 0
     assert prepare.read_splits(counts, trained.data)["train"] == everything
     assert all(task in everything for task in few["train"])
+
+
+def test_seeds_are_valuable_now(tmp_path):
+    """Variance between policies of different iterations, or between tasks of one text; dreams that broke off as failures."""
+    a, b, c, d = [Task(id=name, text="one text") for name in "abcd"]
+    played = [(0, a, 1.0), (0, a, 0.0), (1, a, 1.0), (1, a, 1.0), (0, b, 0.0), (1, b, 1.0), (0, c, 1.0), (0, c, 1.0), (0, d, 1.0), (0, d, 0.0)]
+    episodes = [replace(one_step(str(i), task, reward), iteration=at) for i, (at, task, reward) in enumerate(played)]
+    episodes.append(replace(one_step("x", c, stop=StopReason.MALFORMED), iteration=0))
+    run.write_jsonl(tmp_path / "all.jsonl", map(to_json, episodes), append=False)
+    run.write_jsonl(tmp_path / "none.jsonl", map(to_json, episodes[2:8]), append=False)
+    assert generate_tasks.valuable_tasks(str(tmp_path / "all.jsonl"), 5) == [d]
+    with pytest.raises(ValueError, match="found no group of episodes"):
+        generate_tasks.valuable_tasks(str(tmp_path / "none.jsonl"), 5)
 
 
 def test_generated_tasks_of_a_file_are_played(trained, tmp_path):
