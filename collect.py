@@ -11,6 +11,7 @@ Writes SPLIT.jsonl (episodes) and tasks_SPLIT.jsonl of train, valid and test and
 that the rest is there. No reward of the policy's training comes from here.
 """
 import contextlib
+import json
 from collections import defaultdict
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -91,9 +92,19 @@ def settings_of(args: Args) -> dict:
 
 def gather(env: Environment, args: Args, out: Path, settings: dict) -> None:
     """Plays or imports, adds counterfactuals, has all explained, writes."""
+    about = {"environment": env.describe(), "label": env.label, "max_steps": env.max_steps}
+    for name, value in about.items():
+        try:
+            json.dumps(value)
+        except TypeError as error:
+            raise ValueError(f"--env {args.env}: its `{name}` cannot be saved ({error}); expected JSON "
+                             "values, such as int(n) for a number of numpy") from None
+    players, ask = make_players(env, args), None
+    if not players and not args.import_file:
+        raise ValueError(f"--env {args.env} has no players: give recorded episodes (--import-file) or "
+                         "a model that plays (--player)")
     tasks = {split: offline.tasks_with_start(env, split) for split in SPLITS}
     offline.warn_of_shared_texts(tasks)
-    players, ask = make_players(env, args), None
     if is_url(args.teacher):
         ask = Endpoint(args.teacher, args.teacher_model, args.teacher_key_env).complete
     elif args.teacher:
@@ -104,15 +115,18 @@ def gather(env: Environment, args: Args, out: Path, settings: dict) -> None:
         parts = offline.by_split(env, logs, tasks)
         print(f"{len(parts['train'])} of {len(logs)} recorded episodes are for training; the tasks of "
               "the others are held out")
-    elif not players:
-        raise ValueError(f"--env {args.env} has no players: give recorded episodes (--import-file) or "
-                         "a model that plays (--player)")
+        if not parts["valid"] and not players:
+            print("warning: no recorded episode has a validation task: nothing measures the experience model")
     out.mkdir(parents=True, exist_ok=True)
     (out / "meta.json").unlink(missing_ok=True)    # until all of it is there again
+    mine = run.fingerprint(settings)
+    if others := [str(path) for path in sorted(out.glob("played-*.jsonl")) if mine not in path.name]:
+        print(f"note: not used: {', '.join(others)}, episodes of a collection with other flags or with "
+              "another version of the environment's file")
 
     def unfinished(name: str) -> Path:
         """The file from which a killed collection with these settings goes on."""
-        path = out / f"{name}-{run.fingerprint(settings)}.jsonl"
+        path = out / f"{name}-{mine}.jsonl"
         if args.fresh:
             path.unlink(missing_ok=True)
         return path
@@ -127,7 +141,7 @@ def gather(env: Environment, args: Args, out: Path, settings: dict) -> None:
         parts[split] += offline.counterfactuals(env, parts, tasks, split, count, rng)
         if split == "train":
             played = recorded(parts[split])
-            offline.warn_of_episodes(played, from_log=bool(args.import_file))
+            offline.warn_of_episodes(played, bool(args.import_file), tasks["train"])
             if args.import_file:
                 parts[split] += hindsight.refused_actions(played, args.probe_share, rng)
             texts = [task.text for task in (*tasks[split], *(episode.task for episode in played))]
@@ -147,8 +161,7 @@ def gather(env: Environment, args: Args, out: Path, settings: dict) -> None:
     rows = [{"source": source, "episodes": len(part), "success": successes(part),
              "transitions": sum(len(episode.steps) for episode in part)} for source, part in sources.items()]
     run.write_json(out / "meta.json", {
-        "schema": run.SCHEMA, "settings": settings, "environment": env.describe(), "label": env.label,
-        "max_steps": env.max_steps, "sources": rows})
+        "schema": run.SCHEMA, "settings": settings, **about, "sources": rows})
     for split in SPLITS:                           # those of other settings may be a language model's
         unfinished(f"played-{split}").unlink(missing_ok=True)
     print(f"{out}: {env.label or env.name}\n{run.summary_table(rows)}")

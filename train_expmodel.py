@@ -421,6 +421,10 @@ def introduce(args: Args, training: Training, log, dist) -> None:
         raise ValueError(f"{rows.too_long} of {rows.drawn} rows are longer than --context {args.context}, "
                          f"--max-next-tok {args.max_next_tok} or --max-reward-tok {args.max_reward_tok} "
                          "allow; raise them, or use --page-format diff")
+    if rows.too_long:
+        log.say(f"{rows.too_long} of the first {rows.drawn} rows are left out: too long for --context "
+                f"{args.context}, --max-next-tok {args.max_next_tok} or --max-reward-tok "
+                f"{args.max_reward_tok}")
     if short := model.counts["shortened"]:
         log.say(f"{short} of the first {rows.drawn} rows lost history or demonstrations: --context "
                 f"{args.context} minus --max-next-tok {args.max_next_tok} is too short for them")

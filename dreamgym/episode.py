@@ -167,6 +167,12 @@ def check_episode(episode: Episode, where: str = "episode") -> Episode:
             if wrong:
                 raise ValueError(f"{where}, steps[{i}]: {problem}")
         state = step.next_state
+    success, stop = episode.success, episode.stop
+    if (stop == StopReason.SUCCESS and not success) or (stop == StopReason.FAILURE and success):
+        raise ValueError(f"{where}: field `stop` is {str(stop)!r}, but the last `reward` is {step.reward:g}; "
+                         "expected 1 of a success, 0 of a failure")
+    if stop == StopReason.MALFORMED and episode.world == "real":
+        raise ValueError(f"{where}: field `stop` is 'malformed', which only a dream can be")
     return episode
 
 

@@ -1,7 +1,8 @@
 """How offline episodes are made: a player plays, or logs are read; rules explain; counterfactuals are
 added."""
 import re
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
 from pathlib import Path
@@ -42,8 +43,12 @@ def explained(env: Environment, episode: Episode, reason: CompareWords | None = 
     for i, step in enumerate(episode.steps):
         step = replace(step, grounded=step.grounded or env.ground(step.state, step.action))
         if not (step.reasoning and step.reward_reasoning):
-            why, verdict = env.explain(episode.task, episode.steps[:i], step) or (
-                reason(episode.task, steps, step) if reason else ("", ""))
+            own = env.explain(episode.task, episode.steps[:i], step)
+            if own and not (len(own) == 2 and all(isinstance(text, str) for text in own)):
+                raise ValueError(f"{env.name}.explain returned {own!r} for the action {step.action!r}; "
+                                 "expected two texts, or None")
+            texts = own or (reason(episode.task, steps, step) if reason else ("", ""))
+            why, verdict = map(prompts.plain_state, texts)
             step = replace(step, reasoning=step.reasoning or why,
                            reward_reasoning=step.reward_reasoning or verdict)
         steps.append(step)
@@ -78,13 +83,17 @@ def play_at_once(env: Environment, roles: list[tuple[Episode, Player, np.random.
                 with ThreadPoolExecutor(workers) as pool:
                     actions = list(pool.map(act, running))
             results = step_all(env, [session for session, *_ in running], actions)
-            for (_, (episode, player, _), _), state, action, result in zip(running, states, actions, results):
+            for one, state, action, result in zip(running, states, actions, results):
+                session, (episode, player, _), _ = one
                 said = action if isinstance(action, Act) else Act(action)
                 record_step(episode, state, str(said), result, env.max_steps)
                 step = episode.steps[-1]
                 step.thought, step.imitate = said.thought, said.imitate and player.imitate
                 if episode.stop:
                     yield checked(env, episode)
+                elif session.state != result.state:
+                    raise ValueError(f"{env.name}.step returned the state {result.state!r}, but left "
+                                     f"session.state at {session.state!r}; expected the same")
             running = [one for one in running if not one[1][0].stop]
     finally:
         env.end(sessions)
@@ -95,12 +104,17 @@ def checked(env: Environment, episode: Episode) -> Episode:
     where = f"{env.name}, {episode.id}"
     check_episode(episode, where)
     for state in [episode.steps[0].state, *(step.next_state for step in episode.steps)]:
-        if state != (plain := prompts.plain_state(state)):
-            pairs = zip_longest(state.split("\n"), plain.split("\n"))
-            found, expected = next((a, b) for a, b in pairs if a != b)
-            raise ValueError(f"{where}: a line of a state is {found!r}, expected {expected!r} as a model can "
-                             "answer it; see dreamgym.prompts.plain_state")
+        check_plain(state, where)
     return as_read(explained(env, episode), where)
+
+
+def check_plain(state: str, where: str) -> None:
+    """Raises ValueError for a state that no experience model could answer with."""
+    if state != (plain := prompts.plain_state(state)):
+        pairs = zip_longest(state.split("\n"), plain.split("\n"))
+        found, expected = next((a, b) for a, b in pairs if a != b)
+        raise ValueError(f"{where}: a line of a state is {found!r}, expected {expected!r} as a model can "
+                         "answer it; see dreamgym.prompts.plain_state")
 
 
 def form_of(action: str, names: Names) -> tuple[str, list[str]]:
@@ -298,13 +312,17 @@ def environment_of(name: str, data: Path, dist, **more) -> tuple[Environment, di
 def tasks_with_start(env: Environment, split: str) -> list[Task]:
     """Tasks with the first state, from which a dream starts. Raises ValueError where there are none, or an id
     occurs twice."""
-    tasks = []
-    for task in env.tasks(split):
-        if not task.start:
-            session = env.reset([task])[0]
-            task = replace(task, start=session.state)
-            env.end([session])
-        tasks.append(as_read(replace(task, env=task.env or env.name), f"--env {env.name}, task {task.id!r}"))
+    given, tasks = list(env.tasks(split)), []
+    with run.progress(len(given), f"first states of {split} tasks") as bar:
+        for task in given:
+            if not task.start:
+                session, = reset_all(env, [task])
+                task = replace(task, start=session.state)
+                env.end([session])
+            where = f"--env {env.name}, task {task.id!r}"
+            tasks.append(as_read(replace(task, env=task.env or env.name), where))
+            check_plain(tasks[-1].start, where)
+            bar.update(1)
     if not tasks:
         raise ValueError(f"--env {env.name} has no {split} tasks; expected some in {', '.join(SPLITS)}")
     ids = {task.id for task in tasks}
@@ -325,18 +343,26 @@ def warn_of_shared_texts(tasks: dict[str, list[Task]]) -> None:
         texts |= {task.text for task in tasks[split]}
 
 
-def warn_of_episodes(episodes: list[Episode], from_log: bool) -> None:
-    """Says what training episodes cannot teach."""
+def warn_of_episodes(episodes: list[Episode], from_log: bool, tasks: Sequence[Task] = ()) -> None:
+    """Says what training episodes cannot teach; `tasks`: the environment's own for training."""
     steps, flat = [step for e in episodes for step in e.steps], lambda text: " ".join(text.lower().split())
     unsaid = [s.action for s in steps if prompts.parse_answer(f"action: {s.action}")[1] != s.action]
     told = sum(flat(e.task.text) in flat(step.state) for e in episodes for step in e.steps)
-    moved = sum(e.steps[0].state != e.task.start for e in episodes)
+    starts = defaultdict(set)
+    for task in (*tasks, *(e.task for e in episodes if not tasks)):
+        starts[task.text].add(task.start)
+    moved = sum(e.steps[0].state not in starts.get(e.task.text, [e.steps[0].state]) for e in episodes)
+    long = sum(len(step.next_state) > prompts.MAX_STATE_CHARS for step in steps)
     for is_so, problem in (
             (not any(e.success for e in episodes),
              f"none of {len(episodes)} training episodes succeeded; expected some: a reward of 1 shows "
              "what is paid and what to imitate"),
             (from_log and not any(step.done and not step.reward for step in steps),
              "no recorded failure ended an episode, so in the dream a wrong last action ends none, either"),
+            (empty := sum(not s.action.strip() for s in steps),
+             f"{empty} of {len(steps)} actions are empty; expected something that a policy can say"),
+            (long, f"{long} of {len(steps)} states have more than {prompts.MAX_STATE_CHARS:,} characters, "
+                   "which no experience model can answer with"),
             (unsaid, f"a policy cannot say {len(unsaid)} actions, such as {unsaid[:1]}: its answer has one "
                      "blank between words"),
             (2 * told > len(steps),
@@ -365,6 +391,9 @@ def by_split(env: Environment, episodes: list[Episode],
              tasks: dict[str, list[Task]]) -> dict[str, list[Episode]]:
     """Recorded episodes by the split of their task; unknown tasks are for training."""
     home = {prompts.clean(task.text): split for split in reversed(SPLITS) for task in tasks[split]}
+    if unknown := [episode.task.text for episode in episodes if episode.task.text not in home]:
+        print(f"note: {env.name} has no task with the text of {len(unknown)} of {len(episodes)} recorded "
+              f"episodes, such as {unknown[0]!r}; they are for training")
     ours = (*env.players(), Source.LANGUAGE_MODEL, Source.PROBER, Source.COUNTERFACTUAL, Source.INFERRED)
     parts: dict[str, list[Episode]] = {split: [] for split in SPLITS}
     for episode in episodes:

@@ -39,7 +39,7 @@ def prepare(args, out: Path, dist) -> tuple[Path, Path | None]:
     folders of the data and of the experience model (None: it is untrained, at a server). With --fresh,
     policies of an earlier run go. Raises ValueError where the server does not answer, there are too few
     tasks, or a language model made the data of another log."""
-    is_file = args.data.endswith(".jsonl")
+    is_file = args.data.endswith(".jsonl") or Path(args.data).is_file()
     data = out / "data" if is_file or not args.data else Path(args.data)
     expmodel = Path(args.expmodel or out / "expmodel")
     if is_url(args.expmodel):

@@ -52,12 +52,13 @@ def plain_state(text: str) -> str:
 
 
 def plain_episode(episode: Episode) -> Episode:
-    """Somebody's recorded episode with plain states and a task of one clean line. A state of unprintable
-    characters alone becomes "(end)"."""
+    """Somebody's recorded episode with plain states and reasoning, and a task of one clean line. A state of
+    unprintable characters alone becomes "(end)"."""
     plain = lambda state: plain_state(state) or "(end)"
     task = replace(episode.task, text=clean(episode.task.text), start=plain_state(episode.task.start))
-    steps = [replace(step, state=plain(step.state), next_state=plain(step.next_state))
-             for step in episode.steps]
+    steps = [replace(step, state=plain(step.state), next_state=plain(step.next_state),
+                     reasoning=plain_state(step.reasoning),
+                     reward_reasoning=plain_state(step.reward_reasoning)) for step in episode.steps]
     return replace(episode, task=task, steps=steps)
 
 

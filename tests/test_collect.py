@@ -125,10 +125,13 @@ def test_what_episodes_cannot_teach_is_said(capsys):
     sound = judged("find hat", "a hat", "wear 'hat'")
     said = lambda episode, from_log=False: (offline.warn_of_episodes([episode], from_log), capsys.readouterr().out)[1]
     sound.task.start = "a hat"
+    elsewhere = [a_task("find hat", start="s")]
+    assert "1 of 1 training episodes do not begin" in (offline.warn_of_episodes([sound], False, elsewhere), capsys.readouterr().out)[1]
+    offline.warn_of_episodes([sound], False, [a_task("another", start="s")])
     assert said(sound) == "" and "no recorded failure ended an episode" in said(sound, from_log=True)
     for text, state, action, message in (
             ("find hat", "a hat", "edit 3   x", "a policy cannot say 1 actions, such as ['edit 3   x']"),
-            ("find hat", "Goal: Find  Hat", "go", "1 of 1 states say the task"), ("find hat", "s", "go", "1 of 1 training")):
+            ("find hat", "s", " ", "1 of 1 actions are empty"), ("find hat", "Goal: Find  Hat", "go", "1 of 1 states say the task"), ("find hat", "s", "go", "1 of 1 training")):
         episode = judged(text, state, action)
         episode.task.start = state if state != "s" else "elsewhere"
         assert message in said(episode)
@@ -142,7 +145,7 @@ def test_values_of_other_types_are_refused_at_once(changes, message):
     with pytest.raises(ValueError, match=message):
         offline.tasks_with_start(env, "train")
     env = Counter(explain=lambda *_: ("a", None))
-    with pytest.raises(ValueError, match="counter, e: Expected `str`, got `null`"):
+    with pytest.raises(ValueError, match="counter.explain returned .* for the action 'go'; expected two texts"):
         offline.play(env, a_task("count"), GO["go"], np.random.default_rng(0), "e")
 
 
@@ -164,6 +167,10 @@ def test_import(again, workspace, tmp_path):
     assert [e.steps for e in train] == [e.steps for e in own]   # reasoning, grounded actions are filled in
     assert (out / "test.jsonl").read_bytes() == (workspace.data / "test.jsonl").read_bytes()
     assert "kept" in again("--import-file", path)[0]
+    (out / "played-train-x.jsonl").touch()
+    unknown = write_log(tmp_path / "other.jsonl", [replace(own[0], task=replace(own[0].task, text="Other"))])
+    printed, _ = again("--import-file", unknown, "--fresh")
+    assert "the text of 1 of 1 recorded episodes, such as 'Other'" in printed and "not used: " in printed
     write_log(tmp_path / "log.jsonl", own[:4])
     with pytest.raises(ValueError, match="import_file_fingerprint"):      # the same name, another content
         again("--import-file", path)
@@ -220,6 +227,8 @@ GO = {"go": Player(lambda session, rng: lambda state: "go")}
 
 @pytest.mark.parametrize("answers, error, message", [
     (lambda: [], ValueError, "Counter.step returned a list of 0 for 1 episodes"),
+    (lambda: [("1", 0.0, True, {})], ValueError, "Counter.step returned a tuple; expected a StepResult whose `state` is text"),
+    (lambda: [StepResult(None)], ValueError, "Counter.step returned the state None; expected"),
     (lambda: [StepResult("1", 0.0, True, "lost")], ValueError, "stop 'lost': expected one of '', 'success'"),
     (lambda: [StepResult("so far\ntask: x")], ValueError, "a line of a state is 'task: x', expected '> task: x'"),
     (lambda: [StepResult("1", reward=1.0)], ValueError, "counter, e, .*reward 1 with done false"),
@@ -232,6 +241,25 @@ def test_what_an_environment_may_not_do(answers, error, message):
     with pytest.raises(error, match=message):
         offline.play(env, a_task("x"), GO["go"], None, "e")
     assert len(env.ended) == 1
+
+
+def test_a_forgotten_session_state():
+    """A message about a field of a file, for whoever wrote an environment."""
+    env = Counter(step=lambda *_: [StepResult("1")])
+    with pytest.raises(ValueError, match="counter.step returned the state '1', but left session.state at '0'"):
+        offline.play(env, a_task("x"), GO["go"], None, "e")
+
+
+@pytest.mark.parametrize("changes, message", [
+    ({"reset": lambda tasks: [Session(tasks[0], "0 ")]}, "--env counter, task .*a line of a state is '0 ', expected '0'"),
+    ({"reset": lambda tasks: ["0"]}, "Counter.reset returned a str; expected a Session"),
+    ({"max_steps": np.int64(3), "players": lambda: GO}, "its `max_steps` cannot be saved .*expected JSON values")])
+def test_bad_environments_are_refused_at_once(tmp_path, changes, message):
+    """Dreams that begin in states that no model can answer; a whole collection lost at its end."""
+    with pytest.raises(ValueError, match=message):
+        env = Counter(**changes)
+        offline.tasks_with_start(env, "train")
+        collect.gather(env, collect.Args(), tmp_path / "d", {})
 
 
 def test_an_exception_says_in_which_episode():
@@ -294,7 +322,8 @@ def test_interrupted_playing_goes_on(tmp_path):
 
 
 @pytest.mark.parametrize("changes, message", [({"players": dict}, "has no players: give recorded episodes"),
-                                              ({"tasks": lambda split: []}, "has no train tasks")])
+                                              ({"tasks": lambda split: [], "players": lambda: GO},
+                                               "has no train tasks")])
 def test_an_environment_without_players_or_tasks(tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
         collect.gather(Counter(**changes), collect.Args(), tmp_path / "d", {})

@@ -1,9 +1,11 @@
 """What `--env` and `--env-options` take and refuse; sessions of every environment; recorded logs."""
+import sys
+
 import numpy as np
 import pytest
 
 from dreamgym import offline
-from dreamgym.envs.base import Environment, make_env
+from dreamgym.envs.base import Environment, environment_class, make_env
 from dreamgym.envs.logs import Logs
 from dreamgym.episode import Episode, Step, Task, to_json
 from dreamgym.prompts import Prompts
@@ -52,6 +54,14 @@ def test_an_environment_by_class_and_by_file():
     env = make_env(FILES, seed=3)
     assert env.name == FILES and env.tasks("train")[0] == make_env(FILES, seed=3).tasks("train")[0]
     assert env.tasks("train")[0] != make_env(FILES, seed=4).tasks("train")[0]
+
+
+def test_a_module_beside_the_file(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.path", sys.path[:])
+    (tmp_path / "besides_own.py").write_text("LABEL = 'x'\n")
+    own = "from besides_own import LABEL\nfrom dreamgym.envs.base import Environment\nclass Own(Environment):\n    label = LABEL\n"
+    (tmp_path / "own_world.py").write_text(own)
+    assert environment_class(str(tmp_path / "own_world.py")).label == "x"
 
 
 @pytest.mark.parametrize("name, flags, message", [

@@ -94,6 +94,9 @@ TASK, FIRST, LAST = ["task"], ["steps", 0], ["steps", 1]
     (FIRST, {"done": True}, r"steps\[0\]: done before the last step"),
     (LAST, {"done": False}, r"steps\[1\]: reward 1 with done false"),
     (LAST, {"state": "elsewhere"}, r"steps\[1\]: field `state` differs from the `next_state` before it"),
+    (LAST, {"reward": 0.0}, "field `stop` is 'success', but the last `reward` is 0; expected 1"),
+    ([], {"stop": "failure"}, "field `stop` is 'failure', but the last `reward` is 1"),
+    ([], {"stop": "malformed"}, "'malformed', which only a dream can be"),
     (FIRST, {"action": "click[1]\nreward: 1 done: yes"}, r"steps\[0\].*`action`"),
 ])
 def test_record_that_does_not_fit_is_named(tmp_path, place, changes, message):

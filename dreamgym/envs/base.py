@@ -66,22 +66,26 @@ def noted(where: str) -> Iterator[None]:
 
 def reset_all(world, tasks: Sequence[Task]) -> Sequence[Session]:
     """`world.reset`; raises ValueError where it does not return one session for each task."""
-    return _one_each(world, "reset", [task.text for task in tasks], tasks) if tasks else []
+    return _one_each(world, "reset", Session, [task.text for task in tasks], tasks) if tasks else []
 
 
 def step_all(world, sessions: Sequence[Session], actions: Sequence[str]) -> Sequence[StepResult]:
     """`world.step`; raises ValueError where it does not return one result for each session."""
     asked = [f"{session.task.text}: {action}" for session, action in zip(sessions, actions)]
-    return _one_each(world, "step", asked, sessions, actions)
+    return _one_each(world, "step", StepResult, asked, sessions, actions)
 
 
-def _one_each(world, method: str, asked: list[str], *given: Sequence) -> Sequence:
+def _one_each(world, method: str, kind: type, asked: list[str], *given: Sequence) -> Sequence:
     name = f"{type(world).__name__}.{method}"
     with noted(f"{name} for {asked[:3]}"):
         made = getattr(world, method)(*given)
     if len(made) != len(asked):
         raise ValueError(f"{name} returned a list of {len(made)} for {len(asked)} episodes; "
                          "expected one entry each, in order")
+    for one in made:
+        if not isinstance(one, kind) or not isinstance(one.state, str):
+            found = f"the state {one.state!r}" if isinstance(one, kind) else f"a {type(one).__name__}"
+            raise ValueError(f"{name} returned {found}; expected a {kind.__name__} whose `state` is text")
     return made
 
 
@@ -215,6 +219,8 @@ def environment_class(name: str) -> type[Environment]:
     if name.endswith(".py"):
         if not Path(name).is_file():
             raise ValueError(f"--env {name}: no such file")
+        if (folder := str(Path(name).resolve().parent)) not in sys.path:
+            sys.path.append(folder)              # modules beside it
         spec = importlib.util.spec_from_file_location(f"env_{Path(name).stem}", name)
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module          # dataclasses look their module up there

@@ -43,7 +43,7 @@ class Logs(Environment):
         self.all = [replace(starts[text, start], id=f"log-{i}", start=start)
                     for i, (text, start) in enumerate(sorted(starts))]
         own = [step for episode in played if self.split_of[episode.task.text] == "train"
-               for step in episode.steps if step.valid]
+               for step in episode.steps if step.valid and step.action.strip()]
         examples = {verb_of(step.action): step.action for step in reversed(own)}       # the first of each
         counts = Counter(verb_of(step.action) for step in own)
         shown = "".join(f"\n{examples[verb][:EXAMPLE_CHARS]}" for verb, _ in counts.most_common(EXAMPLES))
