@@ -16,7 +16,7 @@ from dreamgym.episode import Task, read_episodes, read_tasks, recorded, to_json
 from dreamgym.experience_model import load_experience_model
 from dreamgym.offline import SPLITS
 from dreamgym.rl import usable
-from dreamgym.task_generation import known_words, write_tasks
+from dreamgym.task_generation import Known, write_tasks
 
 
 @dataclass
@@ -53,9 +53,9 @@ def main() -> None:
     seeds = (valuable_tasks(args.episodes, args.count) if args.episodes
              else run.sample(tasks["train"], args.count, args.seed, "seeds"))
     model = load_experience_model(folder, env, dist.device, seed=args.seed)
-    words = known_words(tasks["train"], recorded(read_episodes(data / "train.jsonl")))
-    known = {task.text for part in tasks.values() for task in part}
-    made, counts = write_tasks(model, seeds, known, words, "generated")
+    known = Known(tasks["train"], recorded(read_episodes(data / "train.jsonl")))
+    taken = {task.text for part in tasks.values() for task in part}
+    made, counts = write_tasks(model, seeds, taken, known, "generated")
     out = Path(args.out or folder.parent / "tasks_generated.jsonl")
     run.write_jsonl(out, map(to_json, made), append=False)
     texts = {task.id: task.text for task in seeds}

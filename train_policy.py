@@ -36,7 +36,7 @@ from dreamgym.prepare import check_model, prepare, read_splits, start_log
 from dreamgym.prompts import Prompts
 from dreamgym.rollout import Policy, rollout
 from dreamgym.served_model import check_server, open_experience_model
-from dreamgym.task_generation import known_words, write_tasks
+from dreamgym.task_generation import Known, write_tasks
 from dreamgym.teacher import is_url
 from dreamgym.worlds import World, parse_options
 
@@ -234,7 +234,7 @@ class Job:
     env: Environment
     splits: dict[str, list[Task]]
     held_out: set[str]                     # texts of all validation and test tasks: none is generated
-    known_words: set[str]                  # of training tasks and pages: a generated task has no others
+    known: Known                           # from training tasks and pages: what a generated task may say
     probes: dict                           # what the experience model's report found
     meta: dict                             # settings and environment, which must be equal at resume; "policy"
     out: Path
@@ -406,7 +406,7 @@ def generate(job: Job, state: Run) -> dict:
     if job.dist.is_main:
         texts = job.held_out | {known.task.text for known in state.curriculum.stats.values()}
         made, counts = write_tasks(state.experience_model, state.curriculum.seeds(job.args.tasks), texts,
-                                   job.known_words, f"generated-{state.step}")
+                                   job.known, f"generated-{state.step}")
     state.curriculum.add(job.dist.broadcast(made))
     return counts
 
@@ -508,9 +508,9 @@ def main() -> None:
     state = make_run(args, policy, reference, model, splits["train"], resume, dist)
     del reference                                # `state` alone holds it, and lets it go
     held_out = {task.text for name in ("valid", "test") for task in read_tasks(data / f"tasks_{name}.jsonl")}
-    words = known_words(splits["train"], offline)
+    known = Known(splits["train"], offline)
     meta["policy"] = asdict(policy.settings)
-    job = Job(args, env, splits, held_out, words, probes, meta, out, log, dist)
+    job = Job(args, env, splits, held_out, known, probes, meta, out, log, dist)
     results = train(job, state)
     with unsharded(model.model):                 # all ranks gather what rank 0 asks for the page
         if dist.is_main:

@@ -72,8 +72,9 @@ class Curriculum:
     def sample(self, n: int, rng: np.random.Generator, max_generated_fraction: float) -> list[Task]:
         """n different tasks, drawn in proportion to (1 - explore) * estimate + explore * mean estimate.
 
-        max_generated_fraction: lambda of the paper, which gives no number. At most floor(lambda * n) tasks
-        are generated. n original tasks must be there (prepare.py refuses less).
+        max_generated_fraction: lambda of the paper, which gives no number. floor(lambda * n) tasks are
+        generated ones that are new or have variance, as far as there are such; no more tasks are generated. n
+        original tasks must be there (prepare.py refuses less).
         """
         room = math.floor(max_generated_fraction * n + 1e-9)   # 0.29 * 100 is 28.999...
         tasks = [stats.task for stats in self.stats.values()]
@@ -82,6 +83,9 @@ class Curriculum:
         # The order of Gumbel-perturbed log weights is a draw without replacement in proportion to them.
         key = np.log(weight) + rng.gumbel(size=len(tasks))
         order = [tasks[i] for i in np.argsort(-key, kind="stable")]
+        # Few among many originals, new ones would hardly be drawn: those that may teach come first.
+        fresh = lambda stats: stats.task.generated and (stats.last < 0 or stats.value > 0)
+        order.sort(key=lambda task: not fresh(self.stats[task.id]))
         over = {task.id for task in [task for task in order if task.generated][room:]}
         chosen = [task for task in order if task.id not in over][:n]
         assert len(chosen) == n, (len(chosen), n)

@@ -6,7 +6,7 @@ copy names.
     change(task.text), change(state)           # the same in every text
 """
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 import regex as re
@@ -31,7 +31,8 @@ class Names:
         self.groups, share = substitutes(tasks)
         are_names = lambda words: len(words) >= MANY or all(share[word] <= RARE for word in words)
         names = {word for words in filter(are_names, self.groups) for word in words}
-        self.words = sorted(names - tools(names, episodes) - unshown(episodes, lambda episode: words_of(
+        kept = {*tools(names, episodes).values()}
+        self.words = sorted(names - kept - unshown(episodes, lambda episode: words_of(
             " ".join(step.state for step in episode.steps))))
         self._group_of = {word: i for i, words in enumerate(self.groups) for word in words}
 
@@ -55,18 +56,22 @@ class Names:
         return lambda text: _WORD.sub(exchanged, text)
 
 
-def tools(names: set[str], episodes: Iterable[Episode]) -> set[str]:
-    """Names that no other can replace in a kind of action: such as "fridge", if "cool _ with fridge" changed
-    the state for at least five other names, and "cool _ with" anything else for none. What such a thing is
-    for must be learnt."""
+def blanked(action: str, names: Collection[str]) -> tuple[tuple[str, ...], list[str]]:
+    """The words of the action with "_" for each name, and the names."""
+    words = WORD.findall(action.lower())
+    return tuple("_" if word in names else word for word in words), [word for word in words if word in names]
+
+
+def tools(names: Collection[str], episodes: Iterable[Episode]) -> dict[tuple, str]:
+    """{(blanked action, which of its names): a name that no other can replace there}: "fridge", if "cool _
+    with fridge" changed the state for at least five other names, and "cool _ with" anything else for none.
+    What such a thing is for must be learnt."""
     beside: dict[tuple, dict[str, set]] = defaultdict(lambda: defaultdict(set))
     for action in {step.shown_action for e in recorded(episodes) for step in e.steps if step.valid}:
-        words = WORD.findall(action.lower())
-        named = [word for word in words if word in names]
-        form = tuple("_" if word in names else word for word in words)
+        form, named = blanked(action, names)
         for i, word in enumerate(named):
             beside[form, i][word].add((*named[:i], *named[i + 1:]))
-    return {word for found in beside.values() for word, others in found.items()
+    return {place: word for place, found in beside.items() for word, others in found.items()
             if len(found) == 1 and len(others) >= MANY}
 
 

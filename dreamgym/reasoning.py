@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from dreamgym.episode import Episode, Source, Step, StopReason, Task, recorded
 from dreamgym.hindsight import FEW, ending_verbs, one_sided, said_words
-from dreamgym.names import Names
+from dreamgym.names import Names, blanked, tools
 from dreamgym.words import LIMIT, names_of, numbers_of, shown_words, tokens_of, value_of, words_of
 
 MEANT_TASKS = 5                        # tasks with a word, and others, before it has a meaning
@@ -19,16 +19,19 @@ class CompareWords:
     """Reasoning of any environment, from the texts alone (ours). A small model compares words that stand side
     by side: "red : blue no". Names are words that replace each other in tasks (names.py).
 
-    `episodes` (recorded ones and counterfactual rewards) tell five things:
+    `episodes` (recorded ones and counterfactual rewards) tell six things:
     1. Where a name of the task is looked for: the last line, of state, action and next state, that has names
        of its kind, or the first one, or any; or the lines that begin with a certain word ("chosen: red").
        Of each kind, the place that best separates successes from failures; the word if it is clearly better.
     2. Names that most of their successes lack there are left out ("change" in "change the price").
     3. Other words have a meaning: what nearly all their successes show, and few others ("hot" for "heat").
     4. Some words count: their successes show a name of the task so often, their failures do not ("two").
-    5. Actions that nearly always end an episode, by their first word, may say an answer ("stop [$8.50]")."""
+    5. Actions that nearly always end an episode, by their first word, may say an answer ("stop [$8.50]").
+    6. Some actions need a certain thing (names.tools): who cools with a microwave needs "fridge"."""
 
     def __init__(self, names: Names, episodes: list[Episode] = ()):
+        self.things = frozenset(names.words)
+        self.tools = tools(self.things, episodes)
         self.names, self.sides, self.meaning = names, one_sided(episodes), {}
         self.ending = ending_verbs(episodes)
         self._learn_places(episodes)
@@ -110,8 +113,9 @@ class CompareWords:
         """First the line of the state that is most like the action, else one with names of its kinds. Then
         each name of the action beside those of its kind, in this line or else in the state, and in the last
         line that has any ("last : blue no": another color was chosen). If a name is missing, earlier pages
-        are searched: first their titles, then their other lines. Last, whether the next state is the same,
-        known from this episode or new, and its first line that the state lacks."""
+        are searched: first their titles, then their other lines. Then a thing that such an action needs,
+        beside the one that it names. Last, whether the next state is the same, known from this episode or
+        new, and its first line that the state lacks."""
         before, after = step.state.split("\n"), step.next_state.split("\n")
         pages = dict.fromkeys(page for old in reversed(history) for page in (old.next_state, old.state))
         things = lambda text: {one: self.names.kind(one.split()[0]) for one in _THING.findall(text.lower())}
@@ -136,6 +140,10 @@ class CompareWords:
                 missed.add(thing)
         if missed:
             why += _searched(missed, [page.split("\n") for page in pages if page != step.state])
+        form, named = blanked(step.shown_action, self.things)
+        for i, name in enumerate(named):
+            if tool := self.tools.get((form, i)):
+                why.append(f"{tool} : {_compared([name], tool)}")
         changed = next((line for line in after if line not in before), after[0])
         outcome = f"{'known' if step.next_state in pages else 'new'} : {changed}"
         return " ; ".join([*why, outcome if after != before else "same"])

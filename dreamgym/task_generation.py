@@ -1,17 +1,18 @@
 """M_task: the experience model's own weights write harder and different tasks (DreamGym, Eq. 6).
 
-The paper shares the parameters of M_task and M_exp, and lets a language model select. Here the acceptable
-candidate with most words is kept, since tiny models judge badly. A generated task has no goal in the real
-environment: only the dream can play it.
+The paper shares the parameters of M_task and M_exp, and lets a language model select. Here records select:
+of the candidates that some recorded success suggests to be feasible, the one with most words is kept. A
+generated task has no goal in the real environment: only the dream can play it.
 """
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 from msgspec.structs import replace
 
-from dreamgym.episode import Episode, Task
+from dreamgym.episode import Episode, Task, recorded
+from dreamgym.words import shown_words, unshown, words_of
 
 CANDIDATES = 4               # texts sampled for each seed task (ours)
 SAMPLING_TEMPERATURE = 0.8   # of sampling them (ours)
@@ -44,36 +45,51 @@ def variation_samples(tasks: Sequence[Task], count: int, rng: np.random.Generato
     return pairs
 
 
-def known_words(tasks: Iterable[Task], episodes: Iterable[Episode]) -> set[str]:
-    """The words of training tasks and training pages, for `problem`."""
-    texts = {task.text for task in tasks} | {step.state for e in episodes for step in e.steps}
-    return {word for text in texts for word in words(text)}
+class Known:
+    """What training tasks and their recorded episodes say of a new text: `problem`."""
 
+    def __init__(self, tasks: Iterable[Task], episodes: Sequence[Episode]):
+        texts = {task.text for task in tasks} | {step.state for e in episodes for step in e.steps}
+        self.words = {word for text in texts for word in words(text)}
+        lasts = [shown_words(e.steps[-1]) for e in recorded(episodes) if e.success]
+        self.unshown = unshown(episodes, lambda episode: shown_words(episode.steps[-1]))
+        self.showing: dict[str, set[int]] = defaultdict(set)           # word -> successes
+        for i, shown in enumerate(lasts):
+            for word in shown:
+                self.showing[word].add(i)
 
-def problem(text: str | None, taken: Collection[tuple[str, ...]], known_words: Collection[str]) -> str:
-    """Why a text is no new task: "malformed", "unknown" (a word that no training task or page has) or "copy"
-    (but for case, blanks, punctuation); "" for a good one. `taken`: the words of each task, also of held-out
-    ones, for none may be trained on."""
-    found = words(text or "")
-    if not found:
-        return "malformed"
-    if any(word not in known_words for word in found):
-        return "unknown"
-    return "copy" if found in taken else ""
+    def feasible(self, text: str) -> bool:
+        """Whether the last step of one recorded success shows all words of the text. Those that the last
+        steps of most successes lack ("put") do not count."""
+        needed = words_of(text) - self.unshown
+        return bool(set.intersection(*(self.showing.get(word, set()) for word in needed))) if needed else True
+
+    def problem(self, text: str | None, taken: Collection[tuple[str, ...]]) -> str:
+        """Why a text is no new task: "malformed", "unknown" (a word that no training task or page has),
+        "copy" (but for case, blanks, punctuation) or "infeasible"; "" for a good one. `taken`: the words of
+        each task, also of held-out ones, for none may be trained on."""
+        found = words(text or "")
+        if not found:
+            return "malformed"
+        if any(word not in self.words for word in found):
+            return "unknown"
+        if found in taken:
+            return "copy"
+        return "" if self.feasible(text) else "infeasible"
 
 
 def write_tasks(experience_model, seeds: Sequence[Task], known_texts: Collection[str],
-                known_words: Collection[str], name: str) -> tuple[list[Task], dict[str, int]]:
+                known: Known, name: str) -> tuple[list[Task], dict[str, int]]:
     """(new tasks `name-0`, `name-1`, …, counts of candidates that were accepted or refused, by reason). Each
-    seed gets at most one new task, the longest good one of its candidates. Known texts and words: see
-    `problem`."""
+    seed gets at most one new task, the longest good one of its candidates. `known_texts`: of tasks that none
+    may repeat."""
     made: list[Task] = []
     counts: Counter[str] = Counter()
     texts, taken = [seed.text for seed in seeds], set(map(words, known_texts))
     written = experience_model.write_variations(texts, CANDIDATES, SAMPLING_TEMPERATURE)
     for seed, candidates in zip(seeds, written):
         taken.add(words(seed.text))
-        reasons = [problem(text, taken, known_words) or "accepted" for text in candidates]
+        reasons = [known.problem(text, taken) or "accepted" for text in candidates]
         counts.update(reasons)
         good = [text for text, reason in zip(candidates, reasons) if reason == "accepted"]
         if good:

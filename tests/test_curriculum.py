@@ -61,6 +61,16 @@ def test_generated_share_never_exceeds_lambda(fraction, explore):
     assert sum(t.generated for t in large.sample(100, np.random.default_rng(0), 0.29)) == 29
 
 
+def test_new_generated_tasks_are_played():
+    """A bound that is never near: 2 % of the draws were generated, since 1,400 originals have the same prior."""
+    curriculum = curriculum_of(1400, generated=10)
+    assert sum(t.generated for t in curriculum.sample(16, np.random.default_rng(0), 0.25)) == 4
+    curriculum.update(played(**{f"g{i}": [0, int(i == 9)] for i in range(8)} | {"g9": [1, 1]}), 0)
+    for seed in range(5):
+        drawn = {t.id for t in curriculum.sample(16, np.random.default_rng(seed), 0.25) if t.generated}
+        assert "g8" in drawn and len(drawn) < 3                     # the only one that is not known to be worthless
+
+
 def test_worthless_generated_tasks_fade():
     """Lambda as a quota: tasks measured 0 took a quarter of all draws for ever."""
     curriculum = curriculum_of(300, generated=40)
