@@ -460,6 +460,18 @@ def test_a_known_page_is_looked_up_by_its_first_line():
     assert why("go to jar 3", pan) == "at pan 1: ; jar 3 : pan 1 no ; page : at jar 1: no ; line : jar 1 no ; same"
 
 
+def test_what_an_action_needs():
+    """A small model never learns which tool heats, and grants or refuses all of them."""
+    names = Names(f"find a {thing} please" for thing in (*THINGS, "oven", "sink"))
+    played = [Episode(id="e", task=a_task("x"), steps=[a_step("s", f"{verb} {thing} with {tool}", "n")])
+              for verb, tool in (("heat", "oven"), ("wash", "sink")) for thing in THINGS]
+    reason = reasoning.CompareWords(names, played)
+    why = lambda action: reason(a_task("x"), [], a_step("oven\nmug", action, "oven\nmug"))[0]
+    assert why("heat mug with oven").endswith(" ; oven : oven yes ; same") and why("wash mug with oven").endswith(" ; sink : oven no ; same")
+    assert "sink" not in why("go to oven") and "oven yes" not in reasoning.CompareWords(names, played[:4])(
+        a_task("x"), [], a_step("mug", "heat mug with oven", "n"))[0]
+
+
 def test_words_that_count():
     """The first of two things, which looks like the last; other words, which count nothing."""
     def put(many, thing, there, reward):
