@@ -170,7 +170,7 @@ def test_seeds_are_valuable_now(tmp_path):
     a, b, c, d = [Task(id=name, text="one text") for name in "abcd"]
     played = [(0, a, 1.0), (0, a, 0.0), (1, a, 1.0), (1, a, 1.0), (0, b, 0.0), (1, b, 1.0), (0, c, 1.0), (0, c, 1.0), (0, d, 1.0), (0, d, 0.0)]
     episodes = [replace(one_step(str(i), task, reward), iteration=at) for i, (at, task, reward) in enumerate(played)]
-    episodes.append(replace(one_step("x", c, stop=StopReason.MALFORMED), iteration=0))
+    episodes.append(replace(one_step("x", c, stop=StopReason.MALFORMED), world="dream", iteration=0))
     run.write_jsonl(tmp_path / "all.jsonl", map(to_json, episodes), append=False)
     run.write_jsonl(tmp_path / "none.jsonl", map(to_json, episodes[2:8]), append=False)
     assert generate_tasks.valuable_tasks(str(tmp_path / "all.jsonl"), 5) == [d]
