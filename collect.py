@@ -90,15 +90,21 @@ def settings_of(args: Args) -> dict:
                        for name, path in files.items()}
 
 
-def gather(env: Environment, args: Args, out: Path, settings: dict) -> None:
-    """Plays or imports, adds counterfactuals, has all explained, writes."""
+def facts(env: Environment) -> dict:
+    """What meta.json says of the environment. Raises ValueError for what is no JSON."""
     about = {"environment": env.describe(), "label": env.label, "max_steps": env.max_steps}
     for name, value in about.items():
         try:
             json.dumps(value)
         except TypeError as error:
-            raise ValueError(f"--env {args.env}: its `{name}` cannot be saved ({error}); expected JSON "
+            raise ValueError(f"--env {env.name}: its `{name}` cannot be saved ({error}); expected JSON "
                              "values, such as int(n) for a number of numpy") from None
+    return about
+
+
+def gather(env: Environment, args: Args, out: Path, settings: dict) -> None:
+    """Plays or imports, adds counterfactuals, has all explained, writes."""
+    about = facts(env)                             # refused now, rather than when all is played
     players, ask = make_players(env, args), None
     if not players and not args.import_file:
         raise ValueError(f"--env {args.env} has no players: give recorded episodes (--import-file) or "
