@@ -343,13 +343,13 @@ def warn_of_shared_texts(tasks: dict[str, list[Task]]) -> None:
         texts |= {task.text for task in tasks[split]}
 
 
-def warn_of_episodes(episodes: list[Episode], from_log: bool, tasks: Sequence[Task] = ()) -> None:
+def warn_of_episodes(episodes: list[Episode], from_log: bool, tasks: Sequence[Task]) -> None:
     """Says what training episodes cannot teach; `tasks`: the environment's own for training."""
     steps, flat = [step for e in episodes for step in e.steps], lambda text: " ".join(text.lower().split())
     unsaid = [s.action for s in steps if prompts.parse_answer(f"action: {s.action}")[1] != s.action]
     told = sum(flat(e.task.text) in flat(step.state) for e in episodes for step in e.steps)
     starts = defaultdict(set)
-    for task in (*tasks, *(e.task for e in episodes if not tasks)):
+    for task in tasks:
         starts[task.text].add(task.start)
     moved = sum(e.steps[0].state not in starts.get(e.task.text, [e.steps[0].state]) for e in episodes)
     long = sum(len(step.next_state) > prompts.MAX_STATE_CHARS for step in steps)

@@ -113,13 +113,13 @@ def parse_answer(text: str, ended: bool = True) -> tuple[str, str]:
     else the last line, without "action:"; what stands before it is the thought. An answer that was cut
     (`ended` False), or that never ends its <think>, has only the former: a part of a plan is not acted on."""
     before, opened, said = text[:max(0, text.rfind("</action>"))].rpartition("<action>")
-    if not opened and (not ended or text.rfind("<think>") > text.rfind("</think>")):
-        return clean(text.replace("<think>", " ")), ""
-    lines = [line.strip() for line in (said if opened else text).split("\n") if line.strip()]
+    cut = not opened and (not ended or text.rfind("<think>") > text.rfind("</think>"))
+    said = said if opened else "" if cut else text
+    lines = [line.strip() for line in said.split("\n") if line.strip()]
     named = [i for i, line in enumerate(lines) if line.lower().startswith("action:")]
     last = named[-1] if named else len(lines) - 1
     action = re.sub("^action:", "", lines[last], flags=re.IGNORECASE) if lines else ""
-    thought = before if opened else " ".join(lines[:max(0, last)])
+    thought = before if opened else text if cut else " ".join(lines[:max(0, last)])
     return clean(re.sub("</?think>", " ", thought)), clean(action)
 
 

@@ -51,11 +51,10 @@ class Known:
     def __init__(self, tasks: Iterable[Task], episodes: Sequence[Episode]):
         texts = {task.text for task in tasks} | {step.state for e in episodes for step in e.steps}
         self.words = {word for text in texts for word in words(text)}
-        lasts = [shown_words(e.steps[-1]) for e in recorded(episodes) if e.success]
         self.unshown = unshown(episodes, lambda episode: shown_words(episode.steps[-1]))
         self.showing: dict[str, set[int]] = defaultdict(set)           # word -> successes
-        for i, shown in enumerate(lasts):
-            for word in shown:
+        for i, episode in enumerate(recorded(episodes)):
+            for word in shown_words(episode.steps[-1]) if episode.success else ():
                 self.showing[word].add(i)
 
     def feasible(self, text: str) -> bool:

@@ -123,7 +123,7 @@ def test_what_episodes_cannot_teach_is_said(capsys):
     """Found out after training: actions that a policy cannot say, a judge that compares two copies of the task, dreams
     that begin elsewhere, logs in which nothing ends badly. A sound log that is warned of."""
     sound = judged("find hat", "a hat", "wear 'hat'")
-    said = lambda episode, from_log=False: (offline.warn_of_episodes([episode], from_log), capsys.readouterr().out)[1]
+    said = lambda episode, from_log=False: (offline.warn_of_episodes([episode], from_log, [episode.task]), capsys.readouterr().out)[1]
     sound.task.start = "a hat"
     elsewhere = [a_task("find hat", start="s")]
     assert "1 of 1 training episodes do not begin" in (offline.warn_of_episodes([sound], False, elsewhere), capsys.readouterr().out)[1]

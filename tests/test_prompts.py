@@ -178,7 +178,7 @@ def test_actions_are_found(text, action):
 
 @pytest.mark.parametrize("text, ended, expected", [
     ("<think>first buy, then\nclick[1]", True, ("first buy, then click[1]", "")),
-    ("<think>a</think>\nclick[1]", True, ("a", "click[1]")), ("action: buy the long", False, ("action: buy the long", "")),
+    ("<think>a</think>\nclick[1]", True, ("a", "click[1]")), ("<think>a</think>\nclick", False, ("a click", "")), ("action: buy the long", False, ("action: buy the long", "")),
     ("<think>a <think>b</think><action>go</action> and", False, ("a b", "go"))])
 def test_a_part_of_a_plan_is_no_action(text, ended, expected):
     """A thought that was cut at the limit of tokens, whose last line buys something."""

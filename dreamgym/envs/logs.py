@@ -6,7 +6,7 @@ docs/data.md has the file's form. Tasks are those that were recorded, split by a
 starts in the first state that was recorded for it.
 """
 import hashlib
-from collections import Counter
+from collections import defaultdict
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -17,8 +17,6 @@ from dreamgym.prompts import Prompts, plain_episode
 
 NO_WORLD = ("--env logs has only recorded episodes: no world to play in. Evaluate in the dream, or write an "
             "environment (docs/your-environment.md)")
-
-
 EXAMPLES, EXAMPLE_CHARS = 12, 200      # of recorded actions that a language model's prompt shows
 
 
@@ -42,11 +40,12 @@ class Logs(Environment):
         self.split_of = dict(zip(texts, splits))
         self.all = [replace(starts[text, start], id=f"log-{i}", start=start)
                     for i, (text, start) in enumerate(sorted(starts))]
-        own = [step for episode in played if self.split_of[episode.task.text] == "train"
-               for step in episode.steps if step.valid and step.action.strip()]
-        examples = {verb_of(step.action): step.action for step in reversed(own)}       # the first of each
-        counts = Counter(verb_of(step.action) for step in own)
-        shown = "".join(f"\n{examples[verb][:EXAMPLE_CHARS]}" for verb, _ in counts.most_common(EXAMPLES))
+        taken = defaultdict(list)                # valid actions by their first words
+        for step in (s for e in played if self.split_of[e.task.text] == "train" for s in e.steps):
+            if step.valid and step.action.strip():
+                taken[verb_of(step.action)].append(step.action)
+        often = sorted(taken.values(), key=len, reverse=True)[:EXAMPLES]
+        shown = "".join(f"\n{actions[0][:EXAMPLE_CHARS]}" for actions in often)
         self.prompts = Prompts(policy=f"{Prompts.policy}\nActions look like these:{shown}")
         self.max_steps = max(2, *(len(episode.steps) for episode in played))
         self.fingerprint = hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
