@@ -4,7 +4,7 @@ rest, and an error names file, line and field.
 """
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
@@ -126,9 +126,27 @@ def verb_of(action: str) -> str:
     return re.split(r"[\s\[(]", action.strip(), maxsplit=1)[0]
 
 
-def number_lines(text: str) -> str:
-    """How a policy sees a state of an environment with `numbered_lines`."""
-    return "\n".join(f"[{i}] {line}" for i, line in enumerate(text.split("\n"), 1))
+def number_lines(text: str, numbers: Sequence[int] = ()) -> str:
+    """How a policy sees a state of an environment with `numbered_lines`. The number stands behind its line: a
+    small model copies what follows more easily than what stands before (docs/lab-notes.md)."""
+    lines = text.split("\n")
+    return "\n".join(f"{line} [{i}]" for line, i in zip(lines, numbers or range(1, len(lines) + 1)))
+
+
+def named_line(step: Step) -> re.Match | None:
+    """Where the action says the number of the line that its grounding quotes: the "[3]" of "click [3]"."""
+    element = step.grounded.removeprefix(step.action).strip()
+    number, lines = re.search(r"\[(\d+)\]", step.action), step.state.split("\n")
+    found = element and number and 0 < int(number[1]) <= len(lines)
+    return number if found and lines[int(number[1]) - 1].startswith(element) else None
+
+
+def renumber(step: Step, numbers: Sequence[int]) -> Step:
+    """The step with the action that names the same line where the lines of its state have other `numbers`."""
+    if not (said := named_line(step)):
+        return step
+    action = f"{step.action[:said.start()]}[{numbers[int(said[1]) - 1]}]{step.action[said.end():]}"
+    return replace(step, action=action, grounded=step.grounded.replace(step.action, action, 1))
 
 
 def rename_step(step: Step, change: Callable[[str], str]) -> Step:

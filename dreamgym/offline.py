@@ -263,7 +263,7 @@ def language_model_player(env: Environment, ask: teacher.Ask, share: float) -> P
         messages = [{"role": "system", "content": prompts.policy_system(env.prompts, "tags")}]
 
         def act(state: str) -> str:
-            text = prompts.policy_turn(session.task.text, state, numbered=env.numbered_lines)
+            text = prompts.policy_turn(session.task.text, state, show=env.show)
             messages.append({"role": "user", "content": text})
             sent = messages[:3] + messages[3:][-2 * PLAYER_TURNS - 1:]
             messages.append({"role": "assistant", "content": ask(sent)})

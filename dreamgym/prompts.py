@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from dreamgym.episode import Episode, Step, number_lines, rename_step
+from dreamgym.episode import Episode, Step, named_line, rename_step
 from dreamgym.page_diff import MARK, decode, encode
 
 MAX_STATE_CHARS = 20_000
@@ -78,11 +78,11 @@ def policy_system(prompts: Prompts, policy_format: str) -> str:
 
 
 def policy_turn(task_text: str, state: str, turns: Sequence[tuple[str, str]] = (),
-                numbered: bool = False, tried: Sequence[str] = (), task_last: bool = False) -> str:
+                show: Callable[[str], str] = str, tried: Sequence[str] = (), task_last: bool = False) -> str:
     """What a policy reads in each turn. The task is repeated, as in verl-agent: a small model follows one
     that stands beside the state, before it or behind it (docs/lab-notes.md). `turns`: at the head of a new
-    context window, the last (state, action) turns of the window before. `tried`: see `tried_actions`."""
-    show = number_lines if numbered else str
+    context window, the last (state, action) turns of the window before. `show`: the form of a state.
+    `tried`: see `tried_actions`."""
     seen = "".join(f"state:\n{show(s)}\naction: {a}\n" for s, a in turns)
     before = "".join(f"tried: {action}\n" for action in tried)
     asked, shown = f"task: {task_text}\n", f"state:\n{show(state)}\n{before}"
@@ -96,11 +96,14 @@ def tried_actions(steps: Sequence[Step], state: str, most: int = 8) -> list[str]
     return list(taken)[-most:] if most else []
 
 
-def policy_answer(step: Step, policy_format: str) -> str:
+def policy_answer(step: Step, policy_format: str, numbered: bool = False) -> str:
     """What a policy is taught to write for a recorded step: the agent's thought, or else the element that the
-    action names, and the action. Without tags an answer looks like actions in the questions to the experience
-    model, from which a small policy starts (docs/lab-notes.md)."""
+    action names, with its number where lines are `numbered`, and the action. Without tags an answer looks
+    like actions in the questions to the experience model, from which a small policy starts
+    (docs/lab-notes.md)."""
     element = step.grounded.removeprefix(step.action).strip()
+    if numbered and (number := named_line(step)):
+        element += f" {number[0]}"
     first = element if policy_format == "element" else clean(step.thought) or element
     if policy_format == "tags":
         return f"<think>{first}</think><action>{step.action}</action>"

@@ -213,7 +213,7 @@ class Served(OpenEnvEnvironment):
         env, task, state = self.service.env, self.episode.task.text, self.session.state
         tried = tried_actions(self.episode.steps, state)
         return TextObservation(state=state, task=task, system=self.service.system,
-                               prompt=policy_turn(task, state, numbered=env.numbered_lines, tried=tried),
+                               prompt=policy_turn(task, state, show=env.show, tried=tried),
                                reward=result and float(result.reward), done=self.episode.stop != "",
                                stop=self.episode.stop.value, raw_score=self.episode.raw_score)
 

@@ -34,17 +34,19 @@ SEAM = r"/|%|-|\.\d\d(?!\d)|\.(?!\w)"  # a word ends before it: /product /blue -
 WORD = rf"▁?{LETTER}(?:(?!{SEAM}){LETTER})*"
 ROLE = r"▁[a-z]+▁'"  # a role and the quote that opens its name: link 'Cart'
 NUMBERED_NAME = r"▁[a-z]+▁\d{1,2}(?![^▁\n\[\],:;])"  # drawer 3
-# A line's number, " [3]". A number that is said ("stop [3]") or typed ("type [4] [3]") has the token of a
-# number on a page, so that it can be copied from there.
-LINE_NUMBER = r"(?<!stop|\])▁\[▁\d+\]"
+# A line's number, " [3]", with a quote before it: so it follows the name itself. A number that is said
+# ("stop [3]") or typed ("type [4] [3]") has the token of a number on a page, so that it can be copied from
+# there.
+LINE_NUMBER = r"(?<!stop|\])'?▁\[▁\d+\]"
 CODED = re.compile(r"([▁/%.-]?\$?)(\w{2,})", re.ASCII)   # the mark before a word, and the word
 CHARACTERS = ["\n", "▁", "'\n", *map(chr, range(33, 127)), *("▁" + mark for mark in GLUED)]
 
 
-def build_tokenizer(texts: Iterable[str], numbered_names: bool = False, max_words: int = 4000,
-                    coded_words: float = 0.0) -> PreTrainedTokenizerFast:
-    """Known words are the most frequent of `texts`. Unknown ones are spelled with characters, other
-    characters with bytes; with `coded_words` > 0 unknown words are written as codes (WordTokenizer).
+def build_tokenizer(texts: Iterable[str], numbered_names: bool = False, coded_words: float = 0.0,
+                    max_words: int = 0) -> PreTrainedTokenizerFast:
+    """Known words are the `max_words` most frequent of `texts` (0: 4,000, with codes 600). Unknown ones are
+    spelled with characters, other characters with bytes; with `coded_words` > 0 unknown words are written as
+    codes (WordTokenizer), which are copied better than rare words (docs/lab-notes.md).
 
     `click[red]` is ▁click [ ▁red ], `belt $50 [1]` is ▁belt ▁$50 ▁[▁1]: punctuation has a glued and a spaced
     token, a word only one. With `numbered_names` a word and the number after it ("drawer 3") are one token,
@@ -59,12 +61,13 @@ def build_tokenizer(texts: Iterable[str], numbered_names: bool = False, max_word
     lines = Counter(line for text in texts for line in text.split("\n"))  # many pages share their lines
     for line, times in lines.items():
         for piece, _ in pieces.pre_tokenize_str(normalizer.normalize_str(line)):
-            if piece[0] in "▁/%-." and piece.isprintable():
+            if piece[0] in "▁/%-.'" and piece.isprintable():
                 counts[piece] += times
     for piece, count in list(counts.items()):
         if re.fullmatch(NUMBERED_NAME, piece):  # a name not seen here is a word and a number
             counts.update({f"▁{part}": count for part in piece[1:].split("▁")})
-    frequent = sorted(counts.keys() - set(CHARACTERS), key=lambda word: (-counts[word], word))[:max_words]
+    frequent = sorted(counts.keys() - set(CHARACTERS), key=lambda word: (-counts[word], word))
+    frequent = frequent[:max_words or (600 if coded_words else 4000)]
     # Unigram maximises the summed score: a word beats its spelling, and a byte's name loses even to its own.
     vocabulary = [(piece, -1000.0) for piece in SPECIALS + [f"<0x{byte:02X}>" for byte in range(256)]]
     vocabulary += [(code, -1000.0) for code in CODES if coded_words]
@@ -85,8 +88,8 @@ class WordTokenizer(PreTrainedTokenizerFast):
     """Writes a word that is not in its vocabulary as two of 512 codes, which its hash names. A small model
     learns to copy and compare two tokens, and never well to copy letters. Decoding knows the pairs of words
     that this process has read; a pair that the model makes up remains as it is. Of 262,144 pairs of words one
-    shares its codes; the word read last is then decoded. `coded_words`: share of a row's rarer words that
-    training codes, too."""
+    shares its codes; the word read last is then decoded. `coded_words`: share of a row's coded words that get
+    other codes in training (tiny.WordCoder)."""
 
     def __init__(self, *args, coded_words: float, **kwargs):
         super().__init__(*args, coded_words=coded_words, **kwargs)
@@ -109,9 +112,9 @@ class WordTokenizer(PreTrainedTokenizerFast):
         self.spelled[tuple(code)] = self.convert_tokens_to_ids(list(match[2]))
         return [*self.convert_tokens_to_ids(list(match[1])), *code]
 
-    def code(self, word: str, salt: bytes = b"") -> list[int]:
-        """The two codes of a word; others for another `salt` (at most 16 bytes)."""
-        number = int.from_bytes(blake2b(word.encode(), digest_size=8, salt=salt).digest())
+    def code(self, word: str) -> list[int]:
+        """The two codes of a word."""
+        number = int.from_bytes(blake2b(word.encode(), digest_size=8).digest())
         first, second = divmod(number % len(CODES) ** 2, len(CODES))
         return [self.first_code + first, self.first_code + second]
 

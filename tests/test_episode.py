@@ -65,7 +65,7 @@ def test_renaming_reaches_every_text():
     upper = [{k: v.upper() if isinstance(v, str) else v for k, v in s.items()} for s in to_json(old)["steps"]]
     assert to_json(new)["steps"] == upper
     assert [new.task.text, new.task.start] == [old.task.text.upper(), old.task.start.upper()]
-    assert number_lines("a\nb") == "[1] a\n[2] b"
+    assert number_lines("a\nb") == "a [1]\nb [2]" and number_lines("a\nb", [2, 1]) == "a [2]\nb [1]"
 
 
 def test_blank_lines_are_no_episodes(tmp_path):

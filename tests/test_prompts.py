@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from dreamgym.episode import Episode, Step, Task
+from dreamgym.episode import Episode, Step, Task, number_lines
 from dreamgym.prompts import (
     FORMS, MAX_STATE_CHARS, POLICY_FORMS, TAGS, Prompts, Question, escape,
     experience_system, known_pages, next_answer, next_prompt, parse_answer, parse_next,
@@ -264,7 +264,7 @@ def test_every_prompt_asks_of_the_task_beside_the_state():
     turn = policy_turn("find me a vest", STATE)
     assert turn == f"task: find me a vest\nstate:\n{STATE}\n"
     assert policy_turn("t", "y", [("x", "search[a]")]) == "state:\nx\naction: search[a]\ntask: t\nstate:\ny\n"
-    assert policy_turn("t", "a\nb", numbered=True) == "task: t\nstate:\n[1] a\n[2] b\n"
+    assert policy_turn("t", "a\nb", show=number_lines) == "task: t\nstate:\na [1]\nb [2]\n"
     assert policy_turn("t", "y", tried=["b", "c"]) == "task: t\nstate:\ny\ntried: b\ntried: c\n"
     assert policy_turn("t", "y", [("x", "a")], tried=["b"], task_last=True) == (
         "state:\nx\naction: a\nstate:\ny\ntried: b\ntask: t\n")

@@ -55,7 +55,7 @@ def test_windows_of_a_long_page_number_the_lines_as_a_policy_sees_them(tabs):
         screen = abstract("T", "map", nodes, tabs, window=window)
         shown = number_lines(screen.text).split("\n")
         for number, node in screen.lines.items():
-            assert shown[number - 1] == f"[{number}] {node}"
+            assert shown[number - 1] == f"{node} [{number}]"
         assert min(screen.lines) == 3 + bool(tabs)  # header lines are no elements; each window begins again
         assert screen.text.endswith(f"\nwindow {window + 1} of 3")
         names += [node.name for node in screen.lines.values()]

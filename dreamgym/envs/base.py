@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from dreamgym.episode import Episode, Step, StopReason, Task, verb_of
+from dreamgym.episode import Episode, Step, StopReason, Task, number_lines, verb_of
 from dreamgym.prompts import Prompts
 
 BUILT_IN = {
@@ -146,7 +146,7 @@ class Environment:
     max_steps: int = 15
     slots: int = 1_000_000                 # episodes that can run at once
     is_real: bool = True                   # False: no world to play in, only recorded episodes (envs/logs.py)
-    numbered_lines: bool = False           # the policy sees lines behind their numbers: "[3] link 'Cart'"
+    numbered_lines: bool = False           # the policy sees lines with their numbers: "link 'Cart' [3]"
     prompts: Prompts = Prompts()
     audit: Audit = Audit()
 
@@ -172,6 +172,10 @@ class Environment:
 
     def close(self) -> None:
         """Gives back what the environment holds."""
+
+    def show(self, state: str) -> str:
+        """How a policy sees a state."""
+        return number_lines(state) if self.numbered_lines else state
 
     def ground(self, state: str, action: str) -> str:
         """The action with the words of the element it names ("click[2]" -> the words of line 2), on one line.
