@@ -141,12 +141,15 @@ def named_line(step: Step) -> re.Match | None:
     return number if found and lines[int(number[1]) - 1].startswith(element) else None
 
 
-def renumber(step: Step, numbers: Sequence[int]) -> Step:
-    """The step with the action that names the same line where the lines of its state have other `numbers`."""
-    if not (said := named_line(step)):
-        return step
-    action = f"{step.action[:said.start()]}[{numbers[int(said[1]) - 1]}]{step.action[said.end():]}"
-    return replace(step, action=action, grounded=step.grounded.replace(step.action, action, 1))
+def renumber(step: Step, numbers: Sequence[int] = ()) -> tuple[Step, str]:
+    """(the step with the action that names the same line where the lines of its state have other `numbers`;
+    what it says for this line, such as "[3]", or "")"""
+    said = named_line(step)
+    if not said or not numbers:
+        return step, said[0] if said else ""
+    number = f"[{numbers[int(said[1]) - 1]}]"
+    action = f"{step.action[:said.start()]}{number}{step.action[said.end():]}"
+    return replace(step, action=action, grounded=step.grounded.replace(step.action, action, 1)), number
 
 
 def rename_step(step: Step, change: Callable[[str], str]) -> Step:

@@ -172,9 +172,10 @@ def imitation_segments(policy: Policy, episode: Episode, all_actions: bool = Fal
     running = _Running(Session(episode.task, first), copy,
                        policy.turn_ids(episode.task.text, first, show=show), show)
     for step in episode.steps:
-        if numbers:
-            step = renumber(step, numbers(step.state))
-        answer = policy_answer(step, policy.settings.policy_format, policy.env.numbered_lines)
+        number = ""
+        if policy.env.numbered_lines:
+            step, number = renumber(step, numbers(step.state) if numbers else ())
+        answer = policy_answer(step, policy.settings.policy_format, number)
         ids = answer_ids(policy.tokenizer, policy.chat, answer)
         segment = copy.segments[-1]
         length = len(segment.ids) + len(running.prompt) + len(ids)
