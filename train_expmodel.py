@@ -89,7 +89,7 @@ class Args:
     reward_prompt_loss: Share = 0.0  # the same in reward rows: it drowns the words that decide
     short_prompt_loss: Share = 0.0  # ... and in next states as short questions
     rename_share: Share = 0.0  # share of rows in which entities get other names (names.py)
-    coded_words: Share = 0.0  # unknown words are written as codes, this share of them others in each row
+    coded_words: Share = 0.0  # share of a row's rarer words that get codes, as unknown ones have (scratch)
     demo_dropout: Share = 0.0          # share of rows without demonstrations
     other_task: Share = 0.0  # share of rows under another task, of next states that do not need theirs (ours)
     invalid_weight: float = 1.0        # how much more often steps that changed nothing are drawn
@@ -201,7 +201,7 @@ class Rows:
             self.drawn += 1
             self.too_long += sample is None
             if sample is not None:
-                rows.append(self.with_prompt_loss(self.coder.draw(sample, rng), loss, rng))
+                rows.append(self.with_prompt_loss(self.coder.draw(sample, a.context, rng), loss, rng))
         return rows
 
     def questions(self, rows: list[tuple[str, tuple[Episode, int], np.random.Generator]]) -> list[Question]:

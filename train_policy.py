@@ -71,7 +71,6 @@ class Args:
     imitation_muon_lr: float = 0.0     # ... of Muon on layer matrices (from-scratch models)
     imitation_rows: Count = 16         # rows per optimizer step of imitation
     rename_share: Share = 0.0          # share of demonstrations in which entities get other names
-    renumber_lines: bool = False       # numbered lines of demonstrations have random numbers (ours)
     algo: Literal["grpo", "ppo", "rft", "imitation"] = "grpo"  # rft: imitates own successes; imitation: no RL
     world: Literal["dream", "real"] = "dream"      # where RL happens first
     iterations: Natural = 150          # RL iterations in the dream (verl-agent: 150)

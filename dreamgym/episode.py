@@ -4,7 +4,7 @@ rest, and an error names file, line and field.
 """
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Literal
@@ -126,30 +126,18 @@ def verb_of(action: str) -> str:
     return re.split(r"[\s\[(]", action.strip(), maxsplit=1)[0]
 
 
-def number_lines(text: str, numbers: Sequence[int] = ()) -> str:
+def number_lines(text: str) -> str:
     """How a policy sees a state of an environment with `numbered_lines`. The number stands behind its line: a
     small model copies what follows more easily than what stands before (docs/lab-notes.md)."""
-    lines = text.split("\n")
-    return "\n".join(f"{line} [{i}]" for line, i in zip(lines, numbers or range(1, len(lines) + 1)))
+    return "\n".join(f"{line} [{i}]" for i, line in enumerate(text.split("\n"), 1))
 
 
-def named_line(step: Step) -> re.Match | None:
-    """Where the action says the number of the line that its grounding quotes: the "[3]" of "click [3]"."""
+def line_number(step: Step) -> str:
+    """The "[3]" of "click [3]", if grounding quotes the third line of the state, else ""."""
     element = step.grounded.removeprefix(step.action).strip()
-    number, lines = re.search(r"\[(\d+)\]", step.action), step.state.split("\n")
-    found = element and number and 0 < int(number[1]) <= len(lines)
-    return number if found and lines[int(number[1]) - 1].startswith(element) else None
-
-
-def renumber(step: Step, numbers: Sequence[int] = ()) -> tuple[Step, str]:
-    """(the step with the action that names the same line where the lines of its state have other `numbers`;
-    what it says for this line, such as "[3]", or "")"""
-    said = named_line(step)
-    if not said or not numbers:
-        return step, said[0] if said else ""
-    number = f"[{numbers[int(said[1]) - 1]}]"
-    action = f"{step.action[:said.start()]}{number}{step.action[said.end():]}"
-    return replace(step, action=action, grounded=step.grounded.replace(step.action, action, 1)), number
+    said, lines = re.search(r"\[(\d+)\]", step.action), step.state.split("\n")
+    named = lines[int(said[1]) - 1] if element and said and 0 < int(said[1]) <= len(lines) else ""
+    return said[0] if named and named.startswith(element) else ""
 
 
 def rename_step(step: Step, change: Callable[[str], str]) -> Step:

@@ -8,7 +8,6 @@ The players of the demonstrations make mistakes: imitation must leave entropy fo
 """
 from collections.abc import Callable
 from dataclasses import asdict
-from functools import cache
 from pathlib import Path
 
 import torch
@@ -62,7 +61,7 @@ def imitation_checkpoint(args, env: Environment, folders: tuple[Path, Path | Non
     Raises ValueError where the one that --imitation names is not finished, or one has other settings."""
     out, expmodel = folders
     folder = Path(args.imitation or out / "imitation")
-    names = ["env", "model", "quantize", "lora_rank", "init", "rename_share", "renumber_lines",
+    names = ["env", "model", "quantize", "lora_rank", "init", "rename_share",
              "policy_format", "system_prompts", "policy_context", "max_action_tok", "tried_actions",
              "task_last"]
     names += [name for name in vars(args) if name.startswith("imitation_")]
@@ -143,13 +142,9 @@ def imitate(args, policy: Policy, episodes: list[Episode], resume: Path | None,
 def demonstration_rows(args, policy: Policy, demos: list[Episode], names: Names,
                        coder: tiny.WordCoder, epoch: int) -> list[TrainSample]:
     """The demonstrations as shuffled rows. Randomizes entity names in --rename-share of them each epoch, so
-    that the policy learns to search instead of memorizing where objects are. With --renumber-lines the lines
-    of each state have their numbers in a random order, so that it reads them instead of counting."""
+    that the policy learns to search instead of memorizing where objects are."""
     rng, rows = run.rng(args.seed, "imitation rows", epoch), []
-    renumber = args.renumber_lines and policy.env.numbered_lines
     for demo in demos:
-        numbers = cache(lambda state: (rng.permutation(state.count("\n") + 1) + 1).tolist())
-        rows += imitation_segments(policy, rename_episode(demo, names.draw(args.rename_share, rng)),
-                                   numbers=numbers if renumber else None)
-    rows = [coder.draw(row, rng) for row in rows]
+        rows += imitation_segments(policy, rename_episode(demo, names.draw(args.rename_share, rng)))
+    rows = [coder.draw(row, args.policy_context, rng) for row in rows]
     return [rows[i] for i in rng.permutation(len(rows))]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from dreamgym.episode import Episode, Step, rename_step
+from dreamgym.episode import Episode, Step, line_number, rename_step
 from dreamgym.page_diff import MARK, decode, encode
 
 MAX_STATE_CHARS = 20_000
@@ -96,10 +96,12 @@ def tried_actions(steps: Sequence[Step], state: str, most: int = 8) -> list[str]
     return list(taken)[-most:] if most else []
 
 
-def policy_answer(step: Step, policy_format: str, number: str = "") -> str:
+def policy_answer(step: Step, policy_format: str, numbered: bool = False) -> str:
     """What a policy is taught to write for a recorded step: the agent's thought, or else the element that the
-    action names and the `number` of its line, and the action. Without tags an answer looks like actions in
-    the questions to the experience model, from which a small policy starts (docs/lab-notes.md)."""
+    action names, as it stands in a `numbered` state, and the action. Without tags an answer looks like
+    actions in the questions to the experience model, from which a small policy starts
+    (docs/lab-notes.md)."""
+    number = line_number(step) if numbered else ""
     element = f"{step.grounded.removeprefix(step.action).strip()} {number}".strip()
     first = element if policy_format == "element" else clean(step.thought) or element
     if policy_format == "tags":

@@ -11,8 +11,7 @@ from msgspec.structs import replace
 
 from dreamgym.chat import answer_ids, answer_text, chat_format, prompt_ids
 from dreamgym.envs.base import Environment, Session, record_step, reset_all, step_all
-from dreamgym.episode import (Episode, Source, StopReason, Task, TokenSegment, number_lines,
-                              renumber)
+from dreamgym.episode import Episode, Source, StopReason, Task, TokenSegment
 from dreamgym.prompts import parse_answer, policy_answer, policy_system, policy_turn, tried_actions
 from dreamgym.sampler import Sampler
 
@@ -49,11 +48,9 @@ class Policy:
         self.sampler = Sampler(self.model, self.slots, self.settings.context, self.chat.end_ids, self.seed)
 
     def turn_ids(self, task: str, state: str, turns: Sequence[tuple[str, str]] = (),
-                 tried: Sequence[str] = (), is_first: bool = True,
-                 show: Callable[[str], str] | None = None) -> list[int]:
-        """A turn's prompt; the first one of a segment may begin with `turns` of the segment before. `show`:
-        another form of states than the environment's."""
-        text = policy_turn(task, state, turns, show or self.env.show, tried, self.settings.task_last)
+                 tried: Sequence[str] = (), is_first: bool = True) -> list[int]:
+        """A turn's prompt; the first one of a segment may begin with `turns` of the segment before."""
+        text = policy_turn(task, state, turns, self.env.show, tried, self.settings.task_last)
         return prompt_ids(self.tokenizer, self.chat, text, is_first)
 
 
@@ -62,7 +59,6 @@ class _Running:
     session: Session
     episode: Episode
     prompt: list[int]                 # ids to append before the next action; they show the session's state
-    show: Callable[[str], str]        # the form of states
 
 
 def extend(segment: TokenSegment, prompt: list[int], action: list[int], logps: list[float],
@@ -80,14 +76,13 @@ def _show_state(policy: Policy, running: _Running) -> None:
     episode, settings = running.episode, policy.settings
     task, state = episode.task.text, running.session.state
     tried = tried_actions(episode.steps, state, settings.tried_actions)
-    show = running.show
-    ids = policy.turn_ids(task, state, tried=tried, is_first=False, show=show)
+    ids = policy.turn_ids(task, state, tried=tried, is_first=False)
     if len(episode.segments[-1].ids) + len(ids) + settings.max_action_tok > settings.context:
         turns = [(s.state, s.action) for i, s in enumerate(episode.steps)
                  if i == 0 or i >= len(episode.steps) - settings.recap_turns]
-        ids = policy.turn_ids(task, state, turns, tried, show=show)
+        ids = policy.turn_ids(task, state, turns, tried)
         if len(ids) + settings.max_action_tok > settings.context:
-            ids = policy.turn_ids(task, state, tried=tried, show=show)
+            ids = policy.turn_ids(task, state, tried=tried)
         episode.segments.append(TokenSegment())
         policy.counts["cut_segments"] += 1
     running.prompt = ids
@@ -115,8 +110,7 @@ def rollout(policy: Policy, world, tasks: list[Task], temperature: float, name: 
             for (index, task), session in zip(fresh, reset_all(world, [task for _, task in fresh])):
                 episode = Episode(id=f"{name}-{index}", task=task, world=kind, source=Source.POLICY,
                                   segments=[TokenSegment()])
-                running[index] = _Running(session, episode, policy.turn_ids(task.text, session.state),
-                                          policy.env.show)
+                running[index] = _Running(session, episode, policy.turn_ids(task.text, session.state))
             order = list(running)[:None if max_transitions is None else max_transitions - spent]
             spent += len(order)
             ended = _turn(policy, world, running, order, temperature)
@@ -160,22 +154,15 @@ def _turn(policy: Policy, world, running: dict[int, _Running], order: list[int],
     return ended
 
 
-def imitation_segments(policy: Policy, episode: Episode, all_actions: bool = False,
-                       numbers: Callable[[str], Sequence[int]] | None = None) -> list[TokenSegment]:
+def imitation_segments(policy: Policy, episode: Episode, all_actions: bool = False) -> list[TokenSegment]:
     """The segments of somebody else's episode, with its actions as the trained tokens (log-probabilities 0).
     Actions that changed nothing, and those that are not to imitate, are shown and not trained, unless
-    `all_actions` (DPO). The segments end before a turn that is too long for a rollout, which is counted.
-    `numbers`: those of the lines of a state, in place of 1, 2, …"""
+    `all_actions` (DPO). The segments end before a turn that is too long for a rollout, which is counted."""
     copy = replace(episode, steps=[], segments=[TokenSegment()])
-    show = (lambda state: number_lines(state, numbers(state))) if numbers else policy.env.show
     first = episode.steps[0].state
-    running = _Running(Session(episode.task, first), copy,
-                       policy.turn_ids(episode.task.text, first, show=show), show)
+    running = _Running(Session(episode.task, first), copy, policy.turn_ids(episode.task.text, first))
     for step in episode.steps:
-        number = ""
-        if policy.env.numbered_lines:
-            step, number = renumber(step, numbers(step.state) if numbers else ())
-        answer = policy_answer(step, policy.settings.policy_format, number)
+        answer = policy_answer(step, policy.settings.policy_format, policy.env.numbered_lines)
         ids = answer_ids(policy.tokenizer, policy.chat, answer)
         segment = copy.segments[-1]
         length = len(segment.ids) + len(running.prompt) + len(ids)

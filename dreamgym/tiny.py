@@ -6,19 +6,19 @@
 Training them is a preset: configs/tiny/*.json.
 """
 import re
-from collections import defaultdict
 
 import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from dreamgym.episode import Episode, Step, Task, named_line, number_lines, rename_episode
+from dreamgym.episode import Episode, Step, Task, line_number, number_lines, rename_episode
 from dreamgym.logprobs import TrainSample
 from dreamgym.names import Names
 from dreamgym.prompts import (Question, next_answer, next_prompt, reward_answer, reward_prompt,
                               variation_prompt)
-from dreamgym.word_tokenizer import CODES, CONTEXT, WordTokenizer
+from dreamgym.word_tokenizer import CHARACTERS, CODED, CONTEXT, WordTokenizer
 
+COMMON_WORDS = 500                   # the most frequent ones, which training rows never code
 RENAMED_EVERY = 10                   # one episode in so many gives the tokenizer words in other places
 
 
@@ -59,7 +59,7 @@ def corpus(episodes: list[Episode], tasks: list[Task]) -> set[str]:
             action = step.shown_action
             demo = Step(state="", action=action, next_state="", reward=1.0)
             texts |= {f"state:\n{step.state}\naction: {action}\n", step.next_state, step.thought}
-            if named_line(step):
+            if line_number(step):
                 texts.add(number_lines(step.state))
             texts.add(next_prompt(Question(episode.task.text, "", action, [("", "")] * 2, [demo] * 2, [demo]),
                                   "full"))
@@ -71,30 +71,38 @@ def corpus(episodes: list[Episode], tasks: list[Task]) -> set[str]:
 
 
 class WordCoder:
-    """Gives coded words of training rows other codes, anew in each row, so that the model learns to copy and
-    compare codes, and not those of its data by heart. A tokenizer without codes leaves rows as they are."""
+    """Gives known words of training rows the codes of unknown ones, others in each row, so that the model
+    learns to copy and compare words by their codes. A tokenizer without codes leaves rows as they are."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase):
-        self.share = tokenizer.coded_words if isinstance(tokenizer, WordTokenizer) else 0.0
-        self.first = tokenizer.first_code if self.share else 0
+        self.tokenizer, self.words = tokenizer, {}
+        if not isinstance(tokenizer, WordTokenizer):
+            return
+        # words come last in the vocabulary, the most frequent first
+        first_rare = max(tokenizer.convert_tokens_to_ids(CHARACTERS)) + 1 + COMMON_WORDS
+        for piece, token in tokenizer.get_vocab().items():
+            if token >= first_rare and (match := CODED.fullmatch(piece)):
+                self.words[token] = tokenizer.convert_tokens_to_ids(list(match[1])), match[2]
 
-    def draw(self, sample: TrainSample, rng: np.random.Generator) -> TrainSample:
-        """The row with other codes for some of its coded words, wherever they stand in it."""
-        if not self.share:
+    def draw(self, sample: TrainSample, max_tok: int, rng: np.random.Generator) -> TrainSample:
+        """The row with codes for some of the rarer words of its prompt, wherever they stand in it. One that
+        would have more than `max_tok` stays as it was."""
+        if not self.words:
             return sample
-        is_code = lambda token: self.first <= token < self.first + len(CODES)
-        ids, places, i = list(sample.ids), defaultdict(list), 0      # pair of codes -> where it begins
-        while i < len(ids) - 1:
-            pair = is_code(ids[i]) and is_code(ids[i + 1])
-            if pair:
-                places[ids[i], ids[i + 1]].append(i)
-            i += 1 + pair
-        for word in sorted(places):
-            if rng.random() < self.share:
-                other = (self.first + rng.integers(len(CODES), size=2)).tolist()
-                for i in places[word]:
-                    ids[i:i + 2] = other
-        return TrainSample(ids, sample.mask)
+        words = sorted({self.words[token][1] for token, trained in zip(sample.ids, sample.mask)
+                        if not trained and token in self.words})
+        chosen = {word for word, chance in zip(words, rng.random(len(words)))
+                  if chance < self.tokenizer.coded_words}
+        if not chosen:
+            return sample
+        salt = rng.bytes(16)
+        parts = []
+        for token in sample.ids:
+            marks, word = self.words.get(token, ((), ""))
+            parts.append([*marks, *self.tokenizer.code(word, salt)] if word in chosen else [token])
+        ids = [token for part in parts for token in part]
+        mask = [trained for part, trained in zip(parts, sample.mask) for _ in part]
+        return TrainSample(ids, mask) if len(ids) <= max_tok else sample
 
 
 # ---- optimizer ----

@@ -42,11 +42,10 @@ CODED = re.compile(r"([▁/%.-]?\$?)(\w{2,})", re.ASCII)   # the mark before a w
 CHARACTERS = ["\n", "▁", "'\n", *map(chr, range(33, 127)), *("▁" + mark for mark in GLUED)]
 
 
-def build_tokenizer(texts: Iterable[str], numbered_names: bool = False, coded_words: float = 0.0,
-                    max_words: int = 0) -> PreTrainedTokenizerFast:
-    """Known words are the `max_words` most frequent of `texts` (0: 4,000, with codes 600). Unknown ones are
-    spelled with characters, other characters with bytes; with `coded_words` > 0 unknown words are written as
-    codes (WordTokenizer), which are copied better than rare words (docs/lab-notes.md).
+def build_tokenizer(texts: Iterable[str], numbered_names: bool = False, max_words: int = 4000,
+                    coded_words: float = 0.0) -> PreTrainedTokenizerFast:
+    """Known words are the most frequent of `texts`. Unknown ones are spelled with characters, other
+    characters with bytes; with `coded_words` > 0 unknown words are written as codes (WordTokenizer).
 
     `click[red]` is ▁click [ ▁red ], `belt $50 [1]` is ▁belt ▁$50 ▁[▁1]: punctuation has a glued and a spaced
     token, a word only one. With `numbered_names` a word and the number after it ("drawer 3") are one token,
@@ -66,8 +65,7 @@ def build_tokenizer(texts: Iterable[str], numbered_names: bool = False, coded_wo
     for piece, count in list(counts.items()):
         if re.fullmatch(NUMBERED_NAME, piece):  # a name not seen here is a word and a number
             counts.update({f"▁{part}": count for part in piece[1:].split("▁")})
-    frequent = sorted(counts.keys() - set(CHARACTERS), key=lambda word: (-counts[word], word))
-    frequent = frequent[:max_words or (600 if coded_words else 4000)]
+    frequent = sorted(counts.keys() - set(CHARACTERS), key=lambda word: (-counts[word], word))[:max_words]
     # Unigram maximises the summed score: a word beats its spelling, and a byte's name loses even to its own.
     vocabulary = [(piece, -1000.0) for piece in SPECIALS + [f"<0x{byte:02X}>" for byte in range(256)]]
     vocabulary += [(code, -1000.0) for code in CODES if coded_words]
@@ -88,8 +86,8 @@ class WordTokenizer(PreTrainedTokenizerFast):
     """Writes a word that is not in its vocabulary as two of 512 codes, which its hash names. A small model
     learns to copy and compare two tokens, and never well to copy letters. Decoding knows the pairs of words
     that this process has read; a pair that the model makes up remains as it is. Of 262,144 pairs of words one
-    shares its codes; the word read last is then decoded. `coded_words`: share of a row's coded words that get
-    other codes in training (tiny.WordCoder)."""
+    shares its codes; the word read last is then decoded. `coded_words`: share of a row's rarer words that
+    training codes, too."""
 
     def __init__(self, *args, coded_words: float, **kwargs):
         super().__init__(*args, coded_words=coded_words, **kwargs)
@@ -112,9 +110,9 @@ class WordTokenizer(PreTrainedTokenizerFast):
         self.spelled[tuple(code)] = self.convert_tokens_to_ids(list(match[2]))
         return [*self.convert_tokens_to_ids(list(match[1])), *code]
 
-    def code(self, word: str) -> list[int]:
-        """The two codes of a word."""
-        number = int.from_bytes(blake2b(word.encode(), digest_size=8).digest())
+    def code(self, word: str, salt: bytes = b"") -> list[int]:
+        """The two codes of a word; others for another `salt` (at most 16 bytes)."""
+        number = int.from_bytes(blake2b(word.encode(), digest_size=8, salt=salt).digest())
         first, second = divmod(number % len(CODES) ** 2, len(CODES))
         return [self.first_code + first, self.first_code + second]
 

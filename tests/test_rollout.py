@@ -264,17 +264,15 @@ def test_imitation_reads_what_a_rollout_reads(tiny_model, context, policy_format
     assert any(len(e.segments) > 1 for e in episodes) == (context < 512)
 
 
-def test_imitation_with_other_line_numbers(tiny_model):
-    """A prompt and its action that name one line by two numbers."""
+@pytest.mark.parametrize("numbered", [True, False])
+def test_imitation_says_the_line_as_it_is_shown(tiny_model, numbered):
     policy = policy_of(tiny_model, policy_format="element", max_action_tok=48)
-    policy.env.numbered_lines = True
-    step = Step(state="page 0 of 1\nlink", action="click[2]", grounded="click[2] link", next_state="page 1 of 1",
+    policy.env.numbered_lines, number = numbered, " [2]" if numbered else ""
+    step = Step(state="page 0 of 1\nlink", action="click [2]", grounded="click [2] link", next_state="page 1 of 1",
                 done=True)
-    episode = Episode(id="a", task=tasks(1)[0], steps=[step])
-    for numbers, second in ((None, 2), ({step.state: [2, 5], step.next_state: [1]}.get, 5)):
-        (segment,) = imitation_segments(policy, episode, numbers=numbers)
-        text = policy.tokenizer.decode(segment.ids, skip_special_tokens=True)
-        assert f"\nlink [{second}]\n" in text and text.endswith(f"link [{second}]\naction: click[{second}]")
+    (segment,) = imitation_segments(policy, Episode(id="a", task=tasks(1)[0], steps=[step]))
+    text = policy.tokenizer.decode(segment.ids, skip_special_tokens=True)
+    assert f"\nlink{number}\n" in text and text.endswith(f"link{number}\naction: click [2]")
 
 
 def test_imitation_of_a_foreign_log(tiny_model):

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 
+from dreamgym import tiny
 from dreamgym.chat import encode, encode_untrusted
 from dreamgym.logprobs import TrainSample
 from dreamgym.tiny import WordCoder, create
@@ -12,7 +13,7 @@ from dreamgym.word_tokenizer import CODES, build_tokenizer, load_tokenizer
 
 TEXTS = [
     "click[red]\ncolor: red blue x-large\nbelt $50.0 [1]\nluna search[slim jacket] and $3",
-    "url: shop/product/blue-lamp\n[1] link 'Blue Lamp'\n[2] text 'price $12.99, sold 2024-05-29'\nmap/place/red-hat q=red+hat",
+    "url: shop/product/blue-lamp\nlink 'Blue Lamp' [1]\ntext 'price $12.99, sold 2024-05-29' [2]\nmap/place/red-hat q=red+hat",
     "take mug 1 from drawer 3\nstop [3]\n= state\n= before 1\n= similar 1\n= earlier 1\n- chosen: none\n+ mug 1",
 ]
 
@@ -25,7 +26,7 @@ def tokens(tokenizer, text):
 def test_every_text_comes_back(options):
     tokenizer, rng = build_tokenizer(TEXTS, **options), random.Random(0)
     parts = ["red", "x", " ", "  ", "\n", *"[],:'?=&+-/%.$", "é", "☃", "\t", "\r\n", "\x00", "<0x41>", "\u2028",
-             "<end>", " [3]", "= ", "- ", "+ ", "link '", "'\n", "drawer 3", "mug 77", "stop", "Gina", "gina",
+             "<end>", " [3]", "= ", "- ", "+ ", "link '", "'\n", "' [3]", "drawer 3", "mug 77", "stop", "Gina", "gina",
              "555-8464", "$131.50", "<code 3>"]
     noise = ["".join(rng.choice(parts) for _ in range(rng.randrange(10))) for _ in range(4000)]
     for text in TEXTS + noise:
@@ -37,7 +38,8 @@ def test_every_text_comes_back(options):
     ("color: red, and", "▁color : ▁red , ▁and"),
     ("belt $50.0 [1]\nluna", "▁belt ▁$50.0 ▁[▁1] \n ▁luna"),
     ("url: map/product/red-lamp\n", "▁url : ▁map /product /red -lamp \n"),
-    ("[1] link 'Blue Lamp'\n[2] text '$3.99'", "▁[▁1] ▁link▁' ▁Blue ▁Lamp '\n ▁[▁2] ▁text▁' ▁$3 .99 '"),
+    ("link 'Blue Lamp' [1]\ntext '$3.99' [2]\n", "▁link▁' ▁Blue ▁Lamp '▁[▁1] \n ▁text▁' ▁$3 .99 '▁[▁2] \n"),
+    ("link 'Blue Lamp'\nred [1]", "▁link▁' ▁Blue ▁Lamp '\n ▁red ▁[▁1]"),
     ("sold 2024-05-29", "▁sold ▁2024 -05 -29"),
     ("q=red+Lamp", "▁q = ▁red + ▁Lamp"),
     ("stop [3]\nmug 3", "▁stop ▁[ ▁3 ] \n ▁mug ▁3"),  # said or typed: the token of a number on a page
@@ -69,28 +71,27 @@ def test_unknown_words_have_codes():
     assert tokenizer.decode(tokenizer.convert_tokens_to_ids([CODES[0], CODES[1]])) == "<code 0><code 1>"
 
 
-def test_coded_words_of_training_rows_get_other_codes():
-    """A word recoded in one place alone, the same codes in each row, a pair read across two words, a lost
-    mask."""
-    tokenizer = build_tokenizer(["url: shop/ paid for the lamp\nanswer"], coded_words=1.0)
+def test_words_of_training_rows_get_codes(monkeypatch):
+    """A word coded in one place alone, the same code in each row, codes for words that stand only in the
+    answer, a lost token or mask."""
+    monkeypatch.setattr(tiny, "COMMON_WORDS", 0)
+    tokenizer = build_tokenizer(["url: shop/blue-lamp Petra paid $131 for the lamp\nanswer"], coded_words=1.0)
+    coder = WordCoder(tokenizer)
     ids = encode(tokenizer, "Petra/blue $131\nPetra paid $131")
-    sample, coder = TrainSample(ids, [0] * 11 + [1] * (len(ids) - 11)), WordCoder(tokenizer)
-    own = tokenizer.convert_ids_to_tokens(ids)
-    rows = [coder.draw(sample, np.random.default_rng(i)) for i in range(2)]
+    sample = TrainSample(ids, [0] * 4 + [1] * (len(ids) - 4))
+    rows = [coder.draw(sample, 99, np.random.default_rng(i)) for i in range(2)]
     pieces = [tokenizer.convert_ids_to_tokens(row.ids) for row in rows]
     for coded, row in zip(pieces, rows):
-        assert [piece in CODES for piece in coded] == [piece in CODES for piece in own]
-        assert [piece for piece in coded if piece not in CODES] == [piece for piece in own if piece not in CODES]
-        assert own[1:3] == own[12:14] and coded[1:3] == coded[12:14] != own[1:3]         # Petra
-        assert own[8:10] == own[17:19] and coded[8:10] == coded[17:19] != own[8:10]      # 131
-        assert row.mask == sample.mask
-    assert pieces[0] != pieces[1] and sample.ids == ids
+        assert coded[:3] == coded[11:14] and coded[0] == "▁" and coded[3] == "/" and coded[6:8] == ["▁", "$"]
+        assert coded[6:10] == coded[15:19] and coded[10] == "\n" and coded[14] == "▁paid"
+        assert row.mask == [0] * 11 + [1] * 8
+    assert pieces[0] != pieces[1] and coder.draw(sample, 18, np.random.default_rng(0)) is sample
     tokenizer.coded_words = 0.5
-    halves = [tokenizer.convert_ids_to_tokens(WordCoder(tokenizer).draw(sample, np.random.default_rng(i)).ids)
+    halves = [tokenizer.convert_ids_to_tokens(coder.draw(sample, 99, np.random.default_rng(i)).ids)
               for i in range(20)]
-    assert {half[1:3] == own[1:3] for half in halves} == {False, True}
+    assert {half.count("▁Petra") for half in halves} == {0, 2}
     tokenizer.coded_words = 0.0
-    assert WordCoder(tokenizer).draw(sample, np.random.default_rng(1)) is sample
+    assert coder.draw(sample, 99, np.random.default_rng(1)) is sample
 
 
 def test_vocabulary_is_deterministic_and_bounded():

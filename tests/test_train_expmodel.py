@@ -108,7 +108,7 @@ def test_short_questions():
     rows = rows_of(short_first_steps=2, short_share=0.1, reward_prompt_loss=0.1, prompt_loss=0.2,
                    short_prompt_loss=0.3, rename_share=0.5)
     coded = []
-    rows.coder = SimpleNamespace(draw=lambda sample, rng: coded.append(sample) or sample)
+    rows.coder = SimpleNamespace(draw=lambda sample, max_tok, rng: coded.append(sample) or sample)
     rows.names = SimpleNamespace(draw=lambda share, rng: lambda text: text.replace("red", "blue") if share else text)
     short = ("next", Question("find red", "red 1", "go 1", [], [], []), 0.3)
     first, later = rows.draw(1), rows.draw(2)
