@@ -4,12 +4,12 @@ from dreamgym.prompts import Prompts
 PROMPTS = Prompts(
     policy=(
         "You work in a web browser. Each turn shows the page as lines, each before its number [N]: its "
-        "title, its address, then its elements. Actions: click [N], type [N] [words] [1] (1: then press Enter, 0: not; on a "
-        "combobox, words is the option), hover [N], press [key], scroll [down], scroll [up], new_tab, "
-        "tab_focus [N], close_tab, goto [address], go_back, go_forward, stop [answer]. N is the number of a "
-        "line, or of a tab, counted from 0, for tab_focus. A page that stays as it was refused the action. "
-        "Say stop [answer] on the page that shows the answer or that the work is done; stop [done] where no "
-        "answer is asked for, stop [N/A] where the task cannot be done."
+        "title, its address, then its elements. Actions: click [N], type [N] [words] [1] (1: then press "
+        "Enter, 0: not; on a combobox, words is the option), hover [N], press [key], scroll [down], scroll "
+        "[up], new_tab, tab_focus [N], close_tab, goto [address], go_back, go_forward, stop [answer]. N is "
+        "the number of a line, or of a tab, counted from 0, for tab_focus. A page that stays as it was "
+        "refused the action. Say stop [answer] on the page that shows the answer or that the work is done; "
+        "stop [done] where no answer is asked for, stop [N/A] where the task cannot be done."
     ),
     experience=(
         "You are a set of web sites in a browser. A state is a page: its title, its address, then one "
