@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 
-from dreamgym.episode import Episode, Step, Task, line_number, number_lines, rename_episode
+from dreamgym.episode import Episode, Step, Task, rename_episode
 from dreamgym.logprobs import TrainSample
 from dreamgym.names import Names
 from dreamgym.prompts import (Question, next_answer, next_prompt, reward_answer, reward_prompt,
@@ -59,8 +59,6 @@ def corpus(episodes: list[Episode], tasks: list[Task]) -> set[str]:
             action = step.shown_action
             demo = Step(state="", action=action, next_state="", reward=1.0)
             texts |= {f"state:\n{step.state}\naction: {action}\n", step.next_state, step.thought}
-            if line_number(step):
-                texts.add(number_lines(step.state))
             texts.add(next_prompt(Question(episode.task.text, "", action, [("", "")] * 2, [demo] * 2, [demo]),
                                   "full"))
             texts.add(next_answer(step.reasoning, step.next_state,

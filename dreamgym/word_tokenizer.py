@@ -34,10 +34,9 @@ SEAM = r"/|%|-|\.\d\d(?!\d)|\.(?!\w)"  # a word ends before it: /product /blue -
 WORD = rf"▁?{LETTER}(?:(?!{SEAM}){LETTER})*"
 ROLE = r"▁[a-z]+▁'"  # a role and the quote that opens its name: link 'Cart'
 NUMBERED_NAME = r"▁[a-z]+▁\d{1,2}(?![^▁\n\[\],:;])"  # drawer 3
-# A line's number, " [3]", with a quote before it: so it follows the name itself. A number that is said
-# ("stop [3]") or typed ("type [4] [3]") has the token of a number on a page, so that it can be copied from
-# there.
-LINE_NUMBER = r"(?<!stop|\])'?▁\[▁\d+\]"
+# A line's number, " [3]". A number that is said ("stop [3]") or typed ("type [4] [3]") has the token of a
+# number on a page, so that it can be copied from there.
+LINE_NUMBER = r"(?<!stop|\])▁\[▁\d+\]"
 CODED = re.compile(r"([▁/%.-]?\$?)(\w{2,})", re.ASCII)   # the mark before a word, and the word
 CHARACTERS = ["\n", "▁", "'\n", *map(chr, range(33, 127)), *("▁" + mark for mark in GLUED)]
 
@@ -60,7 +59,7 @@ def build_tokenizer(texts: Iterable[str], numbered_names: bool = False, max_word
     lines = Counter(line for text in texts for line in text.split("\n"))  # many pages share their lines
     for line, times in lines.items():
         for piece, _ in pieces.pre_tokenize_str(normalizer.normalize_str(line)):
-            if piece[0] in "▁/%-.'" and piece.isprintable():
+            if piece[0] in "▁/%-." and piece.isprintable():
                 counts[piece] += times
     for piece, count in list(counts.items()):
         if re.fullmatch(NUMBERED_NAME, piece):  # a name not seen here is a word and a number

@@ -13,7 +13,7 @@ from dreamgym.word_tokenizer import CODES, build_tokenizer, load_tokenizer
 
 TEXTS = [
     "click[red]\ncolor: red blue x-large\nbelt $50.0 [1]\nluna search[slim jacket] and $3",
-    "url: shop/product/blue-lamp\nlink 'Blue Lamp' [1]\ntext 'price $12.99, sold 2024-05-29' [2]\nmap/place/red-hat q=red+hat",
+    "url: shop/product/blue-lamp\n[1] link 'Blue Lamp'\n[2] text 'price $12.99, sold 2024-05-29'\nmap/place/red-hat q=red+hat",
     "take mug 1 from drawer 3\nstop [3]\n= state\n= before 1\n= similar 1\n= earlier 1\n- chosen: none\n+ mug 1",
 ]
 
@@ -26,7 +26,7 @@ def tokens(tokenizer, text):
 def test_every_text_comes_back(options):
     tokenizer, rng = build_tokenizer(TEXTS, **options), random.Random(0)
     parts = ["red", "x", " ", "  ", "\n", *"[],:'?=&+-/%.$", "é", "☃", "\t", "\r\n", "\x00", "<0x41>", "\u2028",
-             "<end>", " [3]", "= ", "- ", "+ ", "link '", "'\n", "' [3]", "drawer 3", "mug 77", "stop", "Gina", "gina",
+             "<end>", " [3]", "= ", "- ", "+ ", "link '", "'\n", "drawer 3", "mug 77", "stop", "Gina", "gina",
              "555-8464", "$131.50", "<code 3>"]
     noise = ["".join(rng.choice(parts) for _ in range(rng.randrange(10))) for _ in range(4000)]
     for text in TEXTS + noise:
@@ -38,8 +38,7 @@ def test_every_text_comes_back(options):
     ("color: red, and", "▁color : ▁red , ▁and"),
     ("belt $50.0 [1]\nluna", "▁belt ▁$50.0 ▁[▁1] \n ▁luna"),
     ("url: map/product/red-lamp\n", "▁url : ▁map /product /red -lamp \n"),
-    ("link 'Blue Lamp' [1]\ntext '$3.99' [2]\n", "▁link▁' ▁Blue ▁Lamp '▁[▁1] \n ▁text▁' ▁$3 .99 '▁[▁2] \n"),
-    ("link 'Blue Lamp'\nred [1]", "▁link▁' ▁Blue ▁Lamp '\n ▁red ▁[▁1]"),
+    ("[1] link 'Blue Lamp'\n[2] text '$3.99'", "▁[▁1] ▁link▁' ▁Blue ▁Lamp '\n ▁[▁2] ▁text▁' ▁$3 .99 '"),
     ("sold 2024-05-29", "▁sold ▁2024 -05 -29"),
     ("q=red+Lamp", "▁q = ▁red + ▁Lamp"),
     ("stop [3]\nmug 3", "▁stop ▁[ ▁3 ] \n ▁mug ▁3"),  # said or typed: the token of a number on a page
