@@ -75,6 +75,11 @@ class Step(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fiel
         """The action as models read it."""
         return self.grounded or self.action
 
+    @property
+    def element(self) -> str:
+        """The words that grounding adds, "" for none."""
+        return self.grounded.removeprefix(self.action).strip()
+
 
 class TokenSegment(msgspec.Struct, kw_only=True):
     """One context window of a policy; it only grows."""
@@ -134,10 +139,9 @@ def number_lines(text: str) -> str:
 
 def line_number(step: Step) -> str:
     """The "[3]" of "click [3]", if grounding quotes the third line of the state, else ""."""
-    element = step.grounded.removeprefix(step.action).strip()
     said, lines = re.search(r"\[(\d+)\]", step.action), step.state.split("\n")
-    named = lines[int(said[1]) - 1] if element and said and 0 < int(said[1]) <= len(lines) else ""
-    return said[0] if named and named.startswith(element) else ""
+    named = lines[int(said[1]) - 1] if said and 0 < int(said[1]) <= len(lines) else ""
+    return said[0] if step.element and named.startswith(step.element) else ""
 
 
 def rename_step(step: Step, change: Callable[[str], str]) -> Step:

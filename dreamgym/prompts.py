@@ -102,7 +102,7 @@ def policy_answer(step: Step, policy_format: str, numbered: bool = False) -> str
     actions in the questions to the experience model, from which a small policy starts
     (docs/lab-notes.md)."""
     number = line_number(step) if numbered else ""
-    element = f"{step.grounded.removeprefix(step.action).strip()} {number}".strip()
+    element = f"{step.element} {number}".strip()
     first = element if policy_format == "element" else clean(step.thought) or element
     if policy_format == "tags":
         return f"<think>{first}</think><action>{step.action}</action>"
