@@ -236,6 +236,21 @@ def test_optimizers_and_rate():
     assert rates == pytest.approx([0.1, 0.982, 0.55, 0.1, 0.1], abs=1e-3)
 
 
+def test_unseen_words_stay_apart():
+    """Embeddings of unseen words that the shared output layer pushes together, until all are one word."""
+    def alike(muon_lr: float) -> float:
+        """Mean cosine of unseen words' embeddings."""
+        torch.manual_seed(0)
+        model = tiny(vocab=200)
+        optimizers = make_optimizers(model, 1e-2, muon_lr)
+        for _ in range(60):
+            row = TrainSample(torch.randint(100, (32,)).tolist(), [0] + [1] * 31)
+            sft_step(model, [row], optimizers, 1000, Dist())
+        unseen = torch.nn.functional.normalize(model.get_input_embeddings().weight[100:], dim=-1)
+        return (unseen @ unseen.T).mean().item()
+    assert alike(0.02) < 0.25 < 0.4 < alike(0.0)
+
+
 # ---- load, save, reference ----
 
 @pytest.fixture
