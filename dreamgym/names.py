@@ -32,8 +32,9 @@ class Names:
         are_names = lambda words: len(words) >= MANY or all(share[word] <= RARE for word in words)
         names = {word for words in filter(are_names, self.groups) for word in words}
         kept = {*tools(names, episodes).values()}
-        self.words = sorted(names - kept - unshown(episodes, lambda episode: words_of(
-            " ".join(step.state for step in episode.steps))))
+        self.things = names - unshown(episodes, lambda episode: words_of(
+            " ".join(step.state for step in episode.steps)))
+        self.words = sorted(self.things - kept)
         self._group_of = {word: i for i, words in enumerate(self.groups) for word in words}
 
     def kind(self, word: str) -> int | str | None:
