@@ -22,10 +22,10 @@ _WORD = re.compile(r"%[0-9A-Fa-f]{2}|[^\W\d_]{2,}")    # may be a name; "%2F" is
 
 
 class Names:
-    """The names of things in the texts of tasks: words that others replace. `words` are exchanged. A group
-    with a word of more than a tenth of the tasks is not, unless it has five words: it may be one of verbs.
-    Nor are words that no state of most successful `episodes` shows. In "put a mug into my cart" the page has
-    a mug, but no "put": the meaning of "put" must be learnt. Nor are the names of `tools`."""
+    """The names of `things` in the texts of tasks: words that others replace. A group with a word of more
+    than a tenth of the tasks is left out, unless it has five words: it may be one of verbs. So are words that
+    no state of most successful `episodes` shows. In "put a mug into my cart" the page has a mug, but no
+    "put": the meaning of "put" must be learnt. `words` are exchanged: things but the names of `tools`."""
 
     def __init__(self, tasks: Iterable[str], episodes: Sequence[Episode] = ()):
         self.groups, share = substitutes(tasks)
