@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
 import torch
 from msgspec.structs import replace
 
@@ -19,7 +18,7 @@ from dreamgym.envs.base import Environment
 from dreamgym.episode import Episode, rename_episode, successes
 from dreamgym.logprobs import TrainSample
 from dreamgym.model import checkpoint_layers, load_frozen, load_model, save_model
-from dreamgym.names import Names, blanked
+from dreamgym.names import Names
 from dreamgym.rollout import Policy, PolicySettings, imitation_segments
 from dreamgym.sft import make_optimizers, set_rate, sft_step
 
@@ -98,27 +97,17 @@ def demonstrations(episodes: list[Episode]) -> list[Episode]:
     return [episode for episode in found if episode.success] or found
 
 
-def stratified(demos: list[Episode], count: int, names: Names, rng: np.random.Generator) -> list[Episode]:
-    """A random sample in which each form of task has its share. A few demonstrations drawn one by one often
-    miss a form, and RL cannot reinforce what is never tried. A form is the text without names."""
-    form = lambda demo: blanked(demo.task.text, names.things)[0]
-    by_form = sorted((demos[i] for i in rng.permutation(len(demos))), key=form)
-    count, offset = min(count, len(demos)), rng.random()
-    return [by_form[int((i + offset) * len(demos) / count)] for i in range(count)]
-
-
 def imitate(args, policy: Policy, episodes: list[Episode], resume: Path | None,
             save: Callable[[list, dict], Path], dist, log) -> None:
     """Behaviour cloning. `save(optimizers, state)` is called after each epoch and at Ctrl-C; `resume`: what
     it wrote."""
-    names = Names((episode.task.text for episode in episodes), episodes)
-    demos = stratified(demonstrations(episodes), args.imitation_episodes, names,
-                       run.rng(args.seed, "imitation"))
+    demos = run.sample(demonstrations(episodes), args.imitation_episodes, args.seed, "imitation")
     if not demos:
         log.say("no demonstrations: the policy starts from the model as it is" if not args.imitation_episodes
                 else "found no demonstrations (of logs, a language model, or players with imitate=True): the "
                      "policy starts from the model as it is")
         return
+    names = Names((episode.task.text for episode in episodes), episodes)
     coder = tiny.WordCoder(policy.tokenizer)
     optimizers = make_optimizers(policy.model, args.imitation_lr, args.imitation_muon_lr)
     step = resume_step = total_steps = 0

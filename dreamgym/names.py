@@ -22,19 +22,18 @@ _WORD = re.compile(r"%[0-9A-Fa-f]{2}|[^\W\d_]{2,}")    # may be a name; "%2F" is
 
 
 class Names:
-    """The names of `things` in the texts of tasks: words that others replace. A group with a word of more
-    than a tenth of the tasks is left out, unless it has five words: it may be one of verbs. So are words that
-    no state of most successful `episodes` shows. In "put a mug into my cart" the page has a mug, but no
-    "put": the meaning of "put" must be learnt. `words` are exchanged: things but the names of `tools`."""
+    """The names of things in the texts of tasks: words that others replace. `words` are exchanged. A group
+    with a word of more than a tenth of the tasks is not, unless it has five words: it may be one of verbs.
+    Nor are words that no state of most successful `episodes` shows. In "put a mug into my cart" the page has
+    a mug, but no "put": the meaning of "put" must be learnt. Nor are the names of `tools`."""
 
     def __init__(self, tasks: Iterable[str], episodes: Sequence[Episode] = ()):
         self.groups, share = substitutes(tasks)
         are_names = lambda words: len(words) >= MANY or all(share[word] <= RARE for word in words)
         names = {word for words in filter(are_names, self.groups) for word in words}
         kept = {*tools(names, episodes).values()}
-        self.things = names - unshown(episodes, lambda episode: words_of(
-            " ".join(step.state for step in episode.steps)))
-        self.words = sorted(self.things - kept)
+        self.words = sorted(names - kept - unshown(episodes, lambda episode: words_of(
+            " ".join(step.state for step in episode.steps))))
         self._group_of = {word: i for i, words in enumerate(self.groups) for word in words}
 
     def kind(self, word: str) -> int | str | None:

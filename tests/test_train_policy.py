@@ -19,8 +19,7 @@ from tests.conftest import EXAMPLE, ROOT, SMALL_RUN, free_port, gone, on_two_ran
 from dreamgym import prepare, run
 from dreamgym.curriculum import Curriculum
 from dreamgym.episode import Step, StopReason, Task, read_tasks, to_json
-from dreamgym.imitation import demonstrations, stratified
-from dreamgym.names import Names
+from dreamgym.imitation import demonstrations
 from train_policy import Args, Run, feed_curriculum, whole_groups
 
 
@@ -76,21 +75,6 @@ def test_demonstrations_are_successful_where_any_is():
     moved = replace(probe, next_state="n")
     probing = replace(won[1], steps=[probe, *won[1].steps, moved, probe])
     assert demonstrations([probing])[0].steps == [*won[1].steps, moved]
-
-
-def test_few_demonstrations_have_each_form_of_task():
-    """A start that never saw a form of task, a form that crowds out others, one episode twice."""
-    things = ("mug", "egg", "pan", "cup", "jar", "fork", "bowl", "dish")
-    forms = {"find a {} here": 1, "heat the {} now": 1, "look at {} please": 2}
-    demos = [one_step(f"{form} {thing} {i}", Task(id="", text=form.format(thing)), 1.0)
-             for form, share in forms.items() for thing in things for i in range(share)]
-    names = Names(demo.task.text for demo in demos)
-    for seed in range(20):
-        drawn = stratified(demos, 4, names, np.random.default_rng(seed))
-        assert sorted(demo.task.text.split()[0] for demo in drawn) == ["find", "heat", "look", "look"]
-        assert len({demo.id for demo in stratified(demos, 30, names, np.random.default_rng(seed))}) == 30
-    assert {demo.id for demo in stratified(demos, 99, names, np.random.default_rng(0))} == {d.id for d in demos}
-    assert stratified(demos, 0, names, np.random.default_rng(0)) == stratified([], 3, names, np.random.default_rng(0)) == []
 
 
 def test_grpo_feeds_the_curriculum_by_task():
