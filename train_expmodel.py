@@ -77,6 +77,7 @@ class Args:
     lr: float = 1e-5                   # peak learning rate of AdamW
     muon_lr: float = 0.0  # learning rate of Muon on layer matrices (0: AdamW on all; for from-scratch models)
     weight_decay: float = 0.01         # of both
+    epsilon: float = 1e-8              # of AdamW; 5e-4: rare words stay apart (from-scratch models)
     warmup: Count = 50                 # steps of linear warm-up
     lr_floor: Share = 0.1              # the cosine falls to this share of the peak
     reward_share: Share = 0.15         # share of rows: rewards of recorded steps
@@ -302,7 +303,7 @@ def make_training(args: Args, env, data: Path, meta: dict, resume: Path | None, 
     if args.gradient_checkpointing:
         checkpoint_layers(model)
     experience = ExperienceModel(model, tokenizer, env, settings, retrieval, slots=args.slots)
-    optimizers = make_optimizers(experience.model, args.lr, args.muon_lr, args.weight_decay)
+    optimizers = make_optimizers(experience.model, args.lr, args.muon_lr, args.weight_decay, args.epsilon)
     training = Training(experience, optimizers, Rows(args, experience, episodes, tasks), meta)
     if resume:
         training.step = checkpoint.load_state(resume, optimizers, dist)[0]["step"]

@@ -69,6 +69,7 @@ class Args:
     imitation_epochs: Natural = 3      # passes over them
     imitation_lr: float = 1e-5         # learning rate of imitation
     imitation_muon_lr: float = 0.0     # ... of Muon on layer matrices (from-scratch models)
+    imitation_epsilon: float = 1e-8    # ... epsilon of AdamW
     imitation_rows: Count = 16         # rows per optimizer step of imitation
     rename_share: Share = 0.0          # share of demonstrations in which entities get other names
     algo: Literal["grpo", "ppo", "rft", "imitation"] = "grpo"  # rft: imitates own successes; imitation: no RL

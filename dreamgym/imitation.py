@@ -109,7 +109,8 @@ def imitate(args, policy: Policy, episodes: list[Episode], resume: Path | None,
         return
     names = Names((episode.task.text for episode in episodes), episodes)
     coder = tiny.WordCoder(policy.tokenizer)
-    optimizers = make_optimizers(policy.model, args.imitation_lr, args.imitation_muon_lr)
+    optimizers = make_optimizers(policy.model, args.imitation_lr, args.imitation_muon_lr,
+                                 epsilon=args.imitation_epsilon)
     step = resume_step = total_steps = 0
     if resume:
         resume_step = checkpoint.load_state(resume, optimizers, dist)[0]["step"]

@@ -11,7 +11,7 @@ import torch
 from dreamgym.losses import aggregate, check_finite
 from dreamgym.logprobs import TrainSample, even_micro_batches, token_logprobs
 from dreamgym.model import optimizer_step, trainable_parameters
-from dreamgym.tiny import EMBEDDING_EPSILON, Muon
+from dreamgym.tiny import Muon
 
 
 def sft_step(model: torch.nn.Module, samples: list[TrainSample], optimizers: list[torch.optim.Optimizer],
@@ -38,17 +38,17 @@ def sft_step(model: torch.nn.Module, samples: list[TrainSample], optimizers: lis
 
 
 def make_optimizers(model: torch.nn.Module, lr: float, muon_lr: float = 0.0, weight_decay: float = 0.01,
-                    ) -> list[torch.optim.Optimizer]:
-    """AdamW. With `muon_lr`, for models from scratch, the layers' matrices take Muon, and `weight_decay` is
-    theirs alone: the model learns to copy and compare words several times sooner. AdamW's epsilon is large
-    then. With a small one, each step moves all words that a batch does not contain equally far in the same
-    direction. Their embeddings become alike, and the model cannot tell rare words apart."""
+                    epsilon: float = 1e-8) -> list[torch.optim.Optimizer]:
+    """AdamW. With `muon_lr` the layers' matrices take Muon instead, and `weight_decay` is theirs alone: a
+    model from scratch learns to copy and compare words several times sooner. With a small `epsilon` of AdamW,
+    each step moves all words that a batch does not contain equally far in the same direction. Embeddings of
+    rare words become alike. With one of the size of these gradients (5e-4) they stay apart."""
     inner = {p for name, p in model.named_parameters() if muon_lr and p.ndim == 2 and ".layers." in name}
     trained = trainable_parameters(model)
     matrices, others = [p for p in trained if p in inner], [p for p in trained if p not in inner]
     optimizers: list[torch.optim.Optimizer] = []
     if others:                                   # none with LoRA, whose adapters are all matrices of layers
-        decay, epsilon = (0.0, EMBEDDING_EPSILON) if muon_lr else (weight_decay, 1e-8)
+        decay = 0.0 if muon_lr else weight_decay
         optimizers.append(torch.optim.AdamW(others, lr, (0.9, 0.95), epsilon, decay))
     if matrices:
         optimizers.append(Muon(matrices, lr=muon_lr, weight_decay=weight_decay))

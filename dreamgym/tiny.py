@@ -19,7 +19,6 @@ from dreamgym.prompts import (Question, next_answer, next_prompt, reward_answer,
 from dreamgym.word_tokenizer import CHARACTERS, CODED, CONTEXT, WordTokenizer
 
 COMMON_WORDS = 500                   # the most frequent ones, which training rows never code
-EMBEDDING_EPSILON = 5e-4             # of AdamW: about the root mean square of the embeddings' gradients
 RENAMED_EVERY = 10                   # one episode in so many gives the tokenizer words in other places
 
 
