@@ -17,7 +17,7 @@ from dreamgym.envs.webarena.sites import DATABASES, SITES, SiteDatabase, _first_
 from dreamgym.envs.webarena.sites.map import TOWNS, Atlas
 from dreamgym.envs.webarena.sites.site import open_session
 
-FIRST_DATA = "24595ff0"                          # of seed 7, train 0
+FIRST_DATA = "124b876b"                          # of seed 7, train 0
 ME, CODER, EMMA = "MarvelsGrantMan136", "byteblaze", "emma.lopez@gmail.com"
 HOSE = "/product/river-hose"
 
@@ -494,7 +494,7 @@ def test_served_pages_are_the_pages_in_process(world):
             assert answer.headers["Cache-Control"] == "no-store"
             assert answer.read().decode() == world.handle("shopping", "GET", "/account", cookies=login).body
         with urllib.request.urlopen(f"{base}/static/style.css") as answer:
-            assert b"--accent" in answer.read()
+            assert b"main {" in answer.read()
         assert f"{base}/" in world.handle("homepage", "GET", "/").body
     assert world.bases["shopping"] == "http://shopping.test"
     with pytest.raises(OSError):

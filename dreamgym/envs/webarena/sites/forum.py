@@ -198,7 +198,7 @@ def vote(forum, post, way, comment=None):
 
 @SITE.get(COMMENT)
 def comment(forum, post, comment):
-    return page("Comment", post=post, comment=comment, vote=_vote("comment", comment))
+    return page("Comment", post=post, comment=comment)
 
 
 @SITE.post(f"{POST}/comment", COMMENT)

@@ -2,7 +2,7 @@
 changes; nobody has to log in.
 
 Positions are whole metres on a plane (x east, y north). Streets run straight and cross at right angles. The
-same distance is driven, cycled and walked. The one picture, static/towns.svg, shows towns and roads.
+same distance is driven, cycled and walked. The picture of the map, static/towns.svg, is always the same.
 """
 import heapq
 import math

@@ -5,8 +5,7 @@ CREATE TABLE sessions (id INTEGER PRIMARY KEY, sid UNIQUE, user_id INT REFERENCE
 
 CREATE TABLE shop_categories (id INTEGER PRIMARY KEY, name UNIQUE, slug UNIQUE);
 CREATE TABLE shop_products (id INTEGER PRIMARY KEY, sku UNIQUE, slug UNIQUE, name UNIQUE,
-    category_id INT REFERENCES shop_categories, brand, color, picture, price INT, stock INT,
-    enabled DEFAULT 1, featured DEFAULT 0);
+    category_id INT REFERENCES shop_categories, brand, price INT, stock INT, enabled DEFAULT 1, featured DEFAULT 0);
 CREATE TABLE shop_addresses (user_id INTEGER PRIMARY KEY REFERENCES users, street, city, zip, phone);
 CREATE TABLE shop_orders (id INTEGER PRIMARY KEY, user_id INT REFERENCES users, date, status, payment,
     total INT);

@@ -16,7 +16,7 @@ NAMES = WORDS["shop"]
 SORTS = {"Name": "name", "Cheapest": "price, name", "Priciest": "price DESC, name",
          "Stars": "stars DESC, name"}
 # not *: stars cost a query for each product
-TILES = "SELECT slug, name, price, color, picture FROM shop_shelf WHERE enabled AND"
+TILES = "SELECT slug, name, price FROM shop_shelf WHERE enabled AND"
 JOINED = "JOIN shop_products ON shop_products.id = product_id"
 SUBJECTS = ("Order", "Product", "Return", "Other")
 MOST = 20  # of one product in a cart
@@ -53,14 +53,13 @@ def fill(db: sqlite3.Connection, rng: Random, split: str) -> None:
 def _add_products(db: sqlite3.Connection, rng: Random, split: str) -> None:
     for group, (category, nouns) in enumerate(NAMES.categories.items(), 1):
         insert(db, "shop_categories", id=group, name=category, slug=slug(category))
-        names = sorted((name, low, 5 * (group - 1) + i) for i, (noun, low) in enumerate(nouns.items())
-                       for name in rng.sample(of_split([f"{look} {noun}" for look in NAMES.looks], split), 3))
-        for i, (name, low, picture) in enumerate(names, 1):
+        names = sorted((name, low) for noun, low in nouns.items() for name in
+                       rng.sample(of_split([f"{look} {noun}" for look in NAMES.looks], split), 3))
+        for i, (name, low) in enumerate(names, 1):
             price = 100 * rng.randrange(low, 3 * low) + rng.choice((0, 50, 95, 99))
             stock = 0 if rng.random() < 0.06 else rng.randrange(1, 41)
             insert(db, "shop_products", sku=f"{category[0]}{group}{i:02d}", slug=slug(name), name=name,
-                   category_id=group, brand=rng.choice(NAMES.brands), color=name.split()[0].lower(),
-                   picture=picture, price=price, stock=stock)
+                   category_id=group, brand=rng.choice(NAMES.brands), price=price, stock=stock)
         db.execute("UPDATE shop_products SET featured = 1 WHERE stock > 0 AND name = ?",
                    (rng.choice(names)[0],))
 
