@@ -9,7 +9,6 @@ import re
 import sqlite3
 import tomllib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from datetime import date, timedelta
 from functools import cache, partial
 from pathlib import Path
@@ -34,28 +33,24 @@ WORDS = {part: SimpleNamespace(**words)
 PEOPLE = WORDS["people"]
 
 
-@dataclass(eq=False)
 class Site(Flask):
-    """The Flask app of a site: its views, login, logout, static files. A request brings its SiteDatabase."""
-    # One of SITES; also the body's class in the stylesheet. `field()`: Flask's own `name` is no default of it
-    name: str = field()
-    title: str
-    nav: dict[str, str]                          # text -> path of the header's links
-    search: str = ""                             # path of the header's search form (field `q`); "" for none
-    private: bool = False                        # True: every page asks for a login
-    # part of a route -> (its text, the parts loaded before) -> what the view gets in its place
-    loaders: dict[str, Callable[[Any, dict], Any]] = field(default_factory=dict)
+    """The Flask app of a site: its views, login, logout, static files. A request brings its SiteDatabase.
+    `nav`: text -> path of the header's links. `search`: path of the header's search form (field `q`).
+    `private`: every page asks for a login."""
 
-    def __post_init__(self):
+    def __init__(self, name: str, title: str, nav: dict[str, str], search: str = "", private: bool = False):
         super().__init__(__name__)
-        self.account = ACCOUNTS.get(self.name)  # (user, password) that agents use
+        self.name, self.title, self.nav, self.search, self.private = name, title, nav, search, private
+        # part of a route -> (its text, the parts loaded before) -> what the view gets in its place
+        self.loaders: dict[str, Callable[[Any, dict], Any]] = {}
+        self.account = ACCOUNTS.get(name)  # (user, password) that agents use
         self.config.update(PROPAGATE_EXCEPTIONS=True, SEND_FILE_MAX_AGE_DEFAULT=3600)
         self.before_request(self._visitor)
         self.register_error_handler(HTTPException, _refused)
         # a number that no database holds
         self.register_error_handler(OverflowError, lambda _: _refused(NotFound()))
         if self.account:
-            path, self.user_label, self.login_text = RECIPES[self.name]
+            path, self.user_label, self.login_text = RECIPES[name]
             self.login_path = path or "/login"
             self.add_url_rule(self.login_path, "login", _login, methods=["GET", "POST"])
             self.add_url_rule("/logout", "logout", _logout, methods=["POST"])
