@@ -82,7 +82,7 @@ def score(evaluation, answer=None, url=P, page=no_page, judge=None, task=None, *
 def official(request):
     if not DATA.is_dir():
         pytest.skip("WebArena's task files are not in ../shared/data/webarena")
-    tasks = ev.read_tasks(DATA / request.param)
+    tasks = [ev.as_task(record) for record in ev.read_records(DATA / request.param)]
     return "lite" in request.param, tasks, [ev.located(task, BASES) for task in tasks]
 
 
@@ -138,7 +138,7 @@ def test_bad_task_is_named(tmp_path, changes, named):
     path = tmp_path / "mine.json"
     path.write_text(json.dumps([record(task_id=1), record(**changes)]))
     with pytest.raises(ValueError, match=f"mine.json: task [13].*{named}"):
-        ev.read_tasks(path)
+        ev.read_records(path)
 
 
 @pytest.mark.parametrize("content", ["", "{", "{}", "[]", "[3]", '[{"task_id": 1}]', "\udcff", None])
@@ -147,7 +147,7 @@ def test_bad_file_is_named(tmp_path, content):
     if content is not None:
         path.write_bytes(content.encode("utf-8", "surrogateescape"))
     with pytest.raises(ValueError, match="mine.json: "):
-        ev.read_tasks(path)
+        ev.read_records(path)
 
 
 def test_webchorearena(tmp_path):
@@ -160,7 +160,8 @@ def test_webchorearena(tmp_path):
     for task in tasks:
         del task["intent_template_id"]
     (tmp_path / "small.json").write_text(json.dumps(tasks))
-    first, second, third = (ev.located(task, BASES) for task in ev.read_tasks(tmp_path / "small.json"))
+    records = ev.read_records(tmp_path / "small.json")
+    first, second, third = (ev.located(ev.as_task(record), BASES) for record in records)
 
     def scored(task, answer="", url=P, page=no_page):
         return ev.evaluate(task, answer, Front(url=url, page=page))

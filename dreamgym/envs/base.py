@@ -1,8 +1,8 @@
 """The contract of an environment, with defaults for everything but `tasks`, `reset` and `step`.
 
 The experience model has the same `reset`, `step` and `end`: a rollout does not know which of both it plays.
-Episodes start and end at any time, so that a rollout keeps its batch full. Reward is 1 on success at the end
-of an episode, else 0. Tutorial: docs/your-environment.md, examples/files.py.
+Reward is 1 on success at the end of an episode, else 0. Tutorial: docs/your-environment.md,
+examples/files.py.
 """
 import contextlib
 import importlib
@@ -56,7 +56,7 @@ class StepResult:
 
 @contextlib.contextmanager
 def noted(where: str) -> Iterator[None]:
-    """An exception that is raised inside gets a note of `where`, for people who debug their environment."""
+    """Adds `where` to an exception that is raised inside, for people who debug their environment."""
     try:
         yield
     except Exception as error:
@@ -65,12 +65,12 @@ def noted(where: str) -> Iterator[None]:
 
 
 def reset_all(world, tasks: Sequence[Task]) -> Sequence[Session]:
-    """`world.reset`; raises ValueError where it does not return one session for each task."""
+    """`world.reset`. Raises ValueError unless it returns one session for each task."""
     return _one_each(world, "reset", Session, [task.text for task in tasks], tasks) if tasks else []
 
 
 def step_all(world, sessions: Sequence[Session], actions: Sequence[str]) -> Sequence[StepResult]:
-    """`world.step`; raises ValueError where it does not return one result for each session."""
+    """`world.step`. Raises ValueError unless it returns one result for each session."""
     asked = [f"{session.task.text}: {action}" for session, action in zip(sessions, actions)]
     return _one_each(world, "step", StepResult, asked, sessions, actions)
 
@@ -90,7 +90,7 @@ def _one_each(world, method: str, kind: type, asked: list[str], *given: Sequence
 
 
 def record_step(episode: Episode, state: str, action: str, result: StepResult, max_steps: int) -> None:
-    """Appends a step to a running episode; says why it ended where it has."""
+    """Appends a step to a running episode, and notes why it ended."""
     episode.steps.append(Step(state=state, action=action, next_state=result.state,
                               reward=float(result.reward), done=bool(result.done),
                               reasoning=result.reasoning, reward_reasoning=result.reward_reasoning))
@@ -112,10 +112,9 @@ class Act(str):
 
 @dataclass
 class Player:
-    """A policy that makes offline data, scripted or a language model: `make(session, rng)` returns
-    `act(state) -> action` for one episode, where the action is text, or an Act that says why. `share`: its
-    weight among the players; one of 0 plays in evaluate.py alone. `imitate`: its episodes are demonstrations
-    for imitation."""
+    """A policy that makes offline data: `make(session, rng)` returns `act(state) -> text or Act` for one
+    episode. `share`: its weight among the players (0: evaluate.py alone). `imitate`: its episodes are
+    demonstrations."""
     make: Callable[[Session, np.random.Generator], Callable[[str], str]]
     share: float = 1.0
     imitate: bool = False
@@ -168,13 +167,13 @@ class Environment:
         raise NotImplementedError
 
     def end(self, sessions: list[Session]) -> None:
-        """Gives back what the sessions hold: once for every session, also of episodes that were cut short."""
+        """Frees what sessions hold: called once for each, also for episodes that were cut short."""
 
     def close(self) -> None:
-        """Gives back what the environment holds."""
+        """Frees what the environment holds."""
 
     def show(self, state: str) -> str:
-        """How a policy sees a state."""
+        """What a policy sees of a state."""
         return number_lines(state) if self.numbered_lines else state
 
     def ground(self, state: str, action: str) -> str:
@@ -183,8 +182,7 @@ class Environment:
         return action
 
     def players(self) -> dict[str, Player]:
-        """By name; "random" and "oracle" check an installation (evaluate.py). Without any, data comes from
-        logs or a language model."""
+        """By name; "random" and "oracle" check an installation (evaluate.py)."""
         return {}
 
     def explain(self, task: Task, history: list[Step], step: Step) -> tuple[str, str] | None:
@@ -195,15 +193,13 @@ class Environment:
 
     def counterfactuals(self, episodes: list[Episode], count: int, rng: np.random.Generator,
                         ) -> list[Episode] | None:
-        """About `count` one-step episodes: a recorded page judged under another task, so that the reward is
-        learnt as a judgement of both (played episodes alone would tell it by the task). `label`: the
-        constraint that is broken, "none" where all are met. Ids and reasoning may be left empty:
-        dreamgym.offline.counterfactuals fills them in. None: dreamgym.hindsight makes them of the recorded
-        episodes."""
+        """About `count` one-step episodes: a recorded page judged under another task (played episodes alone
+        would tell the reward by the task). `label`: the constraint that is broken, "none" where all are met.
+        Ids and reasoning may be left empty. None: dreamgym.hindsight makes them of the recorded episodes."""
         return None
 
     def read_traces(self, path: str, form: str) -> list[Episode]:
-        """Episodes that others recorded, in a format of theirs (--import-format)."""
+        """Episodes that others recorded (--import-format)."""
         raise ValueError(f"--import-format {form}: {self.name} reads no traces of other formats")
 
     def describe(self) -> dict:
@@ -254,9 +250,9 @@ def data_folder(name: str, data_dir: str) -> str:
 
 def make_env(name: str, data_dir: str = "", seed: int = 7, options: Sequence[str] = (),
              **more: Any) -> Environment:
-    """The environment behind `--env`, with `options` as "name=value" texts. `data_dir` (else $WEBSHOP_DATA or
-    the like), `seed` and `more` (such as the recorded episodes' `file`, or `workers`) are passed on where its
-    `__init__` takes them. Raises ValueError naming the flag that does not fit."""
+    """The environment behind `--env`, with `options` as "name=value" texts. `data_folder`, `seed` and `more`
+    (such as `file` or `workers`) are passed on where its `__init__` takes them. Raises ValueError naming the
+    flag that does not fit."""
     cls = environment_class(name)
     if missing := [m for m in ("tasks", "reset", "step") if getattr(cls, m) is getattr(Environment, m)]:
         raise ValueError(f"--env {name}: {cls.__name__} has no method {' or '.join(missing)}; expected "

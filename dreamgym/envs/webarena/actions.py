@@ -4,8 +4,8 @@ dream alike.
     click [5]   hover [5]   type [7] [blue speaker] [1]   press [Enter]   scroll [down]   goto [shopping/cart]
     go_back   go_forward   new_tab   tab_focus [0]   close_tab   stop [answer]
 
-The last argument of `type` is 1 (press Enter afterwards, the default) or 0. Ours: `type` on a combobox or
-listbox chooses the option of that label, since the original grammar cannot operate one.
+The last argument of `type`: 1 presses Enter afterwards (default), 0 does not. Ours: `type` on a combobox or
+listbox chooses the option of that label; the original grammar cannot operate one.
 """
 import re
 from dataclasses import dataclass

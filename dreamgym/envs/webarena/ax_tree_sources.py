@@ -1,9 +1,8 @@
 """Four sources of accessibility nodes for `page.abstract`: a browser's tree (CDP), HTML, and the text
 observations of WebArena and BrowserGym. One page gives the same nodes from each.
 
-Each is a tree of `Row`s that `_reduce` thins out. Roles and names of HTML are computed as Chromium does for
-the elements that the own sites have (no aria attributes but aria-label). WebArena's text lacks texts that
-occur in one of the three lines before: what the names of cells and groups tell is put back.
+Roles and names of HTML are computed as Chromium does for the elements that the own sites have (no aria
+attributes but aria-label).
 """
 import ast
 import re
@@ -74,9 +73,10 @@ def _reduce(rows: Iterable[Row]) -> list[Node]:
 
 
 def _restored(rows: list[Row]) -> Iterable[Row]:
-    """Puts back texts that an observation left out: the words of the name of a cell, row or group that no row
-    inside says. They come first, or last when the name begins with what is inside. The name of a table row
-    that shares no word with its cells is no text of the page (the address that a grid of Magento opens)."""
+    """WebArena leaves out texts that occur in one of the three lines before. Puts back the words of the name
+    of a cell, row or group that no row inside says: first, or last when the name begins with what is inside.
+    The name of a table row that shares no word with its cells is no text of the page (a grid's address in
+    Magento)."""
     last: dict[int, list[Row]] = {}  # by the index of the row that follows
     for i, row in enumerate(rows):
         yield from last.pop(i, ())
@@ -100,8 +100,8 @@ def _restored(rows: list[Row]) -> Iterable[Row]:
 
 def from_cdp(ax_nodes: list[dict],
              frames: Mapping[int, list[dict]] = {}) -> tuple[str, list[Node]]:  # noqa: B006
-    """`nodes` of Accessibility.getFullAXTree -> (title, nodes); `ref` is the backendDOMNodeId. `frames` holds
-    the trees of inner frames by that of the iframe element (DOM.getFrameOwner), frames in frames too."""
+    """`nodes` of Accessibility.getFullAXTree -> (title, nodes); `ref` is the backendDOMNodeId. `frames`: the
+    trees of inner frames by the `ref` of their iframe."""
     title = str(ax_nodes[0].get("name", {}).get("value", "")) if ax_nodes else ""
     return title, _reduce(_cdp_rows(ax_nodes, frames, 0))
 
@@ -133,7 +133,7 @@ _TAB = re.compile(r"\d+( \(current\))?: ?(.*)", re.DOTALL)
 
 
 def unquoted(literal: str) -> str:
-    """The string of a Python string literal; what is none, and a broken escape, stays as it is."""
+    """The string of a Python literal; what is none, and a broken escape, stays as it is."""
     try:
         return ast.literal_eval(literal) if len(literal) > 1 and literal[0] in "'\"" else literal
     except (ValueError, SyntaxError):
@@ -155,8 +155,8 @@ def text_rows(observation: str) -> list[Row]:
 
 
 def from_text(observation: str) -> tuple[str, list[Node]]:
-    """WebArena's tab line and accessibility tree, or BrowserGym's flattened tree -> (title, nodes); `ref` is
-    the id or bid in the text. Raises as `text_rows`."""
+    """A text observation of WebArena or BrowserGym -> (title, nodes); `ref` is the id or bid in the text.
+    Raises as `text_rows`."""
     rows = text_rows(observation)
     title = rows[0].name if rows[0].role in ("RootWebArea", "WebArea") else ""
     return title, _reduce(_restored(rows))
@@ -237,8 +237,7 @@ def _name(el: Element, role: str, labels: dict) -> str:
 
 
 def _content(el: Element, but: Element | None = None) -> str:
-    """The text of an element as a name: blanks around what is not inline, images by their alternative
-    text."""
+    """The text as a name: blanks around what is not inline, images by their alternative text."""
     parts = [el.text or ""]
     for child in el:
         if isinstance(child.tag, str) and child is not but:

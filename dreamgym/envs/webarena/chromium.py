@@ -1,13 +1,7 @@
 """A real browser: Chromium through Playwright and the DevTools protocol.
 
-    with closing(Browser()) as browser:                     # one Chromium
-        page = Chromium(Addresses(served.bases), browser)   # one episode at a time, in a context of its own
-        screen = page.open([served.bases["shopping"]], {"shopping": sites.login("shopping")})
-        screen = page.act(parse("click [3]"))
-
-Playwright belongs to one thread, so `Workers` are threads with a browser each. Episodes that run at the same
-time need sites of their own. Only the hosts of the sites can be reached. Not seen: frames of other hosts,
-canvas, what a page draws without text.
+Playwright belongs to one thread, so `Workers` are threads with a browser each. Not seen: frames of other
+hosts, canvas, what a page draws without text.
 """
 from __future__ import annotations
 
@@ -27,7 +21,7 @@ from playwright.sync_api import Error, TimeoutError, sync_playwright
 from dreamgym.envs.webarena.actions import KEYS, MODIFIERS, Action
 from dreamgym.envs.webarena.ax_tree_sources import from_cdp
 from dreamgym.envs.webarena.page import Addresses, Node, Page, clean
-from dreamgym.envs.webarena.tabs import Cookies, NotSupported, Tabs
+from dreamgym.envs.webarena.tabs import Cookies, Tabs
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 ABORTED_S = 0.5              # a request is given up for another one, or for a download, where the page stays
@@ -38,7 +32,7 @@ UNREADABLE = [Node("StaticText", "this page did not load")]
 
 
 def find_chromium() -> str:
-    """Path of the browser: $CHROMIUM, or a Chromium on the PATH. Raises ValueError when there is none."""
+    """$CHROMIUM, or a Chromium on the PATH. Raises ValueError when there is none."""
     given = os.environ.get("CHROMIUM", "")
     path = shutil.which(given) if given else next(filter(None, map(shutil.which, NAMES)), None)
     if not path:
@@ -48,8 +42,8 @@ def find_chromium() -> str:
 
 
 class Browser:
-    """A running Chromium that reaches 127.0.0.1 and `hosts` alone, for the thread that made it; it ends with
-    this process, however that ends. Raises ValueError without one, RuntimeError when it does not start."""
+    """A running Chromium that reaches 127.0.0.1 and `hosts` alone; it ends with this process, however that
+    ends. Raises ValueError without one, RuntimeError when it does not start."""
 
     def __init__(self, hosts: Iterable[str] = ()):
         executable = find_chromium()
@@ -98,14 +92,14 @@ class Workers:
 
 
 class Chromium(Tabs):
-    """One episode at a time in `browser`. `settle_s`: how long scripts may go on after a page has loaded or
-    after an action (0: sites without scripts); `limit_s`: how long a page may take to load. Raises
-    RuntimeError when page or browser has ended, or answers nothing for four times `limit_s`."""
+    """One episode at a time in `browser`, in a context of its own. `settle_s`: how long scripts may go on (0:
+    sites without scripts); `limit_s`: how long a page may take to load. Raises RuntimeError when page or
+    browser has ended, or answers nothing for four times `limit_s`."""
 
     def __init__(self, addresses: Addresses, browser: Browser, settle_s: float = 0.0, limit_s: float = 20.0):
         super().__init__(addresses)
         self.browser, self.settle_s, self.limit_s, self.context = browser, settle_s, limit_s, None
-        self.asked: list[str] = []               # addresses of all pages that the last episode asked for
+        self.asked: list[str] = []               # addresses that the last episode asked for
 
     def open(self, urls: Sequence[str], cookies: Cookies = {}, **context: Any) -> Page:  # noqa: B006
         """A new episode in a fresh context. `context`: for Playwright's new_context. Raises as `start`."""
@@ -129,7 +123,7 @@ class Chromium(Tabs):
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Ends the browser when a call takes far too long: nothing else ends a page's endless script."""
+        """Ends the browser when a call takes far too long: nothing else ends an endless script."""
         watchdog = threading.Timer(4 * self.limit_s, self.browser.kill)
         watchdog.start()
         try:
@@ -149,17 +143,8 @@ class Chromium(Tabs):
         return super().screen()
 
     def page(self, url: str) -> Tab:
-        """A fresh page for an evaluator, which no tab sees. Raises ValueError for a url on none of the sites,
-        NotSupported when it does not load."""
-        full = self.addresses.full(url)
         with self.watched():
-            tab = self.new_tab()
-            try:
-                tab.goto(full)
-            except ValueError as error:
-                tab.close()
-                raise NotSupported(f"{url}: {error}") from None
-        return tab
+            return super().page(url)
 
     def close(self) -> None:
         """Ends the episode; may be called again, and after the browser has ended."""
@@ -172,8 +157,8 @@ class Chromium(Tabs):
         return Tab(self, self.context.new_page())
 
 
-# In every page before its own scripts: tells when the browser follows a link or sends a form, so that a page
-# is worth waiting for; stops what leads to other hosts; keeps the message about a wrong field away.
+# In every page before its own scripts: tells when a link or a form is followed, stops what leads to other hosts,
+# keeps the message about a wrong field away.
 LISTEN = """
 const heed = (event, url) => {
   if (!url || event.defaultPrevented || url.startsWith('javascript:')) return;
@@ -245,7 +230,7 @@ IS_MENU = """(() => {
 
 
 class Tab:
-    """One page of the browser. Playwright's events, which arrive while a call waits, write the counters."""
+    """One page. Playwright's events, which arrive while a call waits, write the counters."""
 
     def __init__(self, owner: Chromium, page: Any):
         self.owner, self.page, self.send = owner, page, page.context.new_cdp_session(page).send
@@ -297,8 +282,8 @@ class Tab:
             self.page.wait_for_load_state(state, timeout=seconds * 1000)
 
     def after(self, do: Callable[[], Any], leads: bool = False) -> bool:
-        """Does something and waits for the page it leads to; whether it leads to one. Raises ValueError when
-        that page does not load."""
+        """Does something, waits for the page it leads to, says whether it leads to one. Raises ValueError
+        when that page does not load."""
         request, moved, opened = self.request, self.moved, len(self.owner.opened)
         settle_s, limit_s = self.owner.settle_s, self.owner.limit_s
 
@@ -333,7 +318,7 @@ class Tab:
         return begun()
 
     def followed(self) -> bool:
-        """Whether the page has seen that a link or a form is followed; a page that is gone has."""
+        """Whether a link or a form is followed; a page that is gone says yes."""
         with suppress(Error):
             asked = self.ask("window.dreamgymLeads === true && delete window.dreamgymLeads")
             return asked["result"]["value"]
@@ -365,7 +350,7 @@ class Tab:
                         self.frames() if len(self.page.frames) > 1 else {})[1]
 
     def frames(self) -> dict[int, list[dict]]:
-        """The trees of inner frames by the iframe they are in; a frame of another process has none here."""
+        """The trees of inner frames by their iframe; a frame of another process has none here."""
         trees, inner = {}, [self.send("Page.getFrameTree")["frameTree"]]
         for branch in inner:
             for child in branch.get("childFrames", ()):
@@ -425,7 +410,6 @@ class Tab:
             return self.page.content()
 
     def evaluate(self, js: str) -> str | None:
-        """The text of a JavaScript expression, None where it throws or gives null."""
         with self.owner.watched():
             answer = self.ask(js)
         value = answer["result"].get("value")

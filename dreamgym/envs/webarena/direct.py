@@ -1,8 +1,8 @@
 """The browserless back end: the own sites' HTML in process, without sockets, JavaScript and CSS.
 
-Cookies, redirects, forms, links, tabs and their history follow Chromium as far as the own sites' pages go:
-`tests/test_webarena_backends.py` walks both and finds no difference. Left out: keys other than Enter and
-Escape (env.OWN_KEYS), hovering, and what no own page has (frames, files, checked fields, fragments).
+It follows Chromium as far as the own sites' pages go (tests/test_webarena_backends.py compares them). Left
+out: keys other than Enter and Escape (env.OWN_KEYS), hovering, and what no own page has (frames, files,
+fragments).
 """
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ parsed = lru_cache(1024)(from_html)  # (title, nodes) of a page: shared, and nev
 
 
 class InProcessBrowser(Tabs):
-    """One episode at a time on a SiteDatabase, which several browsers may share, as people would."""
+    """One episode at a time on a SiteDatabase, which several browsers may share."""
 
     def __init__(self, sites: Any):
         super().__init__(Addresses(sites.bases))
@@ -40,12 +40,6 @@ class InProcessBrowser(Tabs):
         """Raises as `start`."""
         self.jar = {site: dict(cookies.get(site, {})) for site in self.sites.bases}
         return self.start(urls)
-
-    def page(self, url: str) -> Tab:
-        """A fresh page for an evaluator, which no tab sees. Raises as `start`."""
-        tab = self.new_tab()
-        tab.goto(self.addresses.full(url))
-        return tab
 
     def new_tab(self) -> Tab:
         return Tab(self)
@@ -68,9 +62,8 @@ class InProcessBrowser(Tabs):
 
 
 class Tab:
-    """One tab. `entries` is its history: (address, whether it is the answer to a posted form, which a browser
-    does not show again). `held` is what controls hold by now, where it is not what the page says: a text,
-    whether a box is checked, or the index of an option."""
+    """`entries` is the history: (address, whether it is the answer to a posted form). `held` is what controls
+    hold where it is not what the page says: a text, whether a box is checked, or the index of an option."""
 
     def __init__(self, browser: InProcessBrowser):
         self.browser, self.at, self.window = browser, -1, 0
@@ -91,7 +84,7 @@ class Tab:
     # ---- pages and history
 
     def goto(self, url: str) -> None:
-        """As typing an address or following a link: the same one again takes the place of its entry."""
+        """The same address again takes the place of its entry."""
         url = canonical(url)
         self.load("GET", url, is_same=url == self.url)
 
@@ -137,8 +130,7 @@ class Tab:
         """Nothing on the own sites hangs on it."""
 
     def press(self, key: str) -> None:
-        """Enter follows the link, sends the form, or begins a line of the field that has the focus; Escape
-        empties a search field."""
+        """Enter follows a link, sends a form or begins a line, Escape empties a search field."""
         element, tag = self.focus, "" if self.focus is None else self.focus.tag
         if key.lower() == "escape" and tag == "input" and element.get("type") == "search":
             self.held[element] = ""
@@ -191,7 +183,7 @@ class Tab:
 
 
 def changed(node: Node, held: Any) -> Node:
-    """The node of a control that holds something else than its page says."""
+    """The node of a control that holds something else."""
     if isinstance(held, bool):
         return replace(node, checked=held)
     if isinstance(held, int):
@@ -218,8 +210,8 @@ def canonical(url: str) -> str:
 # ---- locators of the own sites' tasks
 
 def query(html: str, js: str, held: Mapping[str, Any] = {}) -> str | None:  # noqa: B006
-    """document.querySelector('.row a').outerText, .value or .checked on a page without scripts, None where it
-    would throw. `held`: Tab.held, by paths. What is not understood raises NotSupported."""
+    """document.querySelector('.row a').outerText, .value or .checked; None where it would throw. `held`:
+    Tab.held, by paths. Raises NotSupported."""
     match = _LOCATOR.fullmatch(js)
     if not match:
         raise NotSupported(f"locator {js!r:.80} is not understood without a browser")

@@ -1,7 +1,6 @@
-"""WebArena as an environment: own sites in process or in a browser, or a user's instances (live.py).
-
-Without `data_dir` tasks and sites are our own: stand-ins, and every result says so. Evaluation happens at
-`stop`. A task that only a language model could judge is "not judged", never failed, when there is no judge.
+"""WebArena as an environment: without `data_dir` own sites and tasks, in process or in a browser, else a
+user's instances (live.py). Evaluation happens at `stop`. What only a language model could judge is "not
+judged", never failed, when there is no judge.
 """
 import os
 import time
@@ -16,14 +15,13 @@ from random import Random
 from typing import Any
 from urllib.parse import urlsplit
 
-
 from dreamgym.envs.base import Environment, Player, Session, StepResult, real_goal
 from dreamgym.envs.webarena import importers, live, verified
 from dreamgym.envs.webarena.actions import parse
 from dreamgym.envs.webarena.audit import WebArenaAudit
 from dreamgym.envs.webarena.direct import InProcessBrowser
 from dreamgym.envs.webarena.evaluators import (
-    PAGE_HELPERS, Judge, WebTask, as_task, evaluate, located, read_records, read_tasks, shop_helpers)
+    PAGE_HELPERS, Judge, WebTask, as_task, evaluate, located, read_records, shop_helpers)
 from dreamgym.envs.webarena.page import STOPPED, Addresses, Page
 from dreamgym.envs.webarena.prompts import PROMPTS
 from dreamgym.envs.webarena.scripted import PLAYERS
@@ -84,7 +82,7 @@ class WebArena(Environment):
 
     @cached_property
     def _tasks(self) -> dict[str, list[Task]]:
-        """Made when they are asked for: training reads its tasks from collect.py's files."""
+        """Made on demand: training reads its tasks from collect.py's files."""
         if self.own:
             return {split: make_tasks(split, self.seed) for split in COUNTS}
         return official_tasks(Path(self.data_dir))
@@ -100,7 +98,6 @@ class WebArena(Environment):
         return self._tasks[split]
 
     def reset(self, tasks: list[Task]) -> list[Session]:
-        """Raises ValueError for a task without a database, too."""
         records = [as_task(real_goal(task, "config")) for task in tasks]
         for task in tasks:
             if self.own and task.goal.get("database") not in DATABASES:
@@ -122,7 +119,6 @@ class WebArena(Environment):
                 for task, screen, stage in zip(tasks, screens, stages)]
 
     def step(self, sessions: list[Session], actions: list[str]) -> list[StepResult]:
-        """`stop` ends the episode and has it evaluated."""
         results = together(session.inner.thread.submit(self._play, session, action)
                            for session, action in zip(sessions, actions))
         for session, result in zip(sessions, results):
@@ -156,15 +152,16 @@ class WebArena(Environment):
     ground = staticmethod(ground)
 
     def players(self) -> dict[str, Player]:
-        """On official tasks the scripted players have no plan: "null" and "random" check an installation."""
         if self.own:
             return PLAYERS
+        # the others have no plan for official tasks
         return {name: replace(PLAYERS[name], share=0) for name in ("null", "random")}
 
     def read_traces(self, path: str, form: str) -> list[Episode]:
         """Other people's recorded episodes (importers.py), at the addresses that are played on, too."""
-        dropped = read_tasks(self.drop) if self.drop else []
-        ids = {task.task_id if task.old_task_id is None else task.old_task_id for task in dropped}
+        dropped = read_records(self.drop) if self.drop else []
+        ids = {record["task_id"] if record.get("old_task_id") is None else record["old_task_id"]
+               for record in dropped}
         bases = [instance.bases for instance in live.read_instances(os.environ, ())]
         return importers.read_traces(path, form, ids, bases)
 
@@ -173,15 +170,14 @@ class WebArena(Environment):
 
 @dataclass
 class Stage:
-    """Where one episode plays. `session(task)`: the login, as `browser.open` takes it. `sites`: the database
-    or the instance."""
+    """Where one episode plays."""
     bases: dict[str, str]
     helpers: dict[str, Callable]
     browser: Any
-    thread: Executor  # the browser is used on it alone
-    session: Callable[[WebTask], dict]
-    sites: Any
-    folder: Path | None = None  # where an episode of WebArena-Verified leaves its files
+    thread: Executor                             # the browser is used on it alone
+    session: Callable[[WebTask], dict]           # the login, as `browser.open` takes it
+    sites: Any                                   # the database or the instance
+    folder: Path | None = None                   # where an episode of WebArena-Verified leaves its files
 
     def start(self, task: WebTask) -> Page:
         log = {"record_har_path": self.folder / verified.NETWORK} if self.folder else {}
@@ -196,7 +192,7 @@ def together(futures: Any) -> list:
 
 
 class OwnSites:
-    """Our sites, a database for each episode. One that was played on becomes that of another task."""
+    """Our sites, a database for each episode, which later becomes that of another task."""
 
     def __init__(self, seed: int, backend: str, workers: int):
         self.seed, self.free, self.held = seed, [], ExitStack()
@@ -267,7 +263,7 @@ class LiveSites:
 
 
 def chromium() -> Any:
-    """The module of the real browser. Raises ValueError without Playwright."""
+    """The module, imported when it is needed. Raises ValueError without Playwright."""
     try:
         from dreamgym.envs.webarena import chromium
         return chromium
@@ -278,8 +274,7 @@ def chromium() -> Any:
 
 def official_tasks(path: Path) -> dict[str, list[Task]]:
     """From a folder with both official files: test is Lite; of the other tasks, those of an eighth of their
-    templates are valid, the rest train. Most share their template with a test task. From one file: test
-    alone."""
+    templates are valid, the rest train. From one file: test alone."""
     if path.is_file():
         parts = {"test": read_records(path)}
     elif missing := [name for name in (FULL, LITE) if not (path / name).is_file()]:

@@ -1,13 +1,14 @@
-"""WebArena's task files and its evaluators: string_match, url_match and program_html, decided at `stop`; all
-must hold.
+"""WebArena's task files (official, Lite's, WebChoreArena's, generated) and its evaluators: string_match,
+url_match and program_html, decided at `stop`; all must hold.
 
-    tasks = read_tasks("test.raw.json")  # official files, Lite's, WebChoreArena's, and generated ones
-    score = evaluate(located(tasks[0], bases), answer, browser, judge)
+    records = read_records("test.raw.json")
+    score = evaluate(located(as_task(records[0]), bases), answer, browser, judge)
 
 A task's text is never run here: `func:` calls name a row of a table, JavaScript goes to the page (without a
 browser: direct.query). An empty text is 0 under a fuzzy match without a question (WebArena's later rule).
 `lite` selects the rules of Lite's own repository (VisualAgentBench); BrowserGym scores Lite by WebArena's.
-Left out: VisualWebArena's must_exclude, required_values and image questions. """
+Left out: VisualWebArena's must_exclude, required_values and image questions.
+"""
 from __future__ import annotations
 
 import html
@@ -135,13 +136,8 @@ def as_task(record: dict, where: object = "task") -> WebTask:
     return converted(record, WebTask, where)
 
 
-def read_tasks(path: Path | str) -> list[WebTask]:
-    """A JSON file in WebArena's format. Raises ValueError naming file, task and field."""
-    return [as_task(record) for record in read_records(path)]
-
-
 def read_records(path: Path | str) -> list[dict]:
-    """The same, as they stand in the file."""
+    """Tasks of a JSON file in WebArena's format. Raises ValueError naming file, task and field."""
     try:
         records = msgspec.json.decode(Path(path).read_bytes(), type=Annotated[list[dict], Meta(min_length=1)])
     except (OSError, UnicodeDecodeError, msgspec.DecodeError, RecursionError) as error:
@@ -172,7 +168,7 @@ def located(task: WebTask, bases: Mapping[str, str]) -> WebTask:
 # ---- verdicts
 
 # (kind, the task's intent, reference, text) -> bool, None: cannot tell. Kind "answer": does the text say the
-# same as the reference?; "reason": does it give it as the reason why the task is impossible?
+# reference?; "reason": does it give it as the reason why the task is impossible?
 AskJudge = Callable[[str, str, str, str], bool | None]
 Helpers = Mapping[str, Callable[..., str | None]]           # what a `func:` of a task may call
 Question = tuple[str, str, str]                             # (kind, reference, text) for the judge
@@ -182,9 +178,9 @@ Check = bool | None | Question                              # None: not judged
 def evaluate(task: WebTask, answer: str | None, browser: Any, judge: AskJudge | None = None,
              helpers: Helpers | None = None, wait_s: float = 0.0, lite: bool = False) -> float | None:
     """The score of a finished episode: 0 where a check fails, else None where one is not judged, else 1.
-    `answer` of `stop [answer]`, `browser`: tabs.Tabs. `judge` is asked last, and only when nothing else is 0.
-    helpers: `PAGE_HELPERS`, and `shop_helpers` for tasks on orders and reviews. wait_s: how long scripts of a
-    page may take to show what is wanted."""
+    `browser`: tabs.Tabs. `judge` is asked last, and only when nothing else is 0. `helpers`: PAGE_HELPERS, and
+    `shop_helpers` for tasks on orders and reviews. `wait_s`: how long scripts may take to show what is
+    wanted."""
     if task.verified:
         return None
     checks, helpers = [], PAGE_HELPERS if helpers is None else helpers
@@ -315,7 +311,7 @@ def lite_url_match(reference: str, url: str, exact: bool) -> bool:
 # ---- program_html
 
 def _page_check(target: Target, browser: Any, helpers: Helpers, wait_s: float, lite: bool) -> Check:
-    """"last" is the page that the agent is on, with what it typed and did not send. It is only read."""
+    """"last" is the page that the agent is on, with what it typed and did not send."""
     address = target.url
     if address.startswith("func:"):
         address = call(address, helpers, browser.url)
@@ -379,7 +375,7 @@ def call(text: str, helpers: Helpers, last_url: str, page: Any = None) -> str | 
 
 
 def post_url(url: str) -> str:
-    """A forum address cut to that of its post (http://host/f/forum/number/...); any other as it is."""
+    """A forum address cut to that of its post (http://host/f/forum/number/); any other as it is."""
     parts = urlsplit(url)
     steps = parts.path.split("/")
     is_post = len(steps) >= 4 and steps[1] == "f"

@@ -10,7 +10,8 @@
 
 Ids in actions become line numbers, with the `scroll` steps that lead there. What our grammar cannot say (a
 drag, two calls at once) is left out where nothing changed and otherwise cuts the run in two. Left out: a
-`stop` without a verdict, an agent's thoughts. Not read: AgentLab's pickles, Playwright traces. """
+`stop` without a verdict, an agent's thoughts.
+"""
 import ast
 import json
 import re
@@ -65,7 +66,7 @@ Short = Callable[[str], str]  # a recorded url -> the address in our states
 
 
 def short_address(url: str, bases: Iterable[Addresses] = ()) -> str:
-    """A recorded url as our states show it: of a site of `bases`, else of WebArena's ports and names."""
+    """As our states show it: of a site of `bases`, else of WebArena's ports and names."""
     if known := next((addresses for addresses in bases if addresses.site(url)), None):
         return known.short(url)
     parts = urlsplit(url if "//" in url else f"//{url}")
@@ -84,12 +85,12 @@ def short_address(url: str, bases: Iterable[Addresses] = ()) -> str:
 
 # ---- actions
 
-Aimed = tuple[Action, str]  # ... and the recorded id of its element
+Aimed = tuple[Action, str]  # ... and the recorded id of its element; None: not in WebArena's grammar
 
 
 def webarena_action(text: str) -> Aimed | None:
-    """None for no action. `where [12] is ..` comes from the action history, which writes the Enter of `type`
-    as a blank at the end of the words."""
+    """`where [12] is ..` comes from the action history, which writes the Enter of `type` as a blank at the
+    end of the words."""
     said, _, history = text.partition(" where [")
     if history and (match := re.fullmatch(r"type ?\[(\d+)\] ?\[(.*)\]", said, re.DOTALL)):
         enter = int(match[2].endswith((" ", "\n")))
@@ -106,7 +107,7 @@ CALLS = {**dict.fromkeys(("click", "check", "uncheck", "focus"), "click"),
 
 
 def browsergym_action(text: str) -> Aimed | None:
-    """A call, read as literals and never run; None for what has no form in WebArena's grammar."""
+    """A call, read as literals and never run."""
     try:
         call = ast.parse(text.strip(), mode="eval").body
         name = call.func.id
@@ -137,7 +138,7 @@ def screen(seen: Seen, window: int = 0, size: int = LINES) -> Page:
 
 
 def place(seen: Seen, ref: str) -> tuple[int, int] | None:
-    """(window, line) of an element, or of what is in it, or of what it is in."""
+    """(window, line) of an element, else of what is in it, else of what it is in."""
     shown = {node.ref: (window, line) for window in range(screen(seen).windows)
              for line, node in screen(seen, window).lines.items()}
     rows = text_rows(seen.text)
@@ -153,7 +154,7 @@ def place(seen: Seen, ref: str) -> tuple[int, int] | None:
 
 
 def episodes(run: Run, read_action: Callable[[str], Aimed | None], short: Short) -> list[Episode]:
-    """One of each part of a run that can be told in our grammar."""
+    """One for each part of a run that our grammar can say."""
     parts: list[list[Step]] = [[]]
     window = 0  # of the last state: scrolling is ours
     for before, said, after in run.moves:
@@ -399,8 +400,7 @@ FORMATS = {"render": (_render_runs, webarena_action), "acctree": (_acctree_runs,
 def read_traces(path: Path | str, format: str, dropped_ids: Set[int] = frozenset(),
                 bases: Sequence[Mapping[str, str]] = ()) -> list[Episode]:
     """All runs of a file or folder but those of the tasks `dropped_ids`. `bases`: site -> address for each
-    set of sites that was recorded; other sites are known by WebArena's ports and names. Raises ValueError
-    naming the file, and the line or step, that does not fit the format."""
+    set of sites that was recorded. Raises ValueError naming the file and line that does not fit."""
     path = Path(path)
     if format not in FORMATS:
         raise ValueError(f"format {format!r}: expected one of {', '.join(FORMATS)}")

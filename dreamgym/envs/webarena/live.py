@@ -1,14 +1,5 @@
-"""A user's own WebArena: its addresses, whether they answer, logins, and the full reset.
-
-    instance, = read_instances(os.environ, sites)
-    check_answers(instance.bases)
-    full_reset(instance.reset_url)
-    logins = Logins(instance.bases, read_accounts(os.environ), Path("out/logins"))
-    state = logins.state(browser, task.accounts)  # for Playwright's new_context(storage_state=...)
-
-Addresses are `$WA_SHOPPING`, ... (or WebArena's own unprefixed names), the reset service is `$WA_FULL_RESET`,
-accounts are `$WA_SHOPPING_USERNAME` and `$WA_SHOPPING_PASSWORD` (default: WebArena's public ones);
-`$WA_MORE_HOSTS` are other hosts that pages need. """
+"""A user's own WebArena, as environment variables name it (docs/environments.md): addresses, whether they
+answer, logins, the full reset, and the shop's interface for evaluators."""
 import hashlib
 import http.client
 import json
@@ -33,9 +24,8 @@ ACCOUNTS = {  # those that WebArena's images come with, as its documentation giv
     "shopping": ("emma.lopez@gmail.com", "Password.123"), "shopping_admin": ("admin", "admin1234"),
     "reddit": ("MarvelsGrantMan136", "test1234"), "gitlab": ("byteblaze", "hello1234"),
 }
-# what the reset service says when it is done, and the status that it answers with while it works
-READY, RUNNING = "Ready for duty!", 418
-TRUST_S = 600.0  # a login that was seen to hold is not looked at again for so long
+READY, RUNNING = "Ready for duty!", 418          # of the reset service: its last words, its status before
+TRUST_S = 600.0                                  # so long a login that held is not looked at again
 LOG_OUT = re.compile(r"(?:log|sign)_?out")       # in the addresses by which the sites end a login
 EARLY_S = 300.0                                  # a cookie that has less left counts as gone
 NO_ANSWER = (OSError, http.client.HTTPException)
@@ -49,9 +39,9 @@ class Instance(NamedTuple):
 
 
 def read_instances(environ: Mapping[str, str], sites: Iterable[str]) -> list[Instance]:
-    """The instance that environment variables name; or one for each line of the file `$WA_INSTANCES`, a JSON
-    object of the same names. Raises ValueError where an address of `sites` (those that the tasks need) lacks,
-    or stands in two instances: their episodes would change each other's sites."""
+    """The instance that the environment names; or one for each line of the file `$WA_INSTANCES`, a JSON
+    object of the same names. Raises ValueError where an address of `sites` lacks, or stands in two instances:
+    their episodes would change each other's sites."""
     path = environ.get("WA_INSTANCES", "")
     if not path:
         return [read_instance(environ, sites)]
@@ -94,7 +84,7 @@ def read_address(environ: Mapping[str, str], name: str) -> str:
 
 
 def read_hosts(environ: Mapping[str, str]) -> set[str]:
-    """`$WA_MORE_HOSTS`: what scripts of the sites need besides them, such as the map's route server. Raises
+    """`$WA_MORE_HOSTS`: what scripts need besides the sites, such as the map's route server. Raises
     ValueError."""
     hosts = {host.strip() for host in environ.get("WA_MORE_HOSTS", "").split(",")} - {""}
     if wrong := [host for host in sorted(hosts) if not re.fullmatch(r"[\w.-]+", host)]:
@@ -120,7 +110,7 @@ def read_accounts(environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:
 
 def ask(url: str, timeout_s: float, data: bytes | None = None,
         headers: dict[str, str] = {}) -> tuple[int, str]:  # noqa: B006
-    """-> (status, body); an error status is an answer, too. Raises NO_ANSWER where there is none."""
+    """-> (status, body), also of an error. Raises NO_ANSWER."""
     request = urllib.request.Request(url, data, headers)
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as response:
@@ -145,8 +135,8 @@ def check_answers(bases: Mapping[str, str], timeout_s: float = 10.0) -> None:
 
 
 def full_reset(reset_url: str, limit_s: float = 900.0, poll_s: float = 5.0) -> None:
-    """All sites back to their first state (minutes), also by a reset that is under way. Raises ValueError
-    when it refuses, is lost, or takes longer than `limit_s`."""
+    """All sites back to their first state (minutes). Raises ValueError when the service refuses, is lost, or
+    takes longer than `limit_s`."""
     began, path, said = time.monotonic(), "reset", ""
     with tqdm(desc=f"resetting {reset_url}", unit="s") as bar:
         while (taken := time.monotonic() - began) <= limit_s:
@@ -214,10 +204,9 @@ class Logins:
     seen: dict[tuple[str, ...], float] = field(default_factory=dict)     # when a login was last seen to hold
 
     def state(self, browser: Any, sites: Iterable[str], asked: Iterable[str] = ()) -> dict:
-        """The storage state in which the accounts of `sites` are logged in: the kept one if it still holds,
-        else one from new logins. A log-out among the addresses that the last episode `asked` for may have
-        ended a kept one: all are looked at again. Raises ValueError, without a password in it, when a login
-        fails or does not last."""
+        """Playwright's storage state in which the accounts of `sites` are logged in: the kept one if it still
+        holds, else one from new logins. After a log-out among the addresses that the last episode `asked`
+        for, all are looked at again. Raises ValueError, without a password in it."""
         sites = tuple(sorted(set(sites) & set(RECIPES)))
         if any(map(LOG_OUT.search, asked)):
             self.seen.clear()
@@ -243,14 +232,14 @@ class Logins:
         return state
 
     def logged_out(self, browser: Any, state: dict, sites: tuple[str, ...]) -> list[str]:
-        """Looks at all sites after all logins: one may have ended another."""
+        """Looked at after all logins: one may have ended another."""
         found, _ = self.visit(browser, state, sites, logged_in)
         return [site for site, is_in in zip(sites, found) if not is_in]
 
     def visit(self, browser: Any, state: dict | None, sites: tuple[str, ...],
               do: Callable[[Any, str, Recipe, tuple[str, str]], Any]) -> tuple[list, dict]:
-        """Does something for each site in a fresh context -> (results, the context's storage state). Raises
-        ValueError for a page that does not come."""
+        """`do` for each site in a fresh context -> (results, storage state). Raises ValueError for a page
+        that does not come."""
         from playwright.sync_api import Error
 
         context, found = browser.new_context(storage_state=state), []
@@ -271,8 +260,8 @@ class Logins:
 
 
 def read_state(path: Path) -> dict | None:
-    """A kept state; None when there is none, or a cookie is about to run out. Cookies given for minutes are
-    no login; those without a date (-1) do not say."""
+    """None when there is none, or a cookie is about to run out. Cookies given for minutes are no login; those
+    without a date (-1) do not say."""
     try:
         saved, state = path.stat().st_mtime, json.loads(path.read_text(encoding="utf-8"))
         ends = [cookie["expires"] for cookie in state["cookies"]]
@@ -285,8 +274,7 @@ def read_state(path: Path) -> dict | None:
 
 @dataclass
 class Magento:
-    """A real shop for `evaluators.shop_helpers`, by its REST interface. Every trouble raises NotSupported: a
-    task that cannot be looked at is not judged."""
+    """A real shop for `evaluators.shop_helpers`, by its REST interface. Every trouble raises NotSupported."""
     base: str
     account: tuple[str, str]  # of shopping_admin
     timeout_s: float = 30.0

@@ -100,8 +100,7 @@ def _tab_label(name: str) -> str:
 
 
 def _shown(nodes: list[Node]) -> list[Node]:
-    """The nodes that say something new, with clean names. A label in front of its control, or the heading
-    around a link, says what the control says."""
+    """The nodes that say something new, with clean names."""
     shown: list[Node] = []
     for node in nodes:
         role = "text" if node.role == "StaticText" else node.role
@@ -133,21 +132,19 @@ def _drop_label(shown: list[Node], name: str) -> None:
 
 
 def _numbered(nodes: Sequence[Node], tabs: Sequence[str]) -> dict[int, Node]:
-    """By number: title and address stand above, and the tabs where there are several."""
+    """By number: title and address stand above, and maybe the tabs."""
     return dict(enumerate(nodes, 4 if len(tabs) > 1 else 3))
 
 
 def abstract(title: str, address: str, nodes: list[Node], tabs: Sequence[str] = (), tab: int = 0,
              window: int = 0, size: int = LINES) -> Page:
-    """Nodes in document order -> the state. `tabs` are titles; `tab` and `window` count from 0; a window past
-    the last is the last."""
+    """Nodes in document order -> the state. `tab` and `window` count from 0; a window past the last is the
+    last."""
     shown = _shown(nodes)
     windows = max(1, -(-len(shown) // size))
     window = min(max(window, 0), windows - 1)
-    titles: tuple[str, ...] = ()
-    if len(tabs) > 1:
-        short = [clean(t).replace("|", "/").lstrip("* ")[:MAX_TAB_CHARS].rstrip() for t in tabs]
-        titles = tuple(t or "untitled" for t in short)
+    titles = tuple(clean(t).replace("|", "/").lstrip("* ")[:MAX_TAB_CHARS].rstrip() or "untitled"
+                   for t in (tabs if len(tabs) > 1 else ()))
     lines = _numbered(shown[window * size:(window + 1) * size], titles)
     return Page(clean(title) or "untitled", clean(address, 300), lines, titles, tab if titles else 0, window,
                 windows)
@@ -167,7 +164,7 @@ def read_line(line: str) -> Node | None:
 
 @lru_cache(maxsize=50_000)
 def read_page(state: str) -> Page | None:
-    """The parts of a state; None unless `abstract` could have written it."""
+    """None unless `abstract` could have written the state."""
     if not (match := _STATE.fullmatch(state)):
         return None
     tabs, title, address, rows, window, windows = match.groups()
@@ -183,9 +180,9 @@ def read_page(state: str) -> Page | None:
 # ---- addresses
 
 class Addresses:
-    """Host-free addresses: 'shopping/cart?p=2' for `{bases['shopping']}/cart?p=2`. A base is where a site
-    starts, too. One like `http://h:8888/wiki/A/Landing`, as WebArena exports Wikipedia's, is an article: the
-    site is all below `http://h:8888/wiki`, and the search beside it."""
+    """Host-free addresses: 'shopping/cart?p=2' for `{bases['shopping']}/cart?p=2`. Of a base that is an
+    article, as WebArena exports Wikipedia's (`http://h:8888/wiki/A/Landing`), the site is all below
+    `http://h:8888/wiki`, and the search beside it."""
 
     def __init__(self, bases: Mapping[str, str]):
         self.bases = {site: base.rstrip("/") for site, base in bases.items()}
@@ -197,11 +194,11 @@ class Addresses:
         self._names = {prefix: name for name, prefix in self.prefixes.items()}
 
     def site(self, url: str) -> str:
-        """The site a full url belongs to, '' for none."""
+        """'' for none."""
         return _longest(url, self._names).split("/")[0]
 
     def short(self, url: str) -> str:
-        """What a state shows: no host for our sites, never a fragment."""
+        """Without host where it is of a site, never with a fragment."""
         url = url.split("#", 1)[0]
         name = _longest(url, self._names)
         if not name:
@@ -210,7 +207,7 @@ class Addresses:
         return name + ("" if rest == "/" else self._slash(name, rest) + rest)
 
     def full(self, address: str) -> str:
-        """The url of a short address or of a full url. Raises ValueError where it is on none of the sites."""
+        """The url of a short or full address. Raises ValueError where it is on none of the sites."""
         address = address.strip()
         if address in self.bases:
             return self.bases[address] + self._slash(address, "?")

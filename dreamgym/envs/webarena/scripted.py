@@ -22,8 +22,7 @@ _OTHER_WORDS = "Blue Red Green old small Rose Moon Wool tiny chat".split()
 
 
 class Searcher:
-    """Follows the plan step by step, each where the last one led to. A form that was left is filled in
-    again."""
+    """Follows the plan step by step. A form that was left is filled in again."""
 
     def __init__(self, session: Session, rng: np.random.Generator):
         self.wanted, self.rng = read_task(session.task.text), rng
@@ -44,7 +43,7 @@ class Searcher:
         return Act(self.choose(state, page), thought)
 
     def think(self, state: str, page: Page) -> str:
-        """The whole plan, then the step that is due and its element on the page, also before a mistake."""
+        """The whole plan, then the step that is due and its element, also before a mistake."""
         asked = re.sub(r"\{answer\}|[*']", "", self.wanted.template.answer)
         plan = [*map(brief, self.plan), f"stop {filled(asked, self.wanted.values)}".strip()]
         shown, at = " > ".join(plan), len(self.plan)
@@ -151,7 +150,7 @@ class Oracle(Searcher):
 
 
 class Imperfect(Searcher):
-    """The searcher with mistakes, most of which it recovers from: imitation has something to improve on."""
+    """The searcher with mistakes, most of which it recovers from."""
 
     def choose(self, state: str, page: Page) -> str:
         if page.address != self.place or self.rng.random() >= SLIP:
@@ -160,7 +159,6 @@ class Imperfect(Searcher):
         return str(slips[self.rng.integers(len(slips))]()) if slips else super().choose(state, page)
 
     def _slips(self, state: str, page: Page) -> list[Callable[[], str]]:
-        """What could go wrong here."""
         links = [number for number, node in page.lines.items() if node.role == "link"]
         slips = [lambda: f"click [{self.rng.choice(links)}]"] if links else []
         wrong_stop = lambda: f"stop [{other_fact(self.wanted, state, self.rng)}]"
@@ -193,7 +191,7 @@ class Imperfect(Searcher):
 
 
 def _variants(text: str, rng: np.random.Generator) -> list[str]:
-    """Texts like this one: another number for a number, another word in place of one of the words."""
+    """Texts like this one: another number, or another word in place of one."""
     if re.fullmatch(r"\d+", text):
         return [str(int(text) + step) for step in (-2, -1, 1, 2, 10) if int(text) + step > 0]
     words = text.split()
@@ -217,7 +215,7 @@ def other_fact(wanted: TaskConstraints, state: str, rng: np.random.Generator) ->
 
 
 def explorer(_: Session, rng: np.random.Generator) -> Callable[[str], str]:
-    """Random controls of the page, sometimes history, scrolling, or a stop with some text of the page."""
+    """Random controls, sometimes history, scrolling, or a stop with some text of the page."""
     def act(state: str) -> str:
         lines = read_page(state).lines
         if rng.random() < STOP_EARLY or not lines:

@@ -1,7 +1,7 @@
 """What both back ends share: an episode in a browser is a row of tabs, and an action works on the one in
-front. `InProcessBrowser` and `Chromium` supply the tabs; `page(url)` is a fresh one for evaluators. A tab has
+front. `InProcessBrowser` and `Chromium` supply the tabs. A tab has
 
-    url, title, window, read() -> [Node]         what it shows; url "" until something was loaded
+    url, title, window, read() -> [Node]         url "" until something was loaded
     goto(url)                                    raises ValueError when the address does not load
     click(node)   hover(node)   press(key)   options(node) -> [label]   choose(node, index)
     fill(node, text) -> whether the field took it
@@ -42,8 +42,7 @@ class Tabs:
         raise NotImplementedError
 
     def start(self, urls: Sequence[str]) -> Page:
-        """One tab for each url, the first in front. Raises ValueError for one that is on none of the sites or
-        does not load."""
+        """One tab for each url. Raises ValueError for one that is on none of the sites or does not load."""
         if not urls:
             raise ValueError("no address to start from; expected at least one")
         full = [self.addresses.full(url) for url in urls]
@@ -64,14 +63,23 @@ class Tabs:
             self.at = len(self.tabs) - 1
         return self.screen()
 
+    def page(self, url: str) -> Any:
+        """A fresh page for an evaluator, which no tab sees. Raises ValueError for a url on none of the sites,
+        NotSupported when it does not load."""
+        full, tab = self.addresses.full(url), self.new_tab()
+        try:
+            tab.goto(full)
+        except ValueError as error:
+            tab.close()
+            raise NotSupported(f"{url}: {error}") from None
+        return tab
+
     @property
     def front(self) -> Any:
-        """The tab in front; evaluators read it, too."""
         return self.tabs[self.at]
 
     @property
     def url(self) -> str:
-        """Of the tab in front, "" while it is empty."""
         return self.front.url if self.tabs else ""
 
     def screen(self) -> Page:

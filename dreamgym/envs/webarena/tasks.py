@@ -44,12 +44,11 @@ _LINE_END = r"(?=$| value '| checked$| options ')"
 
 
 def filled(text: str, values: Mapping[str, str] | Iterable[tuple[str, str]]) -> str:
-    """A template's text with parameters put in."""
     return text.format(**{name: Word(value) for name, value in dict(values).items()})
 
 
 def fields(text: str) -> list[str]:
-    """The names of a text's parameters, in order."""
+    """The names of the parameters in a text."""
     return list(dict.fromkeys(match[1] for match in _FIELD.finditer(text) if match[1]))
 
 
@@ -110,8 +109,8 @@ def fact(wanted: TaskConstraints, state: str) -> str:
 
 
 def rule_success(task_text: str, state: str, action: str) -> bool | None:
-    """Whether a task asks for this `stop` on this page. None for other actions, and where task or page cannot
-    be read."""
+    """Whether a task asks for this `stop` on this page. None for other actions, and for what cannot be
+    read."""
     wanted, (said, _) = read_task(task_text), read_action(state, action)
     if wanted is None or said.kind != "stop" or read_page(state) is None:
         return None
@@ -160,9 +159,8 @@ def sentence_split(template: Template, values: Mapping[str, str]) -> str:
 
 
 def make_tasks(split: str, seed: int) -> list[Task]:
-    """The tasks of a split, one of each template and database in turn. No two splits share a database or a
-    sentence. `goal`: WebArena's JSON record (`config`), `database`, and `parameters`, for the oracle
-    alone."""
+    """One of each template and database in turn. No two splits share a database or a sentence. `goal`:
+    WebArena's JSON record (`config`), `database`, and `parameters`, for the oracle alone."""
     worlds = [SiteDatabase(seed, name) for name in DATABASES if name.startswith(split)]
     rng = Random(f"tasks {seed} {split}")
     starts = [_first_states(world) for world in worlds]
@@ -206,7 +204,7 @@ def _first_states(world: SiteDatabase) -> Callable[[str], str]:
 
 
 def _shuffled(template: Template, world: SiteDatabase, rng: Random) -> list[dict[str, str]]:
-    """All sets of parameters, every third one of what is not there as far as there are such."""
+    """All sets of parameters, every third one of what is not there, as long as there are such."""
     rows, result, number = drawn(template, world), [], rng.randrange(FOUND_PER_MISSING + 1)
     rng.shuffle(rows)
     absent = [row for row in rows if row.get("answer") == NOT_ACHIEVABLE]

@@ -20,16 +20,15 @@ def bare(action: str) -> str:
 
 
 def read_action(state: str, action: str) -> tuple[Action, Node | None]:
-    """An action, as the policy writes it or grounded, and its element on the page. `kind` "": no action."""
+    """An action and its element on the page. `kind` "": no action."""
     said = parse(bare(action)) or Action("")
     page = read_page(state) if said.kind in ON_ELEMENT else None
     return said, page.lines.get(said.element) if page else None
 
 
 def ground(state: str, action: str) -> str:
-    """The action with the words of its element: `click [3]` -> `click [3] link 'Cart'`; of `stop`, the first
-    line that shows the answer. A long text is cut as a name. What is no action stays as it is, on one
-    line."""
+    """`click [3]` -> `click [3] link 'Cart'`; of `stop`, the first line that shows the answer. A long text is
+    cut as a name. What is no action stays as it is, on one line."""
     (said, node), page = read_action(state, action), read_page(state)
     if not said.kind:
         return clean(action)

@@ -5,7 +5,7 @@ files, in the folders that it reads:
     out/webarena-verified/STARTED/attempt-1/21/network.har
 
 An answer that is a JSON object (`stop [{"task_type": ..}]`) is written as it is, any other as retrieved text.
-An episode without `stop` leaves `null`, which is no success. The network log holds the session's cookies.
+An episode without `stop` leaves `null`, which is no success.
 """
 import json
 from itertools import count
@@ -20,7 +20,7 @@ FORM = ('Answer with stop [JSON]: {"task_type": "RETRIEVE", "MUTATE" or "NAVIGAT
 
 
 def start_attempt(run: Path, task_id: int) -> Path:
-    """A new folder for an attempt at a task, without an answer yet. `run`: the folder of one policy."""
+    """A new folder for an attempt at a task, without an answer yet."""
     for number in count(1):
         folder = run / f"attempt-{number}" / str(task_id)
         try:

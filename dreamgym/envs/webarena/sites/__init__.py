@@ -64,8 +64,8 @@ def _open_account(db: sqlite3.Connection, site: str) -> str:
 
 class SiteDatabase:
     """All sites with their data, which follow from the seed and the name, one of DATABASES. Databases of two
-    splits share no product, person, post, project, issue, town or place. `accounts`: (user, password) of the
-    agents by site. `apps`: the sites, which keep nothing of a database."""
+    splits share no product, person, post, project, issue, town or place. `apps` keep nothing of a
+    database."""
 
     def __init__(self, seed: int = 7, name: str = DATABASES[0]):
         self.seed, self.name, self.db, self.lock = seed, name, _connect(), threading.RLock()
@@ -74,20 +74,20 @@ class SiteDatabase:
         self.accounts, self.apps = ACCOUNTS, _SITES
 
     def reset(self, name: str = "") -> None:
-        """Undoes everything that was done, in 1 ms; sessions that `login` gave out stay good. With another
-        `name` it becomes that database."""
+        """Undoes everything that was done, in 1 ms; sessions stay good. With a `name` it becomes that
+        database."""
         with self.lock:
             self.name = name or self.name
             self.first = _first_data(self.seed, self.name)
             self.first.backup(self.db)
 
     def login(self, site: str) -> dict[str, str]:
-        """Cookies of the session of the site's account; none for a site without accounts."""
+        """Cookies of a session of the site's account, if it has one."""
         with self.lock:
             return {f"sid_{site}": _open_account(self.db, site)} if site in self.accounts else {}
 
     def answer(self, site: str, environ: dict) -> flask.Response:
-        """The answer to one WSGI request. Raises what a view raises."""
+        """The answer to a WSGI request. Raises what a view raises."""
         with self.lock, self.apps[site].request_context({**environ, DATABASE: self}):
             return self.apps[site].full_dispatch_request()
 
@@ -108,8 +108,8 @@ class SiteDatabase:
 
     @contextmanager
     def serve(self) -> Iterator[SiteDatabase]:
-        """The sites over HTTP on loopback ports, which are the `bases` meanwhile. One request is answered at
-        a time, whichever thread brings them."""
+        """The sites over HTTP on loopback ports, which are the `bases` meanwhile. `lock`: one request at a
+        time."""
         before = self.bases
         servers = {site: make_server(
             "127.0.0.1", 0, lambda environ, start, site=site: self.answer(site, environ)(environ, start),
