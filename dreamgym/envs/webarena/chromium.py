@@ -157,8 +157,8 @@ class Chromium(Tabs):
         return Tab(self, self.context.new_page())
 
 
-# In every page before its own scripts: tells when a link or a form is followed, stops what leads to other hosts,
-# keeps the message about a wrong field away.
+# In every page before its own scripts: tells when a link or a form is followed, stops what leads to other
+# hosts, keeps the message about a wrong field away.
 LISTEN = """
 const heed = (event, url) => {
   if (!url || event.defaultPrevented || url.startsWith('javascript:')) return;

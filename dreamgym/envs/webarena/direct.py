@@ -55,9 +55,7 @@ class InProcessBrowser(Tabs):
             self.jar[site] = {name: value for name, value in {**jar, **answer.set_cookies}.items() if value}
             if not 300 <= answer.status < 400:
                 return url, method, answer.body
-            url = canonical(urljoin(url, answer.headers["Location"]))
-            if answer.status not in (307, 308):
-                method, form = "GET", ()
+            url, method, form = canonical(urljoin(url, answer.headers["Location"])), "GET", ()
         raise ValueError(f"{url}: redirects without end")
 
 
@@ -114,10 +112,7 @@ class Tab:
 
     def click(self, node: Node) -> None:
         around = (node.ref, *node.ref.iterancestors())
-        element = next((e for e in around if e.tag in (*CONTROLS, "label") or e.get("href")), None)
-        if element is not None and element.tag == "label":
-            named = element.get("for")
-            element = next((e for e in element.getroottree().iter(*CONTROLS) if e.get("id") == named), None)
+        element = next((e for e in around if e.tag in CONTROLS or e.get("href")), None)
         if element is None:
             return
         self.focus = element

@@ -1,4 +1,4 @@
-"""The task templates of the own sites, read from templates.ini; `tasks` uses them.
+"""The task templates of the own sites, read from templates.ini.
 
 `plan` is the actions of the shortest way; `page`, `shows` and `answer` say what the page must show on which
 one may `stop`; `html` is what WebArena's evaluator looks up afterwards. Only parameters that an intent names

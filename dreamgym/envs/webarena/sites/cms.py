@@ -89,7 +89,7 @@ def order(order):
 
 @SITE.post("/orders/<int:order>")
 def change_order(order):
-    """To any status but canceled, which has its own button; a canceled order stays so."""
+    """Canceling has its own button; a canceled order stays so."""
     status = words("status")
     if order["status"] == "Canceled" or status not in STATUSES[:3]:
         return go("A canceled order cannot be changed.")

@@ -122,7 +122,7 @@ def _path(project: sqlite3.Row, item: sqlite3.Row | None = None) -> str:
 
 
 def _people(project: sqlite3.Row) -> list[str]:
-    """Whom an issue of a project can be assigned to."""
+    """Whom an issue can be assigned to."""
     members = rows("SELECT user FROM code_members WHERE project = ? ORDER BY user", project["id"])
     return [NOBODY, *(row["user"] for row in members)]
 
@@ -269,7 +269,6 @@ def save_settings(led):
 # ---- issues and merge requests
 
 def _items(title: str, kind: str, where: str, argument: Any, project: sqlite3.Row | None = None):
-    """Issues or merge requests of a state and label, newest first."""
     state = chosen("state", (*STATES[kind], "any"), strict=False)
     label = chosen("label", ("any", *LABELS), strict=False)
     found = paged("SELECT number, title, state, label, path FROM code_items JOIN code_projects "

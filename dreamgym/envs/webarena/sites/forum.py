@@ -77,7 +77,6 @@ def home():
 
 
 def _posts(title: str, where: str, *arguments: str, **context):
-    """Posts of a forum, or of all, in the order that was asked for."""
     sort = chosen("sort", SORTS, "Sort by")
     posts = paged(f"SELECT id, forum, title, score, comments FROM forum_posts AS posts WHERE {where} ORDER "
                   f"BY {SORTS[sort]}", *arguments)
@@ -178,7 +177,7 @@ def delete_post(forum, own_post):
 
 
 def _vote(kind: str, item: sqlite3.Row) -> int:
-    """1, 0 or -1: what the visitor said of a post or a comment."""
+    """1, 0 or -1: the visitor's vote on a post or a comment."""
     found = rows("SELECT value FROM forum_votes WHERE user = ? AND kind = ? AND item = ?", g.name, kind,
                  item["id"])
     return found[0]["value"] if found else 0
@@ -186,7 +185,7 @@ def _vote(kind: str, item: sqlite3.Row) -> int:
 
 @SITE.post(f"{POST}/{WAY}", f"{COMMENT}/{WAY}")
 def vote(forum, post, way, comment=None):
-    """Sets the visitor's vote, or takes it back when it was the same; the score follows."""
+    """The same vote again takes it back."""
     kind, item = ("comment", comment) if comment else ("post", post)
     old, value = _vote(kind, item), 1 if way == "up" else -1
     new = 0 if old == value else value
@@ -203,7 +202,6 @@ def comment(forum, post, comment):
 
 @SITE.post(f"{POST}/comment", COMMENT)
 def make_comment(forum, post, comment=None):
-    """A comment on a post, or a reply to another comment."""
     if not words("comment"):
         return go("A comment needs some text.", "" if comment else _path(post))
     insert(g.db, "forum_comments", post_id=post["id"], author=g.name, body=words("comment", 2000), score=1,

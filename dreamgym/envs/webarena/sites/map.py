@@ -2,7 +2,7 @@
 changes; nobody has to log in.
 
 Positions are whole metres on a plane (x east, y north). Streets run straight and cross at right angles. The
-same distance is driven, cycled and walked. The picture of the map, static/towns.svg, is always the same.
+same distance is driven, cycled and walked.
 """
 import heapq
 import math
@@ -53,7 +53,7 @@ class Place(namedtuple("Place", "id slug name category town street number zip ph
 
 
 def fill(db: sqlite3.Connection, rng: Random, split: str) -> None:
-    """Streets and places; no name occurs twice."""
+    """No name occurs twice."""
     towns = rng.sample(of_split(WORDS["map"].towns, split), len(TOWNS))
     places = [(town.lower(), town, "town", town, "", 0, code, "", "", x, y)
               for town, (x, y, code) in zip(towns, TOWNS)]
@@ -91,7 +91,6 @@ class Atlas:
         crossings = {(x + i, y + j) for x, y, _ in TOWNS for i in LINES for j in LINES}
         points = sorted(crossings | {place.at for place in self.places})
         self.ways: dict[tuple, list[tuple]] = {point: [] for point in points}
-        # the points of a street, in order, are joined one to the next
         for name, x1, y1, x2, y2 in db.execute("SELECT name, x1, y1, x2, y2 FROM map_streets"):
             on = [(x1, y1), (x2, y2)] if name.startswith("Road") else [(x, y) for x, y in points
                                                                        if x1 <= x <= x2 and y1 <= y <= y2]
@@ -126,7 +125,7 @@ class Atlas:
         return [(street, sum(metres for _, metres in leg)) for street, leg in legs]
 
     def search(self, query: str) -> list[Place]:
-        """Places with every word of the query in name, category or address, one of just that name first."""
+        """Places with all the words in name, category or address, one of just that name first."""
         words = query.lower().split()
         found = [place for place in self.places
                  if all(word in f"{place.name} {place.category} {place.address} {place.zip}".lower()
@@ -139,7 +138,6 @@ def km(metres: int) -> str:
 
 
 def minutes(metres: int, by: str) -> int:
-    """Whole minutes that `metres` take by car, bike or foot, rounded up."""
     return max(1, -(-metres * 60 // (SPEED[by] * 1000)))
 
 

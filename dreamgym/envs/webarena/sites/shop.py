@@ -74,7 +74,6 @@ def _add_customer(db: sqlite3.Connection, rng: Random, name: str) -> int:
 
 
 def _add_order(db: sqlite3.Connection, rng: Random, order: int, user_id: int, ago: int) -> None:
-    """What was ordered lately may still be open."""
     if ago <= 45:
         status = rng.choice(("Pending", "Processing", "Complete"))
     else:
@@ -89,8 +88,7 @@ def _add_order(db: sqlite3.Connection, rng: Random, order: int, user_id: int, ag
 
 
 def _add_reviews(db: sqlite3.Connection, rng: Random, customers: list[int]) -> None:
-    """Some products have many reviews, some none; a product has its own quality; the latest reviews may still
-    wait for approval."""
+    """A product has its own quality; the latest reviews may still wait for approval."""
     quality = [rng.choice((2, 3, 4, 4, 5)) for _ in range(120)]
     written = set()
     for ago in sorted((rng.randrange(1, DAYS) for _ in range(REVIEWS)), reverse=True):
@@ -160,7 +158,7 @@ def _in_cart(product: sqlite3.Row) -> int:
 
 
 def _put(product: sqlite3.Row, quantity: int | None) -> str:
-    """Has that many in the cart, or says why that cannot be."""
+    """Has that many in the cart, or says why not."""
     if not (refusal := _refusal(product, quantity)):
         run("INSERT INTO shop_cart VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET quantity = excluded.quantity",
             g.user["id"], product["id"], quantity)
@@ -168,7 +166,6 @@ def _put(product: sqlite3.Row, quantity: int | None) -> str:
 
 
 def _refusal(product: sqlite3.Row, quantity: int | None) -> str:
-    """Why that many cannot be in the cart, or ""."""
     name, most = product["name"], min(product["stock"], MOST)
     if quantity is None:
         return "Quantity must be a number from 1."
@@ -181,7 +178,6 @@ def _refusal(product: sqlite3.Row, quantity: int | None) -> str:
 
 @SITE.post("/product/<product>/cart")
 def add_to_cart(product):
-    """`quantity` may be left out (a button without the box adds one)."""
     quantity = number("quantity", 1) if "quantity" in request.form else 1
     if refusal := _put(product, quantity and quantity + _in_cart(product)):
         return go(refusal, f"/product/{product['slug']}")
@@ -252,7 +248,7 @@ def orders():
 
 
 def order_items(order: sqlite3.Row) -> list[sqlite3.Row]:
-    """The lines of an order with their products: `paid` is the price of one then, `price` today's."""
+    """The products of an order: `paid` is the price of one then, `price` today's."""
     return rows(f"SELECT shop_products.*, i.price AS paid, quantity FROM shop_order_items i {JOINED} "
                 "WHERE order_id = ? ORDER BY shop_products.name", order["id"])
 
@@ -280,7 +276,6 @@ def cancel(order):
 
 @SITE.post("/orders/<int:order>/reorder")
 def reorder(order):
-    """What is not there in that number any more is left out."""
     items = order_items(order)
     put = [_put(item, item["quantity"] + _in_cart(item)) for item in items]
     return go(f"You added {put.count('')} of {len(items)} products to your cart.", "/cart")
@@ -338,7 +333,6 @@ def review(product):
 
 @SITE.post("/product/<product>/review")
 def write_review(product):
-    """A review is shown once the back office has approved it."""
     stars, text = number("stars", 1, 5), words("review")
     if stars is None or not text:
         return go("Stars and a review are needed.")

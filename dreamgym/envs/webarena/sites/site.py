@@ -1,9 +1,10 @@
 """What every own site is made of: one layout, logins, confirmations, lists. No page of a site is here.
 
-A site is a module with `SITE` and its first data (`fill(db, rng, split)`). Its views are registered with
-`SITE.get` and `SITE.post`; its pages are the blocks of templates/SITE.html, named like the views. A view
-finds the database in `g.db`, the visitor in `g.user` (a row of `users`, or None) and the user name in
-`g.name`. Every POST ends in `go`: a redirect, and a message that the next page shows once. """
+A site is a module with `SITE` and its first data (`fill(db, rng, split)`). Its pages are the blocks of
+templates/SITE.html, named like the views. A view finds the database in `g.db`, the visitor in `g.user` (a row
+of `users`, or None) and the user name in `g.name`. Every POST ends in `go`: a redirect, and a message that
+the next page shows once.
+"""
 import hashlib
 import re
 import sqlite3
@@ -86,7 +87,7 @@ class Site(Flask):
 
     def add_user(self, db: sqlite3.Connection, name: str, rng: Random, full_name: str = "",
                  joined: range | None = None) -> int:
-        """Adds somebody who joined so many days ago, with a random password but for `account`."""
+        """Adds somebody who joined so many days ago; only `account` has a known password."""
         password = self.account[1] if name == self.account[0] else f"{rng.getrandbits(64):016x}"
         return insert(db, "users", site=self.name, name=name, password=password, full_name=full_name or name,
                       joined=day(rng.choice(joined)) if joined else TODAY)
@@ -95,14 +96,13 @@ class Site(Flask):
 # ---- the database
 
 def insert(db: sqlite3.Connection, table: str, **values: Any) -> int:
-    """Adds a row; returns its id."""
     marks = ", ".join("?" * len(values))
     return db.execute(f"INSERT INTO {table} ({', '.join(values)}) VALUES ({marks})",
                       tuple(values.values())).lastrowid
 
 
 def of_split(names: Iterable[str], split: str) -> list[str]:
-    """The names that databases of a split alone use, whatever the seed: half of them for train."""
+    """The names that databases of a split alone use, whatever the seed."""
     names = list(names)
     Random(" ".join(names)).shuffle(names)
     quarter = len(names) // 4
@@ -123,7 +123,7 @@ def one(query: str, *arguments: Any) -> sqlite3.Row:
 
 
 def toggle(table: str, **key: Any) -> bool:
-    """Takes a row out of a table, or puts it in; returns whether it is in now."""
+    """Takes a row out of a table, or puts it in. Whether it is in now."""
     where = " AND ".join(f"{name} = ?" for name in key)
     if run(f"DELETE FROM {table} WHERE {where}", *key.values()).rowcount:
         return False
@@ -186,25 +186,25 @@ def go(message: str = "", path: str = "") -> Response:
 
 
 def words(name: str, longest: int = 200) -> str:
-    """A text of the form, white space collapsed and cut; "" when it was left empty."""
+    """A text of the form, white space collapsed and cut."""
     return " ".join(request.form.get(name, "").split())[:longest]
 
 
 def number(name: str, lowest: int = 0, highest: int = 999) -> int | None:
-    """A whole number of the form, or None when it is none or out of bounds."""
+    """A whole number of the form, None when it is none or out of bounds."""
     text = request.form.get(name, "").strip()
     is_number = text.isascii() and text.isdecimal() and len(text) < 10
     return int(text) if is_number and lowest <= int(text) <= highest else None
 
 
 def asked(name: str) -> str:
-    """A text of the address, white space collapsed and cut. As what is `chosen`, a filter of the page, which
-    the macros `filter_form` and `paging` show and pass on."""
+    """A text of the address. As what is `chosen`, a filter, which `filter_form` and `paging` show and pass
+    on."""
     return g.filters.setdefault(name, " ".join(request.args.get(name, "").split())[:100])
 
 
 def chosen(name: str, options: Iterable[str], label: str = "", strict: bool = True) -> str:
-    """One of some options, from the address; by default, and for any other text if `strict`, the first."""
+    """One of the options, from the address; by default, and for any other text if `strict`, the first."""
     options = list(options)
     value = request.args.get(name, options[0])
     g.options[name] = options, label or name.capitalize()
@@ -212,7 +212,7 @@ def chosen(name: str, options: Iterable[str], label: str = "", strict: bool = Tr
 
 
 def all_words(text: str, parts: list[str]) -> list[str]:
-    """The SQL condition that `text` has every one of some words, false for none; then its arguments."""
+    """The SQL condition that `text` has all the words, false for none; then its arguments."""
     return [" AND ".join([f"instr({text}, ?)"] * len(parts)) or "0", *parts]
 
 
@@ -224,7 +224,7 @@ class Paged(NamedTuple):
 
 
 def paged(found: list | str, *arguments: Any, size: int = 8) -> Paged:
-    """The part of a list, or of the rows of a query, that `?page=` asks for, or the nearest."""
+    """The part of a list, or of a query's rows, that `?page=` asks for, or the nearest."""
     is_list = isinstance(found, list)
     total = len(found) if is_list else one(f"SELECT count(*) FROM ({found})", *arguments)[0]
     pages = max(1, -(-total // size))
