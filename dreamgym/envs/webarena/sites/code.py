@@ -226,7 +226,7 @@ def commits(project):
     author = chosen("author", ["any", *(row["author"] for row in authors)], strict=False)
     found = paged("SELECT * FROM code_commits WHERE project = ? AND ? IN (author, 'any') ORDER BY id DESC",
                   project["id"], author)
-    return page("Commits", project=project, commits=found)
+    return page("Commits", heading=f"Commits {found.total}", project=project, commits=found)
 
 
 @SITE.get(f"{PROJECT}/contributors")
@@ -275,7 +275,7 @@ def _items(title: str, kind: str, where: str, argument: Any, project: sqlite3.Ro
                   "ON code_projects.id = project WHERE kind = ? AND ? IN (state, 'any') AND "
                   f"? IN (label, 'any') AND {where} = ? ORDER BY created DESC, code_items.id DESC",
                   kind, state, label, argument)
-    return page(title, "items", kind=kind, items=found, project=project)
+    return page(title, "items", heading=f"{title} {found.total}", kind=kind, items=found, project=project)
 
 
 @SITE.get("/issues", "/merge-requests", member=True)
@@ -344,7 +344,8 @@ def change_item(project, item, deed):
 
 @SITE.get("/account", member=True)
 def account():
-    return page("Account", person=_person(g.name))
+    person = _person(g.name)
+    return page("Account", heading=person["full_name"], person=person)
 
 
 @SITE.post("/account/status")

@@ -197,7 +197,7 @@ def vote(forum, post, way, comment=None):
 
 @SITE.get(COMMENT)
 def comment(forum, post, comment):
-    return page("Comment", post=post, comment=comment)
+    return page("Comment", heading="", post=post, comment=comment)
 
 
 @SITE.post(f"{POST}/comment", COMMENT)
@@ -223,14 +223,14 @@ def member_comments(member):
     comments = paged("SELECT forum_comments.*, forum, title FROM forum_comments JOIN forum_posts "
                      "ON forum_posts.id = post_id WHERE forum_comments.author = ? "
                      "ORDER BY forum_comments.id DESC", member["name"], size=6)
-    return page(f"Comments of {member['name']}", "member", member=member, posts=None,
+    return page(f"Comments of {member['name']}", "member", heading=member["name"], member=member, posts=None,
                 comments=comments)
 
 
 @SITE.get("/account", member=True)
 def account():
     subscribed = rows("SELECT forum FROM forum_subscriptions WHERE user = ? ORDER BY forum", g.name)
-    return page("Account", member=_member(g.name), subscribed=subscribed)
+    return page("Account", heading=g.name, member=_member(g.name), subscribed=subscribed)
 
 
 @SITE.get("/account/bio", member=True)

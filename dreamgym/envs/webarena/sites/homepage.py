@@ -8,4 +8,4 @@ TITLES = {"shopping": "Shop", "shopping_admin": "Shop Admin", "reddit": "Forum",
 
 @SITE.get("/")
 def home():
-    return page("Homepage", titles=TITLES)
+    return page("Homepage", heading="Sites", titles=TITLES)

@@ -111,7 +111,7 @@ def _add_reviews(db: sqlite3.Connection, rng: Random, customers: list[int]) -> N
 
 @SITE.get("/")
 def home():
-    return page("Home", categories=rows("SELECT * FROM shop_categories ORDER BY name"),
+    return page("Home", heading="Categories", categories=rows("SELECT * FROM shop_categories ORDER BY name"),
                 featured=rows(f"{TILES} featured ORDER BY id LIMIT 4"))
 
 

@@ -164,12 +164,14 @@ def _templates() -> jinja2.Environment:
     return env
 
 
-def page(title: str, view: str = "", code: int = 200, **context: Any) -> Response:
-    """The block of the view that answers, or of `view`, with the waiting message."""
+def page(title: str, view: str = "", code: int = 200, heading: str | None = None, **context: Any) -> Response:
+    """The block of the view that answers, or of `view`, below `heading` (default: the title), with the
+    waiting message."""
     message = g.user["message"] if g.user else ""
     if message:
         run("UPDATE sessions SET message = '' WHERE sid = ?", g.user["sid"])
-    context |= {"title": title, "site": g.site, "user": g.user, "path": request.path}
+    heading = title if heading is None else heading
+    context |= {"title": title, "heading": heading, "site": g.site, "user": g.user, "path": request.path}
     file = "common" if view in ("login", "error") else g.site.name
     template = _templates().get_template(f"{file}.html")
     block = template.blocks[view or request.endpoint]
@@ -244,7 +246,7 @@ def ask_login() -> Response:
 
 def _login() -> Response:
     if request.method == "GET":
-        return page(g.site.login_text, "login", next=request.args.get("next", "/"),
+        return page(g.site.login_text, "login", heading=g.site.title, next=request.args.get("next", "/"),
                     failed="failed" in request.args)
     user = run("SELECT id FROM users WHERE site = ? AND name = ? AND password = ?", g.site.name,
                request.form.get("user", "").strip(), request.form.get("password", "")).fetchone()
