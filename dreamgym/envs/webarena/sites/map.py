@@ -57,7 +57,7 @@ def fill(db: sqlite3.Connection, rng: Random, split: str) -> None:
     towns = rng.sample(of_split(WORDS["map"].towns, split), len(TOWNS))
     places = [(town.lower(), town, "town", town, "", 0, code, "", "", x, y)
               for town, (x, y, code) in zip(towns, TOWNS)]
-    streets = [(road, "", *TOWNS[a][:2], *TOWNS[b][:2]) for a, b, road in ROADS]
+    streets = [(road, *TOWNS[a][:2], *TOWNS[b][:2]) for a, b, road in ROADS]
     left = {kind: of_split([f"{look} {noun}" for look in WORDS["shop"].looks], split)
             for kind, (noun, *_) in KINDS.items()}
     for names in left.values():
@@ -65,8 +65,8 @@ def fill(db: sqlite3.Connection, rng: Random, split: str) -> None:
     for town, (x, y, code) in zip(towns, TOWNS):
         named = rng.sample(WORDS["map"].streets, 6)  # the first three run east, the others north
         for i, (street, line) in enumerate(zip(named, LINES * 2)):
-            streets.append((street, town, *((x - REACH, y + line, x + REACH, y + line) if i < 3 else
-                                            (x + line, y - REACH, x + line, y + REACH))))
+            streets.append((street, x - REACH, y + line, x + REACH, y + line) if i < 3 else
+                           (street, x + line, y - REACH, x + line, y + REACH))
         free = [(i, step) for i in range(len(named)) for step in range(-14, 15, 3)
                 if all(abs(step * 100 - line) > 100 for line in LINES)]
         rng.shuffle(free)
@@ -78,7 +78,7 @@ def fill(db: sqlite3.Connection, rng: Random, split: str) -> None:
                 phone = f"555-{rng.randrange(1000, 10000)}" if kind != "park" else ""
                 places.append((name.lower().replace(" ", "-"), name, kind, town, named[i], step + 15, code,
                                phone, rng.choice(hours) if hours else "", *at))
-    db.executemany("INSERT INTO map_streets VALUES (?,?,?,?,?,?)", streets)
+    db.executemany("INSERT INTO map_streets VALUES (?,?,?,?,?)", streets)
     db.executemany("INSERT INTO map_places VALUES (NULL,?,?,?,?,?,?,?,?,?,?,?)", places)
 
 
@@ -91,7 +91,7 @@ class Atlas:
         crossings = {(x + i, y + j) for x, y, _ in TOWNS for i in LINES for j in LINES}
         points = sorted(crossings | {place.at for place in self.places})
         self.ways: dict[tuple, list[tuple]] = {point: [] for point in points}
-        for name, x1, y1, x2, y2 in db.execute("SELECT name, x1, y1, x2, y2 FROM map_streets"):
+        for name, x1, y1, x2, y2 in db.execute("SELECT * FROM map_streets"):
             on = [(x1, y1), (x2, y2)] if name.startswith("Road") else [(x, y) for x, y in points
                                                                        if x1 <= x <= x2 and y1 <= y <= y2]
             for a, b in pairwise(on):

@@ -48,4 +48,4 @@ CREATE TABLE code_follows (user, followed, PRIMARY KEY (user, followed));
 
 CREATE TABLE map_places (id INTEGER PRIMARY KEY, slug UNIQUE, name UNIQUE, category, town, street, number INT,
     zip, phone, hours, x INT, y INT);
-CREATE TABLE map_streets (name, town, x1 INT, y1 INT, x2 INT, y2 INT);
+CREATE TABLE map_streets (name, x1 INT, y1 INT, x2 INT, y2 INT);
