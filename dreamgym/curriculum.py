@@ -11,6 +11,7 @@ drifts back to the prior, because the policy changes: it is tried again later. T
 high-value seeds and the bound lambda; draw, drift, prior and dropping are ours.
 """
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
@@ -70,22 +71,18 @@ class Curriculum:
         return self.prior + (stats.value - self.prior) * self._age_decay(stats)
 
     def sample(self, n: int, rng: np.random.Generator, max_generated_fraction: float) -> list[Task]:
-        """n different tasks, drawn in proportion to (1 - explore) * estimate + explore * mean estimate.
-
-        max_generated_fraction: lambda of the paper, which gives no number. floor(lambda * n) tasks are
-        generated ones that are new or have variance, as far as there are such; no more tasks are generated. n
-        original tasks must be there (prepare.py refuses less).
-        """
+        """n different tasks, drawn in proportion to (1 - explore) * estimate + explore * mean estimate. At
+        most floor(max_generated_fraction * n) are generated; those that are new or have variance come first.
+        n original tasks must be there (prepare.py refuses less)."""
         room = math.floor(max_generated_fraction * n + 1e-9)   # 0.29 * 100 is 28.999...
-        tasks = [stats.task for stats in self.stats.values()]
-        value = np.array([self.estimate(stats) for stats in self.stats.values()])
+        known = list(self.stats.values())
+        value = np.array([self.estimate(stats) for stats in known])
         weight = (1 - self.explore) * value + self.explore * value.mean() + 1e-12
         # The order of Gumbel-perturbed log weights is a draw without replacement in proportion to them.
-        key = np.log(weight) + rng.gumbel(size=len(tasks))
-        order = [tasks[i] for i in np.argsort(-key, kind="stable")]
+        key = np.log(weight) + rng.gumbel(size=len(known))
         # Few among many originals, new ones would hardly be drawn: those that may teach come first.
-        fresh = lambda stats: stats.task.generated and (stats.last < 0 or stats.value > 0)
-        order.sort(key=lambda task: not fresh(self.stats[task.id]))
+        fresh = [stats.task.generated and (stats.last < 0 or stats.value > 0) for stats in known]
+        order = [known[i].task for i in np.lexsort((-key, np.logical_not(fresh)))]
         over = {task.id for task in [task for task in order if task.generated][room:]}
         chosen = [task for task in order if task.id not in over][:n]
         assert len(chosen) == n, (len(chosen), n)
@@ -103,26 +100,26 @@ class Curriculum:
 
     def update(self, episodes: Sequence[Episode], iteration: int,
                labels: Mapping[str, int] | None = None) -> float:
-        """Measure the groups of an iteration's episodes (Eq. 7); returns the share of groups without
+        """Measures the groups of an iteration's episodes (Eq. 7); returns the share of groups without
         variance. A group is the episodes of one task (GRPO), or, with `labels` (task id -> cluster), those of
         one cluster (PPO), whose tasks share the value. A group of one episode changes no value."""
-        label = (lambda task_id: task_id) if labels is None else labels.get
-        groups: dict[object, list[float]] = {}
+        labels = labels or {episode.task.id: episode.task.id for episode in episodes}
+        groups: dict[object, list[float]] = defaultdict(list)
         for episode in episodes:
-            groups.setdefault(label(episode.task.id), []).append(episode.reward)
+            groups[labels[episode.task.id]].append(episode.reward)
             self.stats[episode.task.id].episodes += 1
         values = {name: task_value(rewards) for name, rewards in groups.items()}
-        self.iteration = max(self.iteration, iteration)
-        for task_id, stats in self.stats.items():
-            name = label(task_id)
-            if len(groups.get(name, [])) > 1:
+        self.iteration = iteration
+        for task_id, name in labels.items():
+            stats = self.stats[task_id]
+            if len(groups[name]) > 1:
                 stats.value += (self.newest_weight if stats.last >= 0 else 1.0) * (values[name] - stats.value)
                 stats.last, stats.zeros = iteration, stats.zeros + 1 if values[name] == 0 else 0
         return sum(value == 0 for value in values.values()) / max(1, len(values))
 
     def fade(self, task_ids: Iterable[str], iteration: int) -> None:
         """Tasks that were played without an episode to learn from: as if measured without variance."""
-        self.iteration = max(self.iteration, iteration)
+        self.iteration = iteration
         for task_id in task_ids:
             self.stats[task_id].value, self.stats[task_id].last = 0.0, iteration
 
