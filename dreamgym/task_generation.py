@@ -28,14 +28,14 @@ def variation_samples(tasks: Sequence[Task], count: int, rng: np.random.Generato
     A rare word is in at most a tenth of the texts, or in two. The target is the longest, in words, of three
     draws among the tasks that share one with the seed: harder than the seed on average.
     """
-    texts = list(dict.fromkeys(task.text for task in tasks))
-    having: dict[str, list[str]] = {}
-    for text in texts:
-        for word in sorted(set(words(text))):
-            having.setdefault(word, []).append(text)
-    rare = {word: group for word, group in having.items() if 2 <= len(group) <= max(2, len(texts) // 10)}
-    groups = {text: [rare[word] for word in sorted(set(words(text))) if word in rare] for text in texts}
-    seeds = [text for text in texts if groups[text]]
+    words_in = {task.text: sorted(set(words(task.text))) for task in tasks}
+    having: dict[str, list[str]] = defaultdict(list)
+    for text, found in words_in.items():
+        for word in found:
+            having[word].append(text)
+    is_rare = lambda word: 2 <= len(having[word]) <= max(2, len(words_in) // 10)
+    groups = {text: [having[word] for word in filter(is_rare, found)] for text, found in words_in.items()}
+    seeds = [text for text in groups if groups[text]]
     pairs = []
     for _ in range(count if seeds else 0):
         seed = seeds[rng.integers(len(seeds))]
@@ -60,8 +60,8 @@ class Known:
     def feasible(self, text: str) -> bool:
         """Whether the last step of one recorded success shows all words of the text. Those that the last
         steps of most successes lack ("put") do not count."""
-        needed = words_of(text) - self.unshown
-        return bool(set.intersection(*(self.showing.get(word, set()) for word in needed))) if needed else True
+        needed = [self.showing.get(word, set()) for word in words_of(text) - self.unshown]
+        return not needed or bool(set.intersection(*needed))
 
     def problem(self, text: str | None, taken: Collection[tuple[str, ...]]) -> str:
         """Why a text is no new task: "malformed", "unknown" (a word that no training task or page has),
@@ -84,14 +84,14 @@ def write_tasks(experience_model, seeds: Sequence[Task], known_texts: Collection
     may repeat."""
     made: list[Task] = []
     counts: Counter[str] = Counter()
-    texts, taken = [seed.text for seed in seeds], set(map(words, known_texts))
-    written = experience_model.write_variations(texts, CANDIDATES, SAMPLING_TEMPERATURE)
+    taken = set(map(words, known_texts))
+    written = experience_model.write_variations([seed.text for seed in seeds], CANDIDATES,
+                                                SAMPLING_TEMPERATURE)
     for seed, candidates in zip(seeds, written):
         taken.add(words(seed.text))
         reasons = [known.problem(text, taken) or "accepted" for text in candidates]
         counts.update(reasons)
-        good = [text for text, reason in zip(candidates, reasons) if reason == "accepted"]
-        if good:
+        if good := [text for text, reason in zip(candidates, reasons) if reason == "accepted"]:
             longest = max(good, key=lambda text: len(words(text)))
             taken.add(words(longest))
             made.append(replace(seed, id=f"{name}-{len(made)}", text=longest, goal={}, generated=True,
