@@ -85,9 +85,8 @@ def settings_of(args: Args) -> dict:
     """What decides the data: the flags, and the contents of the files that they name."""
     settings = {name: value for name, value in asdict(args).items() if name not in ("out", "fresh", "config")}
     settings["data_dir"] = data_folder(args.env, args.data_dir)
-    files = {name: Path(settings[name]) for name in ("env", "import_file") if Path(settings[name]).is_file()}
-    return settings | {f"{name}_fingerprint": run.file_fingerprint(path)
-                       for name, path in files.items()}
+    return settings | {f"{name}_fingerprint": run.file_fingerprint(settings[name])
+                       for name in ("env", "import_file") if Path(settings[name]).is_file()}
 
 
 def facts(env: Environment) -> dict:

@@ -36,11 +36,11 @@ def valuable_tasks(path: str, count: int) -> list[Task]:
         tasks[episode.task.id] = episode.task
         groups[episode.task.id, episode.iteration].append(episode.reward)
     last = {task_id: task_value(group) for (task_id, _), group in sorted(groups.items()) if len(group) > 1}
-    values = {task_id: value for task_id, value in last.items() if value}
-    if not values:
+    ranked = sorted(filter(last.get, last), key=last.get, reverse=True)
+    if not ranked:
         raise ValueError(f"--episodes {path}: found no group of episodes (one task, one iteration) whose "
                          "rewards differ, so no task has value (Eq. 7); expected episodes of GRPO")
-    return [tasks[task_id] for task_id in sorted(values, key=lambda task_id: -values[task_id])[:count]]
+    return [tasks[task_id] for task_id in ranked[:count]]
 
 
 def main() -> None:

@@ -33,14 +33,14 @@ def parse(args_class: type, argv: list[str] | None = None):
     """An `args_class` (a dataclass, one field a flag, its `# comment` the help): defaults < preset < flags.
     Refused values: exit code 2."""
     module = sys.modules[args_class.__module__]
-    script = Path(getattr(module, "__file__", "")).stem
+    script = Path(module.__file__).stem
     silent = None if is_main() else io.StringIO()       # else each rank says the same
     with contextlib.redirect_stdout(silent or sys.stdout), contextlib.redirect_stderr(silent or sys.stderr):
         try:
             path = _find_preset(args_class, argv)
             default = read_preset(path, script, args_class) if path else args_class()
             args = tyro.cli(args_class, args=argv, default=default,
-                            description=(module.__doc__ or "").split("\n")[0])
+                            description=module.__doc__.split("\n")[0])
             _check_ranges(args)
             return args
         except ValueError as error:      # a preset, or a check in the class's __post_init__

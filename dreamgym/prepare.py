@@ -50,12 +50,12 @@ def prepare(args, out: Path, dist) -> tuple[Path, Path | None]:
         checkpoint.remove(out, "policy", dist)
         if not args.imitation:
             checkpoint.remove(out / "imitation", "model", dist)
-    common = ["--env", args.env, "--seed", args.seed, *(["--config", args.config] if args.config else []),
-              *(["--fresh"] if args.fresh else [])]
+    common = ["--env", args.env, "--seed", args.seed, *["--config", args.config] * bool(args.config),
+              *["--fresh"] * args.fresh]
     if is_file or not args.data:
-        logs = ["--import-file", args.data] if is_file else []
-        if dist.is_main and not uses_paid_data(data, *logs[1:]):
-            launch("collect.py", [*common, "--out", data, *logs])
+        log = args.data                          # "" for none
+        if dist.is_main and not uses_paid_data(data, log):
+            launch("collect.py", [*common, "--out", data, *["--import-file", log] * bool(log)])
         dist.barrier()
     needed = args.tasks * (args.rollouts if args.algo == "ppo" else 1)
     found = len(read_tasks(data / "tasks_train.jsonl")[:args.train_tasks or None])
@@ -66,14 +66,14 @@ def prepare(args, out: Path, dist) -> tuple[Path, Path | None]:
     if not args.expmodel:
         own = ["--model", args.model, "--quantize", args.quantize, "--lora-rank", args.lora_rank,
                "--dtype", args.dtype, "--slots", args.slots, "--micro-batch-tok", args.micro_batch_tok,
-               *(["--gradient-checkpointing"] if args.gradient_checkpointing else []),
+               *["--gradient-checkpointing"] * args.gradient_checkpointing,
                "--no-report-variants", "--threads", args.threads]
         launch("train_expmodel.py", [*common, "--data", data, "--out", expmodel, *own], dist)
         dist.barrier()
     return data, expmodel
 
 
-def uses_paid_data(data: Path, log: str = "") -> bool:
+def uses_paid_data(data: Path, log: str) -> bool:
     """Whether a language model made the data of a whole folder: it played or explained, which costs as much
     again. They are used as they are, also with --fresh. Raises ValueError where they are not of the recorded
     episodes in the file `log`."""
