@@ -196,8 +196,7 @@ class Run:
             self.experience_model.set_state(own["experience_model"])
         values = run.read_json(path / "run.json")
         self.curriculum.set_state(values.pop("curriculum"))
-        for name, value in values.items():
-            setattr(self, name, value)
+        vars(self).update(values)
 
     def transitions(self) -> dict:
         return {"dream_transitions": self.dream_transitions, "real_transitions": self.real_transitions}
@@ -246,8 +245,8 @@ class Job:
 # ---- the loop ----
 
 def train(job: Job, state: Run) -> list[dict]:
-    """Returns the reports on the test tasks, before and after."""
-    args, dist, timer, before = job.args, job.dist, run.Timer(), job.out / "before.json"
+    """Writes the report on the test tasks before RL. Returns the one after, if there was any."""
+    args, dist, timer = job.args, job.dist, run.Timer()
     save = lambda: checkpoint.save(job.out, "policy", lambda path: state.save(path, dist), job.meta, dist)
     most = args.tasks * args.rollouts * job.env.max_steps        # transitions of an iteration
     total = args.iterations * (args.world == "dream") + math.ceil(args.real_transitions / most)
@@ -257,7 +256,7 @@ def train(job: Job, state: Run) -> list[dict]:
             save()                               # a save that cannot work fails in the first minute
             first = test(job, state, "before")
             if dist.is_main:
-                run.write_json(before, first)
+                run.write_json(job.out / "before.json", first)
             validate(job, state)
             save()
         asked = stop.agreed(dist)
@@ -285,8 +284,7 @@ def train(job: Job, state: Run) -> list[dict]:
                 clock.restart()
     if asked:
         raise SystemExit(130)
-    first = dist.broadcast(run.read_json(before) if dist.is_main else None)
-    return [first] + ([test(job, state, "after")] if state.step else [])
+    return [test(job, state, "after")] if state.step else []
 
 
 def leave_dream(job: Job, state: Run) -> None:
@@ -390,7 +388,7 @@ def feed_curriculum(args: Args, state: Run, episodes: list[Episode]) -> float:
     played, labels, clustered = {e.task.id for e in episodes}, None, args.algo == "ppo" or args.rollouts == 1
     episodes = rl.usable(episodes, args.drop_malformed)
     left = Counter(e.task.id for e in episodes)
-    state.curriculum.fade([name for name in sorted(played) if left[name] < 2 - clustered], state.step)
+    state.curriculum.fade([name for name in played if left[name] < 2 - clustered], state.step)
     if clustered and episodes:
         tasks = {e.task.id: e.task.text for e in episodes}
         vectors = state.experience_model.encoder([""] * len(tasks), list(tasks.values()))
@@ -445,12 +443,12 @@ def validate(job: Job, state: Run) -> None:
                                       if f"{kind} 1" in found})
     keys = ("success", "low", "high", "length", "invalid", "inconsistent", "stops", "reward_confusion")
     log.step("evaluation", state.step,
-             entry | {f"{key}/{k}": report[k] for key, report in found.items() for k in keys}, show=[])
+             entry | {f"{key}/{k}": report[k] for key, report in found.items() for k in keys})
     log.say(f"validation at {state.step} ({len(tasks)} tasks; world and temperature): "
             + "  ".join(f"{key} {with_interval(values)}" for key, values in found.items()))
     if harm := alarm(state.evaluations, job.probes):
         log.say(f"ALARM: {harm}")
-        log.step("alarm", state.step, {"alarm": harm}, show=[])
+        log.step("alarm", state.step, {"alarm": harm})
 
 
 def test(job: Job, state: Run, name: str) -> dict:
@@ -462,7 +460,7 @@ def test(job: Job, state: Run, name: str) -> dict:
     entry = {"policy": name, "tasks": len(job.splits["test"]), **state.transitions()}
     # step + 1: a run that goes on from the last checkpoint drops this record (start_log) and tests again
     job.log.step("test", state.step + (name == "after"),
-                 entry | {f"{key}/success": report["success"] for key, report in found.items()}, show=[])
+                 entry | {f"{key}/success": report["success"] for key, report in found.items()})
     return entry | {"reports": found}
 
 
@@ -512,10 +510,10 @@ def main() -> None:
     known = Known(splits["train"], offline)
     meta["policy"] = asdict(policy.settings)
     job = Job(args, env, splits, held_out, known, probes, meta, out, log, dist)
-    results = train(job, state)
+    after = train(job, state)
     with unsharded(model.model):                 # all ranks gather what rank 0 asks for the page
         if dist.is_main:
-            summary.finish(job, state, results)
+            summary.finish(job, state, [run.read_json(out / "before.json"), *after])
     env.close()
     log.close()
     dist.close()

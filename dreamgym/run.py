@@ -277,7 +277,7 @@ class Log:
         self.file = path.open("a")
         self.board = SummaryWriter(f"{folder}/tensorboard", purge_step=resume_step + 1)
 
-    def step(self, name: str, step: int, values: dict, show: Iterable[str]) -> None:
+    def step(self, name: str, step: int, values: dict, show: Iterable[str] = ()) -> None:
         """Records one step's values; `show` names those for the console. NaN and inf become null."""
         if not self.is_main:
             return
