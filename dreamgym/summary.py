@@ -15,8 +15,7 @@ from dreamgym.evaluation import experience_tables, with_interval
 
 FOLDERS = "data", "expmodel", "expmodel_name", "expmodel_folder"   # flags that evaluate.py needs, too
 LAST_VALIDATION = 60    # most of its episodes on file: 20 of each world and temperature
-REAL, DREAM, GREY = "#c2410c", "#1d4ed8", "#6b7280"
-COLOURS = {"real": REAL, "dream": DREAM}
+COLOURS, GREY = {"real": "#c2410c", "dream": "#1d4ed8"}, "#6b7280"
 
 
 def show_experience(log: run.Log, report: dict) -> None:
