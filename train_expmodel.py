@@ -189,13 +189,15 @@ class Rows:
             if kind == "variation":
                 sample, loss = self.model.variation_sample(*row), a.prompt_loss
             else:
-                task, asked = row[0].task.text, row[0].steps[row[1]]
-                if kind in ("next", "short"):
-                    question = self.varied(next(questions) if kind == "next" else Question(
-                        task, asked.state, asked.shown_action, [], [], []), asked, rng)
+                episode, i = row
+                task, asked = episode.task.text, episode.steps[i]
+                if is_next := kind in ("next", "short"):
+                    question = next(questions) if kind == "next" else Question(
+                        task, asked.state, asked.shown_action, [], [], [])
+                    question = self.varied(question, asked, rng)
                 change = self.names.draw(0.0 if first or kind == "short" else a.rename_share, rng)
                 changed = rename_step(asked, change)
-                if kind in ("next", "short"):
+                if is_next:
                     sample = self.model.next_sample(rename_question(question, change), changed)
                     loss = a.short_prompt_loss if kind == "short" else a.prompt_loss
                 else:
@@ -409,14 +411,13 @@ def introduce(args: Args, training: Training, log, dist) -> None:
     """Says what is trained on what. Raises ValueError where most rows are longer than may be generated."""
     rows, model = training.rows, training.experience
     first = rows.draw(rows.short_steps)
+    limits = (f"--context {args.context}, --max-next-tok {args.max_next_tok} or --max-reward-tok "
+              f"{args.max_reward_tok}")
     if rows.too_long > rows.drawn / 2:
-        raise ValueError(f"{rows.too_long} of {rows.drawn} rows are longer than --context {args.context}, "
-                         f"--max-next-tok {args.max_next_tok} or --max-reward-tok {args.max_reward_tok} "
-                         "allow; raise them, or use --page-format diff")
+        raise ValueError(f"{rows.too_long} of {rows.drawn} rows are longer than {limits} allow; raise them, "
+                         "or use --page-format diff")
     if rows.too_long:
-        log.say(f"{rows.too_long} of the first {rows.drawn} rows are left out: too long for --context "
-                f"{args.context}, --max-next-tok {args.max_next_tok} or --max-reward-tok "
-                f"{args.max_reward_tok}")
+        log.say(f"{rows.too_long} of the first {rows.drawn} rows are left out: too long for {limits}")
     if short := model.counts["shortened"]:
         log.say(f"{short} of the first {rows.drawn} rows lost history or demonstrations: --context "
                 f"{args.context} minus --max-next-tok {args.max_next_tok} is too short for them")
