@@ -395,7 +395,7 @@ def feed_curriculum(args: Args, state: Run, episodes: list[Episode]) -> float:
         found = cluster(vectors, max(2, len(tasks) // max(CLUSTER_TASKS, args.rollouts)),
                         run.rng(args.seed, "cluster", state.step))
         labels = dict(zip(tasks, found.tolist()))
-    return state.curriculum.update(episodes, state.step, labels) if episodes else 0.0
+    return state.curriculum.update(episodes, state.step, labels)
 
 
 def generate(job: Job, state: Run) -> dict:
