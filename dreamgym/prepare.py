@@ -50,12 +50,12 @@ def prepare(args, out: Path, dist) -> tuple[Path, Path | None]:
         checkpoint.remove(out, "policy", dist)
         if not args.imitation:
             checkpoint.remove(out / "imitation", "model", dist)
-    common = ["--env", args.env, "--seed", args.seed, *["--config", args.config] * bool(args.config),
-              *["--fresh"] * args.fresh]
+    common = ["--env", args.env, "--seed", args.seed, *(["--config", args.config] if args.config else []),
+              *(["--fresh"] if args.fresh else [])]
     if is_file or not args.data:
         log = args.data                          # "" for none
         if dist.is_main and not uses_paid_data(data, log):
-            launch("collect.py", [*common, "--out", data, *["--import-file", log] * bool(log)])
+            launch("collect.py", [*common, "--out", data, *(["--import-file", log] if log else [])])
         dist.barrier()
     needed = args.tasks * (args.rollouts if args.algo == "ppo" else 1)
     found = len(read_tasks(data / "tasks_train.jsonl")[:args.train_tasks or None])
@@ -66,7 +66,7 @@ def prepare(args, out: Path, dist) -> tuple[Path, Path | None]:
     if not args.expmodel:
         own = ["--model", args.model, "--quantize", args.quantize, "--lora-rank", args.lora_rank,
                "--dtype", args.dtype, "--slots", args.slots, "--micro-batch-tok", args.micro_batch_tok,
-               *["--gradient-checkpointing"] * args.gradient_checkpointing,
+               *(["--gradient-checkpointing"] if args.gradient_checkpointing else []),
                "--no-report-variants", "--threads", args.threads]
         launch("train_expmodel.py", [*common, "--data", data, "--out", expmodel, *own], dist)
         dist.barrier()
