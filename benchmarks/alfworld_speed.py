@@ -21,11 +21,12 @@ from dreamgym.envs.alfworld.engine import Engine
 from tests.alfworld_official import SOURCE, StockEngine, rebuild
 
 
+GAMES, STEPS = 8, 30       # of the comparison, and random actions in each
+
+
 @dataclass
 class Args:
     data: str = ""  # folder with game.tw-pddl files below it; empty: the official games of ../shared/data
-    games: int = 8  # games of the comparison
-    steps: int = 30  # random actions in each of them
 
 
 def observe(engine, command: str | None = None) -> tuple[str, bool, list[str]]:
@@ -33,19 +34,19 @@ def observe(engine, command: str | None = None) -> tuple[str, bool, list[str]]:
     return text, engine.won, engine.admissible
 
 
-def compare(paths: list[Path], steps: int) -> None:
+def compare(paths: list[Path]) -> None:
     spent = {what: [] for what in ("load", "reset", "step")}      # (stock, ours)
     for number, path in enumerate(paths):
         seconds, engines = zip(cpu_s(StockEngine, path), cpu_s(Engine, path))
         spent["load"].append(seconds)
         commands, rng = [None], random.Random(number)
-        for _ in range(steps + 1):
+        for _ in range(STEPS + 1):
             seconds, (stock, ours) = zip(*(cpu_s(observe, engine, commands[-1]) for engine in engines))
             assert ours == stock, f"{path}: answers differ after {commands[1:]}"
             spent["step" if commands[1:] else "reset"].append(seconds)
             commands.append(rng.choice(stock[2]))
-    print(f"{len(paths)} games, {steps} random actions each; text, won and commands equal on all "
-          f"{len(paths) * (steps + 1)} observations")
+    print(f"{len(paths)} games, {STEPS} random actions each; text, won and commands equal on all "
+          f"{len(paths) * (STEPS + 1)} observations")
     print(f"{'CPU seconds, mean':24}{'stock':>12}{'ours':>12}{'ratio':>9}")
     for what, seconds in spent.items():
         stock, ours = np.mean(seconds, 0)
@@ -62,7 +63,7 @@ def main(args: Args) -> None:
         random.Random(0).shuffle(paths)
         # imports and the parse of the grammar, once a process, are no part of a game
         Engine(paths[0]), StockEngine(paths[0]).reset()
-        compare(paths[1:args.games + 1], args.steps)
+        compare(paths[1:GAMES + 1])
 
 
 if __name__ == "__main__":

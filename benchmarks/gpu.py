@@ -6,7 +6,7 @@ The weights are random and have the shapes of the preset's model: nothing is dow
 dream, policy, reference and experience model are in memory. A rollout fills all slots of policy and
 experience model up to their contexts. An update is two micro-batches and a step of AdamW.
 """
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -33,8 +33,6 @@ PEAK_FLOPS = 990e12       # of an H100 in bfloat16, dense
 @dataclass
 class Args:
     config: str = "configs/gpu24_qlora.json"     # preset of train_policy.py
-    model: str = ""                              # another of benchmarks.timing.PUBLISHED
-    slots: int = 0                               # another number of slots
 
 
 def random_checkpoint(name: str, folder: Path) -> None:
@@ -80,7 +78,6 @@ def update(model, args, optimizer, parameters: int) -> None:
 
 def main(flags: Args) -> None:
     args = read_preset(flags.config, "train_policy", train_policy.Args)
-    args = replace(args, model=flags.model or args.model, slots=flags.slots or args.slots)
     dream_context = read_preset(flags.config, "train_expmodel", train_expmodel.Args).context
     run.init_dist(0)
     with TemporaryDirectory() as folder:

@@ -15,13 +15,15 @@ from benchmarks.timing import cpu_s
 from dreamgym.replay import ReplayBuffer, Transition
 
 
+REPS = 5                  # searches per variant; the median counts
+
+
 @dataclass
 class Args:
     sizes: str = "5000,20000,50000"   # transitions, comma-separated
     dim: int = 256                    # length of the vectors
     k: int = 4                        # demonstrations per query
     batch: int = 128                  # queries per search: the episodes of one dream step
-    reps: int = 5                     # searches per variant; the median counts
 
 
 def unit_vectors(n: int, dim: int, rng: np.random.Generator) -> np.ndarray:
@@ -45,7 +47,7 @@ def measure(n: int, args: Args) -> str:
     plain_s, _ = cpu_s(exact.add, records, data)
     insert_s, _ = cpu_s(index.add, records, data)
     times, hits, total = {exact: [], index: []}, 0, 0
-    for _ in range(args.reps):
+    for _ in range(REPS):
         near = rng.integers(n, size=args.batch)
         queries = data[near] + 0.02 * rng.standard_normal((args.batch, args.dim)).astype(np.float32)
         found = {}
@@ -63,7 +65,7 @@ def measure(n: int, args: Args) -> str:
 
 
 def main(args: Args) -> None:
-    print(f"dim {args.dim}, k {args.k}, {args.batch} queries per search, median of {args.reps} searches")
+    print(f"dim {args.dim}, k {args.k}, {args.batch} queries per search, median of {REPS} searches")
     print("| transitions | exact ms | index ms | insert ms | exact/index | exact/(index+insert) | recall |")
     print("|---|---|---|---|---|---|---|")
     for size in map(int, args.sizes.split(",")):

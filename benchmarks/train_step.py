@@ -17,20 +17,15 @@ import tyro
 from benchmarks.timing import memory_mb, tiny_llama
 from dreamgym.logprobs import TrainSample, micro_batches, token_logprobs
 
-HIDDEN, LAYERS = 256, 2
+HIDDEN, LAYERS, MICRO_BATCH_TOK = 256, 2, 4096
 
 
 @dataclass
 class Args:
     vocab: int = 2000                 # words of the model
-    micro_batch_tok: int = 4096       # of ours
 
 
-def tokens(rng: random.Random, count: int) -> list[int]:
-    return [rng.randrange(1000) for _ in range(count)]
-
-
-def naive(model, rows: list[TrainSample], micro_batch_tok: int) -> None:
+def naive(model, rows: list[TrainSample]) -> None:
     """Every logit of the padded batch, then log_softmax, gather and the mask."""
     width = max(len(row.ids) for row in rows)
     ids_BT, mask_BT, real_BT = (
@@ -41,20 +36,20 @@ def naive(model, rows: list[TrainSample], micro_batch_tok: int) -> None:
     (-(logp_BT * mask_BT[:, 1:]).sum()).backward()
 
 
-def ours(model, rows: list[TrainSample], micro_batch_tok: int) -> None:
-    for indices in micro_batches(rows, micro_batch_tok):
+def ours(model, rows: list[TrainSample]) -> None:
+    for indices in micro_batches(rows, MICRO_BATCH_TOK):
         (-token_logprobs(model, [rows[i] for i in indices], with_entropy=False)[0].sum()).backward()
 
 
-def growth_mb(run, args: Args) -> float:
+def growth_mb(run, vocab: int) -> float:
     """Of one step on four rows of 256 tokens, a fifth trained."""
     rng = random.Random(0)
-    rows = [TrainSample(tokens(rng, 256), [0] + [int(rng.random() < 0.2) for _ in range(255)])
+    rows = [TrainSample(rng.choices(range(1000), k=256), [0] + [int(rng.random() < 0.2) for _ in range(255)])
             for _ in range(4)]
-    run(tiny_llama(2000, 64, 3), rows, args.micro_batch_tok)                 # warms up
-    model, before_mb = tiny_llama(args.vocab, HIDDEN, LAYERS), memory_mb()
+    run(tiny_llama(2000, 64, 3), rows)                                       # warms up
+    model, before_mb = tiny_llama(vocab, HIDDEN, LAYERS), memory_mb()
     Path("/proc/self/clear_refs").write_text("5")                            # the peak begins anew
-    run(model, rows, args.micro_batch_tok)
+    run(model, rows)
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6 - before_mb
 
 
@@ -62,7 +57,7 @@ def main(args: Args) -> None:
     used = []
     for run in (naive, ours):
         with multiprocessing.get_context("spawn").Pool(1) as pool:
-            used.append(pool.apply(growth_mb, (run, args)))
+            used.append(pool.apply(growth_mb, (run, args.vocab)))
     print(f"all logits {used[0]:.0f} MB, ours {used[1]:.0f} MB: {used[0] / used[1]:.2f} times less")
 
 

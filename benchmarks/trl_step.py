@@ -27,29 +27,26 @@ from dreamgym.rollout import extend
 from dreamgym.sampler import Sampler
 from dreamgym.word_tokenizer import build_tokenizer
 
-LR = 1e-4
+LR, VOCAB = 1e-4, 8192
+TASKS, ROLLOUTS = 4, 8       # different prompts of a step, episodes of each
+ROWS = TASKS * ROLLOUTS
+PROMPT = 128                 # tokens of a prompt
 
 
 @dataclass
 class Args:
-    tasks: int = 4           # different prompts of a step
-    rollouts: int = 8        # episodes of each
     turns: int = 1           # answers of an episode
-    prompt: int = 128        # tokens of a prompt
     new: int = 64            # tokens of an answer
     observation: int = 0     # tokens between two answers
-    hidden: int = 64         # of the model ...
-    layers: int = 3          # ...
-    vocab: int = 8192        # ...
     steps: int = 3           # of each trainer, after one that warms up; the median counts
 
 
 def texts(args: Args, step: int) -> list[list[list[int]]]:
     """[turn][row]: the prompt of each row, then its observations."""
-    rng, rows = np.random.default_rng(step), args.tasks * args.rollouts
-    draw = lambda count, length: rng.integers(1, args.vocab, (count, length)).tolist()
-    first = [task for task in draw(args.tasks, args.prompt) for _ in range(args.rollouts)]
-    return [first, *(draw(rows, args.observation) for _ in range(args.turns - 1))]
+    rng = np.random.default_rng(step)
+    draw = lambda count, length: rng.integers(1, VOCAB, (count, length)).tolist()
+    first = [task for task in draw(TASKS, PROMPT) for _ in range(ROLLOUTS)]
+    return [first, *(draw(ROWS, args.observation) for _ in range(args.turns - 1))]
 
 
 def trl_steps(args: Args, model) -> list[float]:
@@ -63,8 +60,8 @@ def trl_steps(args: Args, model) -> list[float]:
             answers, _ = trainer._generate_single_turn(ids, None, {}, 1)
             assert {len(answer) for answer in answers} == {args.new}
             ids, mask = [a + b for a, b in zip(ids, answers)], [m + [1] * args.new for m in mask]
-        split = lambda part: [row[args.prompt:] for row in part]
-        return {"prompt_ids": [row[:args.prompt] for row in ids], "completion_ids": split(ids),
+        split = lambda part: [row[PROMPT:] for row in part]
+        return {"prompt_ids": [row[:PROMPT] for row in ids], "completion_ids": split(ids),
                 "logprobs": None, "env_mask": split(mask)}
 
     class Clock(TrainerCallback):
@@ -76,12 +73,12 @@ def trl_steps(args: Args, model) -> list[float]:
 
     with tempfile.TemporaryDirectory() as folder:
         config = GRPOConfig(
-            folder, max_steps=1 + args.steps, per_device_train_batch_size=args.tasks * args.rollouts,
-            num_generations=args.rollouts, max_completion_length=args.new, learning_rate=LR, beta=0.0,
+            folder, max_steps=1 + args.steps, per_device_train_batch_size=ROWS,
+            num_generations=ROLLOUTS, max_completion_length=args.new, learning_rate=LR, beta=0.0,
             lr_scheduler_type="constant", temperature=1.0, top_k=0, bf16=False, use_cpu=True,
             gradient_checkpointing=False, generation_kwargs={"min_new_tokens": args.new},
             save_strategy="no", report_to="none", disable_tqdm=True)
-        prompts = Dataset.from_dict({"prompt": [str(i) for i in range((1 + args.steps) * args.tasks)]})
+        prompts = Dataset.from_dict({"prompt": [str(i) for i in range((1 + args.steps) * TASKS)]})
         reward = lambda completion_ids, **_: [float(ids[0] % 2) for ids in completion_ids]
         GRPOTrainer(model, reward, args=config, train_dataset=prompts, rollout_func=play, callbacks=[Clock()],
                     processing_class=build_tokenizer(["a word"])).train()
@@ -89,18 +86,17 @@ def trl_steps(args: Args, model) -> list[float]:
 
 
 def our_step(args: Args, state, sampler: Sampler, step: int) -> None:
-    rows = args.tasks * args.rollouts
-    segments = [TokenSegment() for _ in range(rows)]
+    segments = [TokenSegment() for _ in range(ROWS)]
     for turn in texts(args, step):
         asked = [segment.ids + new for segment, new in zip(segments, turn)]
-        samples = sampler.sample(asked, list(range(rows)), args.new, 1.0)
+        samples = sampler.sample(asked, list(range(ROWS)), args.new, 1.0)
         for segment, new, sample in zip(segments, turn, samples):
             extend(segment, new, sample.ids, sample.logps, [])
     sampler.clear_caches()
-    episodes = [Episode(id=str(i), task=Task(id=str(i // args.rollouts), text=""), segments=[segment],
+    episodes = [Episode(id=str(i), task=Task(id=str(i // ROLLOUTS), text=""), segments=[segment],
                         steps=[Step(state="", action="", next_state="next", reward=0.0)] * (args.turns - 1)
                         + [Step(state="", action="", next_state="next", done=True,
-                                reward=float(segment.ids[args.prompt] % 2))])
+                                reward=float(segment.ids[PROMPT] % 2))])
                 for i, segment in enumerate(segments)]
     flags = SimpleNamespace(invalid_penalty=0.0, normalize_std=True, loss_mean="token", micro_batch_tok=8192,
                             kl_coef=0.0, kl="k3", updates=1, seed=0, clip_low=0.2, clip_high=0.2,
@@ -110,12 +106,12 @@ def our_step(args: Args, state, sampler: Sampler, step: int) -> None:
 
 def main(args: Args) -> None:
     run.init_dist(0)
-    model = tiny_llama(args.vocab, args.hidden, args.layers)
+    model = tiny_llama(VOCAB, hidden=64, layers=3)
     state = SimpleNamespace(policy=SimpleNamespace(model=deepcopy(model)), reference=None, value_head=None,
                             step=0)
     state.optimizer = torch.optim.AdamW(state.policy.model.parameters(), lr=LR, weight_decay=0.0)
-    context = args.prompt + args.turns * (args.new + args.observation)
-    sampler = Sampler(state.policy.model, args.tasks * args.rollouts, context, [], 0)
+    context = PROMPT + args.turns * (args.new + args.observation)
+    sampler = Sampler(state.policy.model, ROWS, context, [], 0)
     ours = [cpu_s(our_step, args, state, sampler, step)[0] for step in range(1 + args.steps)][1:]
     theirs = trl_steps(args, model)
     base, own = np.median(theirs), np.median(ours)

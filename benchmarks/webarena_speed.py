@@ -22,13 +22,12 @@ from dreamgym.envs.webarena.page import Addresses, Page
 from dreamgym.envs.webarena.sites import SITES, SiteDatabase
 
 
+STEPS, RESETS = 6000, 600  # of direct; chromium makes a fiftieth of them
+
+
 @dataclass
 class Args:
-    steps: int = 6000  # of direct; chromium makes a fiftieth of them
-    resets: int = 600  # likewise
     parity: int = 0  # if above 0: compare this many states of random walks instead of timing
-    walk: int = 50  # steps of one walk
-    seed: int = 1  # of the walks
 
 
 def random_action(rng: random.Random, screen: Page) -> Action:
@@ -118,16 +117,16 @@ def main(args: Args) -> None:
     if args.parity:
         from dreamgym.envs.webarena.chromium import Browser
         with closing(Browser()) as browser:
-            compared, differences = parity(args.parity, args.walk, args.seed, browser)
+            compared, differences = parity(args.parity, 50, 1, browser)
         print(*differences, f"{compared} states compared, {len(differences)} differ", sep="\n")
         raise SystemExit(bool(differences))
     world = SiteDatabase()
-    print("direct", speeds(InProcessBrowser(world), world, args.steps, args.resets, time.process_time))
+    print("direct", speeds(InProcessBrowser(world), world, STEPS, RESETS, time.process_time))
     try:
         from dreamgym.envs.webarena.chromium import Browser, Chromium
         with world.serve() as served, closing(Browser()) as browser:
             chromium = Chromium(Addresses(served.bases), browser)
-            print("chromium", speeds(chromium, world, args.steps // 50, args.resets // 50, time.perf_counter))
+            print("chromium", speeds(chromium, world, STEPS // 50, RESETS // 50, time.perf_counter))
     except (ImportError, ValueError) as error:
         print(f"chromium not measured: {error}")
 

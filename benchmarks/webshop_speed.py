@@ -23,24 +23,23 @@ from dreamgym.envs.webshop.engine import WebShopEngine
 from dreamgym.envs.webshop.toy_catalogue import make_catalogue
 
 FULL_SET = 1_181_436
+STEPS, SESSIONS = 10_000, 256          # of a policy; alive at once, stepped in turn
+SEARCHES = 0.2                         # share of actions that are searches; the others are random clicks
 
 
 @dataclass
 class Args:
     data: str = ""  # folder with the catalogue's JSON files; empty: $WEBSHOP_DATA, or the generated catalogue
-    steps: int = 10_000  # steps per policy
-    searches: float = 0.2  # share of actions that are searches; the others are random clicks
-    sessions: int = 256  # sessions alive at once, stepped in turn
     copies: int = 0  # if above 0: measure a catalogue this many times as large
 
 
-def play(sessions: list[WebShopEngine], args: Args, queries: list[str]) -> None:
+def play(sessions: list[WebShopEngine], queries: list[str]) -> None:
     rng = random.Random(0)
     for session in sessions:
         session.reset(rng.choice(session.catalogue.goals))
-    for i in range(args.steps):
+    for i in range(STEPS):
         session = sessions[i % len(sessions)]
-        if session.page == "index" or rng.random() < args.searches:
+        if session.page == "index" or rng.random() < SEARCHES:
             action = f"search[{rng.choice(queries)}]"
         else:
             action = f"click[{rng.choice(session.clickables)}]"
@@ -55,9 +54,7 @@ def enlarge(source: Path, folder: Path, copies: int) -> None:
     extras = json.loads((source / "items_ins_v2_1000.json").read_text(encoding="utf-8"))
     rng, more = random.Random(0), {}
 
-    def vary(text: str) -> str:
-        return " ".join(rng.sample(text.split(), len(text.split())))
-
+    vary = lambda text: " ".join(rng.sample(text.split(), len(text.split())))
     with open(folder / "items_shuffle.json", "w", encoding="utf-8") as file:
         for copy in range(copies):
             for number, item in enumerate(items):
@@ -103,8 +100,8 @@ def main(args: Args) -> None:
         for mode in ("text", "text_rich"):
             for name, pool in {"2,000, cold cache": queries, "50": queries[:50]}.items():
                 catalogue.search.cache_clear()
-                sessions = [WebShopEngine(catalogue, mode) for _ in range(args.sessions)]
-                print(f"| {mode} | {name} | {args.steps / cpu_s(play, sessions, args, pool)[0]:,.0f} |")
+                sessions = [WebShopEngine(catalogue, mode) for _ in range(SESSIONS)]
+                print(f"| {mode} | {name} | {STEPS / cpu_s(play, sessions, pool)[0]:,.0f} |")
         if args.copies:
             enlarge(source, Path(temporary), args.copies)
             measure(Path(temporary), queries)
