@@ -7,10 +7,8 @@ import functools
 import hmac
 import itertools
 import logging
-import queue
 import threading
-import time
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from uuid import uuid4
 
@@ -56,46 +54,30 @@ class Batcher:
     """Calls a world's `reset`, `step` and `end` from one thread, with the requests of all who wait."""
 
     def __init__(self, world):
-        self.world, self.running = world, 0
-        self.requests: queue.SimpleQueue = queue.SimpleQueue()
-        self.lock, self.closed = threading.Lock(), False
-        self.thread = threading.Thread(target=self._work, daemon=True)
-        self.thread.start()
+        self.world, self.running, self.waiting = world, 0, []
+        self.arrived, self.thread = threading.Condition(), ThreadPoolExecutor(1)
 
     def ask(self, method: str, *arguments):
         """What `method` returns for this row of the world's lists."""
         future: Future = Future()
-        with self.lock:
-            if self.closed:
-                raise RuntimeError("the server is closing")
-            self.requests.put((method, arguments, future))
+        with self.arrived:
+            self.thread.submit(self._work)       # RuntimeError once the server is closing
+            self.waiting.append((method, arguments, future))
+            self.arrived.notify()
         return future.result()
 
     def close(self) -> None:
         """Ends the thread after what was asked so far."""
-        with self.lock:
-            self.closed = True
-            self.requests.put(None)
-        self.thread.join()
-
-    def _gather(self) -> list:
-        waiting, until = [self.requests.get()], time.monotonic() + GATHER_S
-        try:
-            # not where every running episode has asked
-            while waiting[-1] and len(waiting) < self.running and (left := until - time.monotonic()) > 0:
-                waiting.append(self.requests.get(timeout=left))
-        except queue.Empty:
-            pass
-        return waiting
+        self.thread.shutdown()
 
     def _work(self) -> None:
-        while True:
-            waiting = self._gather()
-            for method in ("end", "reset", "step"):         # those that end make room
-                if part := [request for request in waiting if request and request[0] == method]:
-                    self._answer(method, part)
-            if waiting[-1] is None:
-                return
+        with self.arrived:
+            if self.waiting:                     # else answered with an earlier request
+                self.arrived.wait_for(lambda: len(self.waiting) >= self.running, GATHER_S)
+            waiting, self.waiting = self.waiting, []
+        for method in ("end", "reset", "step"):  # those that end make room
+            if part := [request for request in waiting if request[0] == method]:
+                self._answer(method, part)
 
     def _answer(self, method: str, part: list) -> None:
         futures = [future for _, _, future in part]
