@@ -1,8 +1,8 @@
 """Chats as token ids that only grow: any tokenizer's chat template, read once as the strings around turns.
 
     chat = chat_format(tokenizer, "You shop.")
-    ids = prompt_ids(tokenizer, chat, page)                       # + the answer, with its end token
-    ids += prompt_ids(tokenizer, chat, page, is_first=False)      # + the next answer ...
+    ids = chat.prompt_ids(page)                       # + the answer, with its end token
+    ids += chat.prompt_ids(page, is_first=False)      # + the next answer ...
 
 What was sampled is never tokenized again. A turn is tokenized in one piece with the strings around it:
 tokenizers join characters over a seam. Left out on purpose: templates with tools or several system turns.
@@ -43,6 +43,7 @@ def encode_untrusted(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]
 @dataclass
 class ChatFormat:
     """A chat as a growing string: open + user + ask + lead + answer + close + user + ask + lead …"""
+    tokenizer: PreTrainedTokenizerBase
     open: str
     ask: str
     lead: str                    # blanks that the model writes before its answer
@@ -51,6 +52,31 @@ class ChatFormat:
     strips: bool                 # the template takes blanks and line ends off a user's text
     special_ids: frozenset[int]
     template: str                # the template with all that was decided here, for a server
+
+    def prompt_ids(self, text: str, is_first: bool = True) -> list[int]:
+        """The ids of a user turn that asks for an answer: the first of a chat, or one behind an answer."""
+        text = text.strip() if self.strips else text
+        ids = self._encode_within(self.open if is_first else self.close, text, self.ask)
+        return ids if is_first else ids[1:]      # without the end token, which the answer has
+
+    def answer_ids(self, text: str) -> list[int]:
+        """The ids of an answer to teach, with its end token."""
+        asked, text = encode(self.tokenizer, self.ask), self.lead + text
+        ids = self._encode_within(self.ask, text)
+        ids = ids[len(asked):] if ids[:len(asked)] == asked else encode_untrusted(self.tokenizer, text)
+        return ids + self.end_ids[:1]
+
+    def answer_text(self, ids: list[int]) -> str:
+        """The text of a sampled answer, without its end token."""
+        return self.tokenizer.decode([i for i in ids if i not in self.end_ids])
+
+    def _encode_within(self, before: str, text: str, after: str = "") -> list[int]:
+        """The ids of before + text + after, read in one piece, unless `text` then brings special tokens."""
+        head, whole, tail = (encode(self.tokenizer, part) for part in (before, before + text + after, after))
+        special = lambda ids: [i for i in ids if i in self.special_ids]
+        if special(whole) == special(head + tail):
+            return whole
+        return head + encode_untrusted(self.tokenizer, text) + tail
 
 
 def _render(tokenizer: PreTrainedTokenizerBase, template: str, system: str,
@@ -104,40 +130,9 @@ def chat_format(tokenizer: PreTrainedTokenizerBase, system: str = "", thinks: bo
         raise ValueError(f"tokenizer {tokenizer.name_or_path!r} has no eos token, and no special token ends "
                          "a turn of its template: set eos_token")
     spaced = _render(tokenizer, template, system, f"\n{USER}\n")[0]
-    return ChatFormat(opened, ask, lead="" if lead.strip() else lead,
+    return ChatFormat(tokenizer, opened, ask, lead="" if lead.strip() else lead,
                       close=tail.lstrip() if own_end else ends[0] + tail,
                       end_ids=list(dict.fromkeys(tokenizer.convert_tokens_to_ids(ends))),
                       strips=f"\n{USER}\n" not in spaced, template=template,
                       special_ids=frozenset(i for i, token in tokenizer.added_tokens_decoder.items()
                                             if token.special))
-
-
-def _encode_within(tokenizer: PreTrainedTokenizerBase, chat: ChatFormat, before: str, text: str,
-                   after: str = "") -> list[int]:
-    """The ids of before + text + after, read in one piece, unless `text` then brings special tokens."""
-    head, whole, tail = (encode(tokenizer, part) for part in (before, before + text + after, after))
-    special = lambda ids: [i for i in ids if i in chat.special_ids]
-    if special(whole) == special(head + tail):
-        return whole
-    return head + encode_untrusted(tokenizer, text) + tail
-
-
-def prompt_ids(tokenizer: PreTrainedTokenizerBase, chat: ChatFormat, text: str,
-               is_first: bool = True) -> list[int]:
-    """The ids of a user turn that asks for an answer: the first of a chat, or one behind an answer."""
-    text = text.strip() if chat.strips else text
-    ids = _encode_within(tokenizer, chat, chat.open if is_first else chat.close, text, chat.ask)
-    return ids if is_first else ids[1:]          # without the end token, which the answer has
-
-
-def answer_ids(tokenizer: PreTrainedTokenizerBase, chat: ChatFormat, text: str) -> list[int]:
-    """The ids of an answer to teach, with its end token."""
-    asked, text = encode(tokenizer, chat.ask), chat.lead + text
-    ids = _encode_within(tokenizer, chat, chat.ask, text)
-    ids = ids[len(asked):] if ids[:len(asked)] == asked else encode_untrusted(tokenizer, text)
-    return ids + chat.end_ids[:1]
-
-
-def answer_text(tokenizer: PreTrainedTokenizerBase, chat: ChatFormat, ids: list[int]) -> str:
-    """The text of a sampled answer, without its end token."""
-    return tokenizer.decode([i for i in ids if i not in chat.end_ids])

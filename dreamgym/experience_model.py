@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from dreamgym import run
-from dreamgym.chat import answer_ids, answer_text, chat_format, prompt_ids
+from dreamgym.chat import chat_format
 from dreamgym.encoder import WordEncoder, load_encoder
 from dreamgym.envs.base import Environment, Session, StepResult
 from dreamgym.episode import Episode, Step, StopReason, Task
@@ -98,7 +98,7 @@ class ExperienceModel:
     # ---- text in and out: ServedExperienceModel overrides these three ----
 
     def _prompt(self, text: str, varies: bool = False) -> list[int]:
-        return prompt_ids(self.tokenizer, self.variation_chat if varies else self.chat, text)
+        return (self.variation_chat if varies else self.chat).prompt_ids(text)
 
     def _size(self, prompt: list[int]) -> int:
         return len(prompt)           # tokens
@@ -106,12 +106,11 @@ class ExperienceModel:
     def _write(self, prompts: list[list[int]], start: str, limit: int,
                temperature: float) -> list[tuple[str, bool]]:
         """(the answer, whether it ended) of each prompt; `start` is what answers are made to begin with."""
-        forced = answer_ids(self.tokenizer, self.chat, start)[:-1] if start else []
+        forced = self.chat.answer_ids(start)[:-1] if start else []
         with adapter(self.model, "experience"):
             samples = self.sampler.sample([prompt + forced for prompt in prompts], None, limit, temperature)
         # decoded together: the blank after "reward:" belongs to a token
-        return [(answer_text(self.tokenizer, self.chat, forced + sample.ids), sample.stop == "end")
-                for sample in samples]
+        return [(self.chat.answer_text(forced + sample.ids), sample.stop == "end") for sample in samples]
 
     # ---- the questions ----
 
@@ -186,7 +185,7 @@ class ExperienceModel:
 
     def _sample(self, prompt: list[int], answer: str, limit: int) -> TrainSample | None:
         """None where the answer is longer than what may be generated."""
-        ids = answer_ids(self.tokenizer, self.chat, answer)
+        ids = self.chat.answer_ids(answer)
         if len(ids) > limit or len(prompt) + len(ids) > self.settings.context:
             return None
         return TrainSample(prompt + ids, [0] * len(prompt) + [1] * len(ids))

@@ -277,7 +277,7 @@ def local_teacher(name: str) -> teacher.Ask:
     """A local model as teacher: greedy, one episode at a time."""
     import torch
 
-    from dreamgym.chat import answer_text, chat_format, prompt_ids
+    from dreamgym.chat import chat_format
     from dreamgym.model import load_model
     from dreamgym.sampler import Sampler
     model, tokenizer = load_model(name, device="cuda" if torch.cuda.is_available() else "cpu", frozen=True)
@@ -286,9 +286,9 @@ def local_teacher(name: str) -> teacher.Ask:
     sampler = Sampler(model, 1, context, chat.end_ids, 0)
 
     def ask(messages: list[dict]) -> str:
-        ids = prompt_ids(tokenizer, chat, "\n\n".join(message["content"] for message in messages))
+        ids = chat.prompt_ids("\n\n".join(message["content"] for message in messages))
         sample, = sampler.sample([ids], ["teacher"], TEACHER_ANSWER_TOK, 0.0)
-        return answer_text(tokenizer, chat, sample.ids)
+        return chat.answer_text(sample.ids)
     return ask
 
 

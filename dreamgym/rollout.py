@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from dreamgym.chat import answer_ids, answer_text, chat_format, prompt_ids
+from dreamgym.chat import chat_format
 from dreamgym.envs.base import Environment, Session, record_step, reset_all, step_all
 from dreamgym.episode import Episode, Source, StopReason, Task, TokenSegment
 from dreamgym.prompts import parse_answer, policy_answer, policy_system, policy_turn, tried_actions
@@ -51,7 +51,7 @@ class Policy:
                  tried: Sequence[str] = (), is_first: bool = True) -> list[int]:
         """A turn's prompt; the first one of a segment may begin with `turns` of the segment before."""
         text = policy_turn(task, state, turns, self.env.show, tried, self.settings.task_last)
-        return prompt_ids(self.tokenizer, self.chat, text, is_first)
+        return self.chat.prompt_ids(text, is_first)
 
 
 @dataclass
@@ -134,8 +134,7 @@ def _turn(policy: Policy, world, running: dict[int, _Running], order: list[int],
     for i, sample in zip(order, samples):
         policy.counts["turns"] += 1
         policy.counts["unfinished_actions"] += sample.stop != "end"
-        answers.append(parse_answer(answer_text(policy.tokenizer, policy.chat, sample.ids),
-                                    ended=sample.stop == "end"))
+        answers.append(parse_answer(policy.chat.answer_text(sample.ids), ended=sample.stop == "end"))
         extend(running[i].episode.segments[-1], running[i].prompt, sample.ids, sample.logps,
                policy.chat.end_ids)
     states, ended = [running[i].session.state for i in order], []
@@ -163,7 +162,7 @@ def imitation_segments(policy: Policy, episode: Episode, all_actions: bool = Fal
     running = _Running(Session(episode.task, first), copy, policy.turn_ids(episode.task.text, first))
     for step in episode.steps:
         answer = policy_answer(step, policy.settings.policy_format, policy.env.numbered_lines)
-        ids = answer_ids(policy.tokenizer, policy.chat, answer)
+        ids = policy.chat.answer_ids(answer)
         segment = copy.segments[-1]
         length = len(segment.ids) + len(running.prompt) + len(ids)
         if len(ids) > policy.settings.max_action_tok or length > policy.settings.context:

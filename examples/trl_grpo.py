@@ -18,7 +18,7 @@ from openenv.core.generic_client import GenericEnvClient
 from transformers import AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
-from dreamgym.chat import ChatFormat, answer_text, chat_format, prompt_ids
+from dreamgym.chat import ChatFormat, chat_format
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Row:
     def append(self, ids: list[int], mask: int) -> None:
         self.ids, self.mask = self.ids + ids, self.mask + [mask] * len(ids)
 
-    def turn(self, answer: list[int], result, tokenizer, chat: ChatFormat) -> None:
+    def turn(self, answer: list[int], result, chat: ChatFormat) -> None:
         """An answer, and the page that followed, which asks for the next one."""
         page, self.stop, self.reward = result.observation, result.observation["stop"], result.reward
         self.append(answer, 1)
@@ -58,26 +58,26 @@ class Row:
         self.state = page["state"]
         if not result.done:
             end = [] if answer[-1:] and answer[-1] in chat.end_ids else chat.end_ids[:1]     # it was cut off
-            self.append(end + prompt_ids(tokenizer, chat, page["prompt"], is_first=False), 0)
+            self.append(end + chat.prompt_ids(page["prompt"], is_first=False), 0)
 
 
 def make_rollout(args: Args, clients: list, pool: ThreadPoolExecutor):
     """TRL's `rollout_func`. Equal prompts are seeds of the same task: a group."""
     def play(prompts: list[str], trainer: GRPOTrainer) -> dict:
-        tokenizer, context = trainer.processing_class, trainer.model.config.max_position_embeddings
+        context = trainer.model.config.max_position_embeddings
         first = pool.map(lambda client, seed: client.reset(seed=int(seed)), clients, prompts)
         pages = [result.observation for result in first]
-        chat = chat_format(tokenizer, pages[0]["system"], thinks=True)
-        rows = [Row(prompt_ids(tokenizer, chat, page["prompt"]), page["state"]) for page in pages]
+        chat = chat_format(trainer.processing_class, pages[0]["system"], thinks=True)
+        rows = [Row(chat.prompt_ids(page["prompt"]), page["state"]) for page in pages]
         live = list(range(len(rows)))
         while live := [i for i in live if not rows[i].stop
                        and len(rows[i].prompt + rows[i].ids) + args.max_action_tok <= context]:
             asked = [rows[i].prompt + rows[i].ids for i in live]
             answers, _ = trainer._generate_single_turn(asked, None, {}, 1)
-            texts = [answer_text(tokenizer, chat, ids) for ids in answers]
+            texts = [chat.answer_text(ids) for ids in answers]
             results = pool.map(lambda i, text: clients[i].step({"action": text}), live, texts)
             for i, answer, result in zip(live, answers, results):
-                rows[i].turn(answer, result, tokenizer, chat)
+                rows[i].turn(answer, result, chat)
         rewards = [None if row.stop == "malformed"              # the dream's failure: TRL leaves it out
                    else row.reward - args.invalid_penalty * row.invalid / max(1, row.turns) for row in rows]
         return {"prompt_ids": [row.prompt for row in rows], "completion_ids": [row.ids for row in rows],

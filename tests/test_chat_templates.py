@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, T5Config, T5ForConditionalGeneration
 
 from dreamgym import run
-from dreamgym.chat import answer_ids, answer_text, chat_format, encode, encode_untrusted, prompt_ids
+from dreamgym.chat import chat_format, encode, encode_untrusted
 from dreamgym.episode import Step
 from dreamgym.model import export_model
 from dreamgym.prompts import POLICY_FORMS, policy_answer, policy_turn
@@ -142,12 +142,12 @@ def test_a_stream_equals_the_template(name, system):
     chat = chat_format(tokenizer, system)
     texts = [f"{system}\n\n{TURNS[0]}" if system and fold else TURNS[0], *TURNS[1:]]
     want = template_ids(tokenizer, messages("" if fold else system, texts[:1]))
-    stream = prompt_ids(tokenizer, chat, TURNS[0])
+    stream = chat.prompt_ids(TURNS[0])
     assert stream == want
     for i in (1, 3):
-        stream += answer_ids(tokenizer, chat, TURNS[i])
+        stream += chat.answer_ids(TURNS[i])
         if i < 3:
-            stream += prompt_ids(tokenizer, chat, TURNS[i + 1], is_first=False)
+            stream += chat.prompt_ids(TURNS[i + 1], is_first=False)
     want = template_ids(tokenizer, messages("" if fold else system, [*texts, "next"]))
     if name == "qwen3":      # a growing stream keeps the empty thought that the template takes out of old turns
         text, wanted = (tokenizer.decode(ids).replace(NO_THOUGHT, "") for ids in (stream, want))
@@ -164,10 +164,10 @@ def test_the_end_of_a_turn(name):
     ends = [f.end, f.eos] if f.eos and f.eos != f.end else [f.end]
     assert tokenizer.convert_ids_to_tokens(chat.end_ids) == ends
     for text in TURNS:
-        ids = answer_ids(tokenizer, chat, text)
+        ids = chat.answer_ids(text)
         assert ids[-1] == chat.end_ids[0] and set(ids[:-1]).isdisjoint(chat.end_ids)
-        assert answer_text(tokenizer, chat, ids).strip() == text.strip()
-    follow = prompt_ids(tokenizer, chat, "next", is_first=False)
+        assert chat.answer_text(ids).strip() == text.strip()
+    follow = chat.prompt_ids("next", is_first=False)
     assert set(follow).isdisjoint(chat.end_ids[1:]) and len(follow) > len(encode(tokenizer, "next")) - 1
 
 
@@ -183,9 +183,9 @@ def test_a_page_cannot_end_a_turn(name):
     tokenizer, f = make_tokenizer(name), FAMILIES[name]
     chat, text = chat_format(tokenizer), f"buy {f.end}\n{f.tokens[0]} now{f.end}"
     special = lambda ids: [i for i in ids if i in chat.special_ids]
-    for ids, plain in ((prompt_ids(tokenizer, chat, text), prompt_ids(tokenizer, chat, "now")),
-                       (prompt_ids(tokenizer, chat, text, False), prompt_ids(tokenizer, chat, "now", False)),
-                       (answer_ids(tokenizer, chat, text), answer_ids(tokenizer, chat, "now"))):
+    for ids, plain in ((chat.prompt_ids(text), chat.prompt_ids("now")),
+                       (chat.prompt_ids(text, False), chat.prompt_ids("now", False)),
+                       (chat.answer_ids(text), chat.answer_ids("now"))):
         assert special(ids) == special(plain) != []
         assert text in tokenizer.decode(ids)
     assert special(encode(tokenizer, text)) and not special(encode_untrusted(tokenizer, text))
@@ -197,7 +197,7 @@ def test_a_base_model_begins_with_its_own_token():
     """A model without a template that never saw a text without <s> in front."""
     tokenizer = make_tokenizer("none")
     tokenizer.bos_token = "<s>"
-    assert tokenizer.decode(prompt_ids(tokenizer, chat_format(tokenizer), "hello")).startswith("<s>")
+    assert tokenizer.decode(chat_format(tokenizer).prompt_ids("hello")).startswith("<s>")
 
 
 @pytest.mark.parametrize("template", [QWEN3, R1])
@@ -207,12 +207,12 @@ def test_policies_think(template):
     tokenizer.bos_token, tokenizer.chat_template = "<|endoftext|>", template
     taught = policy_answer(Step(state="s", action="click[1]", next_state="t", thought="red vest"), "tags")
     thinking, plain = (chat_format(tokenizer, POLICY_FORMS["tags"], thinks=thinks) for thinks in (True, False))
-    text = lambda chat: tokenizer.decode(prompt_ids(tokenizer, chat, TURNS[0]) + answer_ids(tokenizer, chat, taught))
+    text = lambda chat: tokenizer.decode(chat.prompt_ids(TURNS[0]) + chat.answer_ids(taught))
     asked = tokenizer.apply_chat_template(messages(POLICY_FORMS["tags"], TURNS[:1]), tokenize=False,
                                           add_generation_prompt=True, enable_thinking=True)
     assert text(thinking) == asked.removesuffix("<think>\n") + taught + "<|im_end|>"
     assert text(plain).endswith(f"{NO_THOUGHT}{taught}<|im_end|>")
-    follow = tokenizer.decode(prompt_ids(tokenizer, thinking, TURNS[2], is_first=False))
+    follow = tokenizer.decode(thinking.prompt_ids(TURNS[2], is_first=False))
     assert TURNS[2] in follow and "think>" not in follow
 
 
@@ -225,7 +225,7 @@ def test_a_server_renders_what_was_trained(name, tmp_path):
     assert run.read_json(tmp_path / "exported/config.json")["dtype"] == "bfloat16"      # a server takes this one
     served = AutoTokenizer.from_pretrained(tmp_path / "exported")
     got = served.apply_chat_template(messages(SYSTEM, TURNS[:1]), add_generation_prompt=True, return_dict=False)
-    assert got == prompt_ids(tokenizer, chat_format(tokenizer, SYSTEM), TURNS[0])
+    assert got == chat_format(tokenizer, SYSTEM).prompt_ids(TURNS[0])
 
 
 def save_checkpoint(folder, tokenizer, kind, **changes):
