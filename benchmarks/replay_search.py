@@ -4,7 +4,7 @@
 
 A query of a dream costs its search and one insertion. The data are clustered and of low dimension, as hidden
 states are; a third are copies in text, and each query excludes its own task. docs/scaling.md has the times
-that the default of `exact_below` comes from. A single question: --sizes 100000 --batch 1 --k 10 --dim 384.
+that the default of `exact_below` comes from.
 """
 from dataclasses import dataclass
 
@@ -15,22 +15,22 @@ from benchmarks.timing import cpu_s
 from dreamgym.replay import ReplayBuffer, Transition
 
 
-REPS = 5                  # searches per variant; the median counts
+DIM = 256      # length of the vectors
+K = 4          # demonstrations per query
+BATCH = 128    # queries per search: the episodes of one dream step
+REPS = 5       # searches per variant; the median counts
 
 
 @dataclass
 class Args:
     sizes: str = "5000,20000,50000"   # transitions, comma-separated
-    dim: int = 256                    # length of the vectors
-    k: int = 4                        # demonstrations per query
-    batch: int = 128                  # queries per search: the episodes of one dream step
 
 
-def unit_vectors(n: int, dim: int, rng: np.random.Generator) -> np.ndarray:
+def unit_vectors(n: int, rng: np.random.Generator) -> np.ndarray:
     fixed = np.random.default_rng(5)
-    centres, spread = fixed.standard_normal((256, 32)), fixed.standard_normal((32, dim))
+    centres, spread = fixed.standard_normal((256, 32)), fixed.standard_normal((32, DIM))
     vectors = (centres[rng.integers(256, size=n)] + 0.5 * rng.standard_normal((n, 32))) @ spread
-    vectors += 0.3 * rng.standard_normal((n, dim))
+    vectors += 0.3 * rng.standard_normal((n, DIM))
     return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
 
 
@@ -40,24 +40,24 @@ def transitions(n: int, rng: np.random.Generator) -> list[Transition]:
             for i, text in enumerate(rng.integers(n, size=n))]
 
 
-def measure(n: int, args: Args) -> str:
+def measure(n: int) -> str:
     rng = np.random.default_rng(n)
-    records, data = transitions(n, rng), unit_vectors(n, args.dim, rng)
-    exact, index = ReplayBuffer(args.dim, n, exact_below=n + 1), ReplayBuffer(args.dim, n, exact_below=1)
+    records, data = transitions(n, rng), unit_vectors(n, rng)
+    exact, index = ReplayBuffer(DIM, n, exact_below=n + 1), ReplayBuffer(DIM, n, exact_below=1)
     plain_s, _ = cpu_s(exact.add, records, data)
     insert_s, _ = cpu_s(index.add, records, data)
     times, hits, total = {exact: [], index: []}, 0, 0
     for _ in range(REPS):
-        near = rng.integers(n, size=args.batch)
-        queries = data[near] + 0.02 * rng.standard_normal((args.batch, args.dim)).astype(np.float32)
+        near = rng.integers(n, size=BATCH)
+        queries = data[near] + 0.02 * rng.standard_normal((BATCH, DIM)).astype(np.float32)
         found = {}
         for buffer, spent in times.items():
-            seconds, found[buffer] = cpu_s(buffer.search, queries, args.k, [f"t{i // 40}" for i in near])
+            seconds, found[buffer] = cpu_s(buffer.search, queries, K, [f"t{i // 40}" for i in near])
             spent.append(seconds)
         for want, got in zip(found[exact], found[index]):
             hits += len({id(t) for t, _ in want} & {id(t) for t, _ in got})
             total += len(want)
-    exact_ms, index_ms = (1000 * float(np.median(spent)) / args.batch for spent in times.values())
+    exact_ms, index_ms = (1000 * float(np.median(spent)) / BATCH for spent in times.values())
     insert_ms = 1000 * (insert_s - plain_s) / n
     ratios = exact_ms / index_ms, exact_ms / (index_ms + insert_ms)
     cells = [f"{x:.3f}" for x in (exact_ms, index_ms, insert_ms, *ratios, hits / total)]
@@ -65,11 +65,11 @@ def measure(n: int, args: Args) -> str:
 
 
 def main(args: Args) -> None:
-    print(f"dim {args.dim}, k {args.k}, {args.batch} queries per search, median of {REPS} searches")
+    print(f"dim {DIM}, k {K}, {BATCH} queries per search, median of {REPS} searches")
     print("| transitions | exact ms | index ms | insert ms | exact/index | exact/(index+insert) | recall |")
     print("|---|---|---|---|---|---|---|")
     for size in map(int, args.sizes.split(",")):
-        print(measure(size, args), flush=True)
+        print(measure(size), flush=True)
 
 
 if __name__ == "__main__":
