@@ -86,7 +86,7 @@ def judge_option(args: Args) -> str:
 
 
 def make_environment(args: Args, data: Path, dist) -> tuple[Environment, list[Task]]:
-    """The data's environment with what the flags change, and --tasks of its tasks."""
+    """The data's environment with what the flags change, and its tasks."""
     meta = run.load_meta(data)
     changed = {name: value for name in ("data_dir", "env_options")
                if (value := getattr(args, name)) and value != meta["settings"][name]}
@@ -119,9 +119,9 @@ def play_player(args: Args, env: Environment, player: Player,
     if wrong:
         raise ValueError(f"{wrong[0]}: expected the folder of a policy; --policy {args.policy} is a player "
                          "of the real environment")
-    plan, played = tasks * args.repeats, []
-    with run.progress(len(plan), args.policy) as bar:
-        for i, task in enumerate(plan):
+    played = []
+    with run.progress(len(tasks) * args.repeats, args.policy) as bar:
+        for i, task in enumerate(tasks * args.repeats):
             rng = run.rng(args.seed, "play", i)
             played.append(offline.play(env, task, player, rng, f"{args.policy}-{i}"))
             bar.update(1)
@@ -156,7 +156,7 @@ def play_policy(args: Args, policy: Policy, world, tasks: list[Task]) -> tuple[d
 
 def bound_gap(args: Args, policy: Policy, model: ExperienceModel, env: Environment, tasks: list[Task],
               dist) -> tuple[dict, list[Episode]]:
-    """The gap between dream and world at each temperature with its bound, and the real episodes."""
+    """The `coupling_bound` at each temperature, and the real episodes."""
     found, real = {}, []
     for temperature in dict.fromkeys(args.temperatures):
         plan = repeated(args, tasks, temperature)
@@ -176,9 +176,9 @@ def show_play(args: Args, env: Environment, played: dict[str, list[Episode]],
     """Prints a row for each temperature or player (`by`). Returns reports and episodes."""
     reports = {}
     for name, episodes in played.items():
-        report = reports[name] = policy_report(episodes, env.audit)
-        report["outcomes"] = outcomes(episodes)
-        report |= {"pass_at_k": pass_at_k(report["outcomes"])} if args.repeats > 1 else {}
+        report = reports[name] = policy_report(episodes, env.audit) | {"outcomes": outcomes(episodes)}
+        if args.repeats > 1:
+            report["pass_at_k"] = pass_at_k(report["outcomes"])
         print("".join(f"{readable(episode)}\n\n" for episode in episodes[:args.play]), end="")
     print(f"{env.label}, {args.world} world, {args.split} tasks, 95 % Wilson intervals (of repeated tasks by "
           "the effective sample size)")
@@ -278,8 +278,7 @@ def main() -> None:
     else:
         env, tasks = make_env(name, args.data_dir, options=args.env_options, judge=judge_option(args)), None
     with contextlib.closing(env):
-        does_nothing = Player(lambda session, rng: lambda state: "")
-        players = {"null": does_nothing} | env.players()
+        players = {"null": Player(lambda session, rng: lambda state: "")} | env.players()
         if args.policy in players:
             tasks = tasks or run.sample(env.tasks(args.split), args.tasks, 0, args.split)
             return save(args, *play_player(args, env, players[args.policy], tasks), {})

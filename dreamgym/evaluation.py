@@ -1,6 +1,5 @@
 """What an experience model and a policy are worth. Truth comes from recorded steps and from the environment's
-`audit`, which training does not read, but for the experiment `--dream rewards=rule`. Beside the experience
-model stands its null: the nearest recorded transition.
+`audit`.
 """
 import math
 from collections import Counter, defaultdict
@@ -27,11 +26,11 @@ def interval(mean: float, n: float) -> tuple[float, float]:
     return max(0.0, (middle - half) / (1 + z2 / n)), min(1.0, (middle + half) / (1 + z2 / n))
 
 
-def share(rows: Sequence[bool], tasks: Sequence[str] = ()) -> dict:
+def share(rows: Sequence[bool] = (), tasks: Sequence[str] = ()) -> dict:
     """Count, share and Wilson 95 % interval of outcomes. With the task of each, the interval is that of the
     effective sample size, at least the number of tasks (Korn and Graubard, 1998)."""
-    n, mean = len(rows), sum(rows) / len(rows) if rows else None
-    size = n
+    size = n = len(rows)
+    mean = sum(rows) / n if rows else None
     if len(set(tasks)) < len(tasks):
         by_task = defaultdict(list)
         for task, row in zip(tasks, rows):
@@ -44,8 +43,8 @@ def share(rows: Sequence[bool], tasks: Sequence[str] = ()) -> dict:
 
 
 def with_interval(cell: dict, sign: str = "") -> str:
-    """A value and its interval, of `policy_report`, `bootstrap` or `share`: "0.500 [0.402, 0.598]", with
-    `sign` "+" each with its sign; "-" where nothing was counted."""
+    """A value and its interval, of `policy_report`, `bootstrap` or `share`: "0.500 [0.402, 0.598]"; "-" where
+    nothing was counted. `sign`: "+" writes it."""
     value = next(cell[name] for name in ("success", "mean", "share") if name in cell)
     form = f"{sign}.3f"
     return "-" if value is None else f"{value:{form}} [{cell['low']:{form}}, {cell['high']:{form}}]"
@@ -68,9 +67,8 @@ def confusion(pairs: Iterable[tuple[bool, bool]]) -> dict[str, int]:
 
 def ask_recorded(model: ExperienceModel, episodes: list[Episode], dist, batch: int = 256,
                  dreaming: bool = False) -> list[tuple[Episode, int, StepResult]]:
-    """The model asked about each recorded step with its true history (teacher forcing): (episode, index of
-    the step, prediction). `dreaming`: with the retrieval and the draws of a dream, in place of the likeliest
-    answer without what was recorded of this task. Ranks share the work."""
+    """(episode, index of the step, prediction) of each recorded step, asked with its true history.
+    `dreaming`: retrieval and draws are a dream's, not those of reports. Ranks share the work."""
     rows, predictions = [(e, i) for e in episodes for i in range(len(e.steps))], []
     first, end = (len(rows) * rank // dist.world_size for rank in (dist.rank, dist.rank + 1))
     with run.progress(end - first, "experience model on recorded steps") as bar:
@@ -89,16 +87,17 @@ def granted(prediction: StepResult, state: str) -> bool:
 
 
 def experience_report(model: ExperienceModel, episodes: list[Episode], dist, batch: int = 256) -> dict:
-    """Errors on recorded steps with their true history, beside the lookup null. `near_miss_paid`: by the
-    constraint that a counterfactual breaks."""
+    """Errors on recorded steps with their true history, beside the null, the nearest recorded transition.
+    `near_miss_paid`: by the constraint that a counterfactual breaks."""
     asked = ask_recorded(model, episodes, dist, batch)
     exact, f1, paid_by_label = defaultdict(list), defaultdict(list), defaultdict(list)
-    refused, after_refusal, verdicts = [], [], []
+    played, refused, after_refusal, verdicts = [], [], [], []
     for episode, i, prediction in asked:
         step, paid, read = episode.steps[i], bool(prediction.reward), not prediction.malformed
         if episode.source == Source.COUNTERFACTUAL:
             paid_by_label[episode.label].append(paid)
             continue
+        played.append(step)
         kind = model.env.audit.action_type(step.state, step.action) if step.valid else "refused"
         exact[kind].append(read and prediction.state == step.next_state)
         f1[kind].append(word_f1(prediction.state, step.next_state))
@@ -109,15 +108,13 @@ def experience_report(model: ExperienceModel, episodes: list[Episode], dist, bat
         if (step.done or paid) and not (step.done and episode.stop == StopReason.NOT_JUDGED):
             verdicts.append((paid, bool(step.reward)))
     flat, scores = sum(exact.values(), []), sum(f1.values(), [])
-    steps = [e.steps[i] for e, i, *_ in asked if e.source != Source.COUNTERFACTUAL]
-    mine = steps[dist.rank::dist.world_size]
+    mine = played[dist.rank::dist.world_size]
     near = model.lookup([s.state for s in mine], [s.shown_action for s in mine])
     null = dist.gather([(t.next_state if t else s.state) == s.next_state for t, s in zip(near, mine)])
     return {
         "transitions": len(flat), "answers": len(asked), "exact": share(flat),
         "f1": sum(scores) / max(1, len(scores)),
-        "exact_of_lookup": share(null),
-        "after_refusal": share(after_refusal),
+        "exact_of_lookup": share(null), "after_refusal": share(after_refusal),
         "by_action": {k: {**share(part), "f1": sum(f1[k]) / len(part)} for k, part in sorted(exact.items())},
         "reward_confusion": confusion(verdicts),
         "near_miss_paid": {k: share(part) for k, part in sorted(paid_by_label.items())},
@@ -126,8 +123,8 @@ def experience_report(model: ExperienceModel, episodes: list[Episode], dist, bat
 
 
 def replayed_inconsistencies(model: ExperienceModel, episodes: list[Episode], dist) -> dict:
-    """Share of pages that contradict earlier ones of the same episode (none in the real environment), where
-    recorded actions are played in the dream, which builds on its own pages. Ranks share the work."""
+    """Share of pages that contradict earlier ones of their episode, where the dream plays recorded actions
+    and builds on its own pages. Ranks share the work."""
     episodes = episodes[dist.rank::dist.world_size]
     sessions, t = model.reset([e.task for e in episodes]), 0
     running = list(zip(sessions, episodes))
@@ -140,8 +137,8 @@ def replayed_inconsistencies(model: ExperienceModel, episodes: list[Episode], di
 
 
 def failed_probes(report: dict) -> list[str]:
-    """The probes that did not pass, in words; [] when all did, or nothing was measured. Of one kind of near
-    miss there may be twenty: it fails only where its whole interval is above the limit of all kinds."""
+    """The probes that did not pass, in words. A kind of near miss, which may have only twenty steps, fails
+    where its whole interval is above the limit of all kinds."""
     if not report:
         return []
     paid = dict(report["near_miss_paid"])
@@ -160,16 +157,14 @@ def failed_probes(report: dict) -> list[str]:
 def probe_verdict(report: dict) -> str:
     """Which probes did not pass, and which there were no recorded steps for, in a line."""
     failed, paid = failed_probes(report), report["near_miss_paid"]
-    counts = {"near misses": sum(cell["n"] for name, cell in paid.items() if name != "none"),
-              "what fulfils the task": paid.get("none", {"n": 0})["n"],
-              "refused actions": report["refusals_accepted"]["n"]}
-    missing = [name for name, n in counts.items() if not n]
+    recorded = {"near misses": paid.keys() - {"none"}, "what fulfils the task": "none" in paid,
+                "refused actions": report["refusals_accepted"]["n"]}
+    missing = [name for name, found in recorded.items() if not found]
     verdict = "PROBES NOT PASSED: " + "; ".join(failed) if failed else "probes passed"
     return verdict + f"; not probed, for the data hold none: {', '.join(missing)}" * bool(missing)
 
 
 def experience_tables(report: dict) -> str:
-    """What `experience_report` found, for the console."""
     rows = report["by_action"] | {"all": report["exact"] | {"f1": report["f1"]}}
     rows["after a refused action"] = report["after_refusal"]
     rows["null: the nearest recorded step"] = report["exact_of_lookup"]
@@ -181,8 +176,8 @@ def experience_tables(report: dict) -> str:
 
 
 def theorem_1(report: dict, gamma: float) -> str:
-    """The model-error term of DreamGym's Theorem 1 with R_max 1. The theorem takes suprema over all states
-    and actions; the means on recorded data are a lower bound on it."""
+    """The model-error term of DreamGym's Theorem 1 with R_max 1: a lower bound, for means on recorded data
+    stand for its suprema."""
     if report["exact"]["share"] is None:
         return "Theorem 1: no recorded transitions, so nothing to estimate its errors from"
     wrong, judged = report["reward_confusion"], sum(report["reward_confusion"].values())
@@ -196,8 +191,8 @@ def theorem_1(report: dict, gamma: float) -> str:
 # ---- policies ----
 
 def policy_report(episodes: list[Episode], audit: Audit) -> dict:
-    """Success with its interval, and more. `reward_confusion` is with the audit. Episodes that nobody could
-    judge count in the stop reasons only."""
+    """Success with its interval, and more. `reward_confusion` is with the audit. Unjudged episodes count in
+    `stops` only."""
     stops = Counter(e.stop.value for e in episodes)
     episodes = [e for e in episodes if e.stop != StopReason.NOT_JUDGED]
     verdicts = [(bool(s.reward), truth) for e in episodes for s in e.steps
@@ -218,7 +213,6 @@ def policy_report(episodes: list[Episode], audit: Audit) -> dict:
 
 
 def by_group(results: Iterable[tuple[Task, bool]]) -> dict[str, dict]:
-    """The share of each group of tasks."""
     groups = defaultdict(list)
     for task, result in results:
         for name in task.groups:
@@ -229,14 +223,14 @@ def by_group(results: Iterable[tuple[Task, bool]]) -> dict[str, dict]:
 # ---- dream against world ----
 
 def differences(step: Step, p: StepResult) -> tuple[bool, bool]:
-    """Whether the dream's page, and its verdict (reward or end), differ from the recorded step's."""
+    """Whether the dream's page differs from the recorded one, and its reward or end."""
     return (p.malformed or p.state != step.next_state,
             p.malformed or (p.reward, p.done) != (step.reward, step.done))
 
 
 def first_difference(episode: Episode, predictions: Sequence[StepResult]) -> str:
-    """Where the dream, asked about each step of a real episode, first differs from it: "page", "reward" (of
-    the right page; or end), or "". Of the last step the verdict alone counts."""
+    """What differs first where the dream is asked about each step of a real episode: "page", "reward" (or
+    end, of the right page) or "". Of the last step the verdict alone counts."""
     if episode.steps[0].state != episode.task.start:
         return "page"
     for i, pair in enumerate(zip(episode.steps, predictions)):
@@ -249,11 +243,10 @@ def first_difference(episode: Episode, predictions: Sequence[StepResult]) -> str
 def coupling_bound(model: ExperienceModel, real: list[Episode], dreamt: list[Episode], dist) -> dict:
     """|J_dream - J_real| <= P(the dream differs at some step of a real episode of this policy).
 
-    Both worlds play the same until the first difference, where policy and model draw alike, so only episodes
-    with a difference can end with another reward. It holds for outcome rewards of 0 and 1, a deterministic
-    world, and a replay buffer that stays as it is. `real` and `dreamt`: episodes of one policy at one
-    temperature, on the same tasks. The bound is split by what differs first; `wrong_page` and `wrong_reward`
-    are shares of steps, `granted` of refused actions."""
+    Until the first difference both worlds play the same, so only episodes with a difference can end with
+    another reward. Holds for rewards of 0 and 1, a deterministic world and a fixed replay buffer. `real` and
+    `dreamt`: one policy, one temperature, the same tasks. The bound is split by what differs first;
+    `wrong_page` and `wrong_reward` are shares of steps, `granted` of refused actions."""
     real = [e for e in real if e.stop != StopReason.NOT_JUDGED]
     predictions = defaultdict(list)
     for episode, _, prediction in ask_recorded(model, real, dist, dreaming=True):
@@ -261,7 +254,7 @@ def coupling_bound(model: ExperienceModel, real: list[Episode], dreamt: list[Epi
     found = [(e.task.id, first_difference(e, predictions[e.id])) for e in real]
     pairs = [(e.task.id, *pair) for e in real for pair in zip(e.steps, predictions[e.id])]
     wrong = [(task, *differences(step, p)) for task, step, p in pairs]
-    of = lambda rows: share([won for won, _ in rows], [task for _, task in rows])
+    of = lambda rows: share(*zip(*rows))
     return {"real": of([(e.success, e.task.id) for e in real]),
             "dream": of([(e.success, e.task.id) for e in dreamt]),
             "gap": bootstrap([outcomes(dreamt)], [outcomes(real)]),
@@ -276,7 +269,7 @@ def coupling_bound(model: ExperienceModel, real: list[Episode], dreamt: list[Epi
 # ---- tables over seeds ----
 
 def outcomes(episodes: list[Episode]) -> dict[str, list[bool]]:
-    """Success of each episode by task, of those that could be judged."""
+    """Success of each judged episode, by task."""
     found = defaultdict(list)
     for episode in episodes:
         if episode.stop != StopReason.NOT_JUDGED:
@@ -284,25 +277,22 @@ def outcomes(episodes: list[Episode]) -> dict[str, list[bool]]:
     return dict(found)
 
 
-def bootstrap(seeds: Sequence[dict[str, Sequence[bool]]], base: Sequence[dict[str, Sequence[bool]]] = (),
-              draws: int = 2000) -> dict:
-    """Mean success and its 95 % interval: `outcomes` of one policy, an entry a seed. With `base` the
-    difference to another policy, paired by seed and task. Seeds are drawn, and tasks, the same for all drawn
-    seeds, since all seeds have one set of tasks. Of three seeds such an interval is too narrow. "t_low" and
-    "t_high" are the t interval over the seeds' means on these tasks, if there are two. Raises ValueError
-    where the pairs lack a seed, or have no task in common."""
-    if base and len(base) != len(seeds):
-        raise ValueError(f"paired difference: found {len(seeds)} and {len(base)} seeds, expected as many")
+def bootstrap(seeds: Sequence[dict[str, Sequence[bool]]],
+              base: Sequence[dict[str, Sequence[bool]]] = ()) -> dict:
+    """Mean success and its 95 % interval from the `outcomes` of each seed; with `base` the difference to
+    another policy, paired by seed and task. Draws seeds, and tasks that are the same for all drawn seeds,
+    since all seeds have one set of tasks. Of three seeds this is too narrow: "t_low" and "t_high" are the t
+    interval over the seeds' means. Raises ValueError where a seed's policies have no task in common."""
     names = sorted(set().union(*seeds))
     mean = lambda rows: np.mean(rows) if rows is not None else np.nan      # nan: a seed lacks this task
     against = base or [dict.fromkeys(names, [0])] * len(seeds)
     value_ST = np.array([[mean(tasks.get(k)) - mean(others.get(k)) for k in names]
-                         for tasks, others in zip(seeds, against)])
+                         for tasks, others in zip(seeds, against, strict=True)])
     if not value_ST.size or np.isnan(value_ST).all(1).any():
         raise ValueError("bootstrap: a seed has no task; expected the same test tasks of both policies")
     rng, (n_seeds, n_tasks) = np.random.default_rng(0), value_ST.shape
     pick = lambda n: rng.integers(n, size=n)
-    drawn = [np.nanmean(value_ST[np.ix_(pick(n_seeds), pick(n_tasks))]) for _ in range(draws)]
+    drawn = [np.nanmean(value_ST[np.ix_(pick(n_seeds), pick(n_tasks))]) for _ in range(2000)]
     low, high = np.nanpercentile(drawn, [2.5, 97.5])
     means = np.nanmean(value_ST, 1)
     found = {"mean": float(means.mean()), "low": float(low), "high": float(high),
@@ -314,8 +304,7 @@ def bootstrap(seeds: Sequence[dict[str, Sequence[bool]]], base: Sequence[dict[st
 
 
 def pass_at_k(wins: dict[str, Sequence[bool]]) -> dict[int, float]:
-    """Unbiased pass@k over tasks (arXiv 2107.03374, Eq. 1) of `outcomes`, for k up to the number of episodes
-    of a task, at most 16."""
+    """Unbiased pass@k over tasks (arXiv 2107.03374, Eq. 1) of `outcomes`, for k up to 16."""
     n = min(map(len, wins.values()), default=0)
     value = lambda c, k: 1.0 - math.comb(n - c, k) / math.comb(n, k)
     return {k: sum(value(sum(rows[:n]), k) for rows in wins.values()) / len(wins)
@@ -323,8 +312,7 @@ def pass_at_k(wins: dict[str, Sequence[bool]]) -> dict[int, float]:
 
 
 def never_won(episodes: list[Episode]) -> dict:
-    """Which tasks no episode won, and the success of episodes of the others. `episodes_each`: of the task
-    with fewest."""
+    """Which tasks no episode won, and the success on the others. `episodes_each`: of the task with fewest."""
     wins = outcomes(episodes)
     tasks = {e.task.id: e.task for e in episodes if e.task.id in wins}
     return {
@@ -337,8 +325,8 @@ def never_won(episodes: list[Episode]) -> dict:
 
 
 def alarm(evaluations: list[dict], probes: dict) -> str:
-    """A sentence with the likely cause when success in the real environment (in the dream, where there is
-    none) has fallen below an earlier interval, "" otherwise."""
+    """A sentence with the likely cause where success in the real environment (else in the dream) has fallen
+    below an earlier interval, else ""."""
     *earlier, now = evaluations or [{}]
     world = "real" if "real" in now else "dream"
     fell = [e for e in earlier if now[world]["success"] < e[world]["low"]]
