@@ -1,7 +1,7 @@
 """An environment, real or imagined, behind OpenEnv's wire protocol: one WebSocket is one session.
 
-OpenEnv's own server does protocol, sessions and their limits. Here are the episodes, the batches, and who may
-connect. Each session waits in a thread of its own; one thread owns the world and answers all who wait.
+OpenEnv's own server does protocol, sessions and their limits; here are the episodes, the batches, and who may
+connect. Each session waits in a thread of its own; one thread owns the world and answers all.
 """
 import functools
 import hmac
@@ -9,7 +9,7 @@ import itertools
 import logging
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from uuid import uuid4
 
 import msgspec
@@ -103,10 +103,9 @@ class Service:
     split: str
     max_action_chars: int
     seed: int = 0
-    draws: itertools.count = field(default_factory=itertools.count)
 
     def __post_init__(self):
-        self.batcher = Batcher(self.world)
+        self.batcher, self.draws = Batcher(self.world), itertools.count()
         self.by_id = {task.id: task for task in self.tasks}
         self.by_text = {task.text: task for task in reversed(self.tasks)}    # the first of equal texts
         self.system = policy_system(self.env.prompts, "tags")
@@ -233,14 +232,11 @@ def guarded(app, token: str):
     expected = b"Bearer " + token.encode()
 
     async def checked(scope, receive, send):
-        headers = dict(scope.get("headers", ()))
-        if scope["type"] == "lifespan":          # the server's own start and end
-            answer = app
-        elif token and not hmac.compare_digest(headers.get(b"authorization", b""), expected):
-            answer = PlainTextResponse("expected the header Authorization: Bearer DREAMGYM_TOKEN", 401)
-        elif b"origin" in headers:
-            answer = PlainTextResponse("no web page may use this server", 403)
-        else:
-            answer = app
+        headers, answer = dict(scope.get("headers", ())), app
+        if scope["type"] != "lifespan":          # the server's own start and end
+            if token and not hmac.compare_digest(headers.get(b"authorization", b""), expected):
+                answer = PlainTextResponse("expected the header Authorization: Bearer DREAMGYM_TOKEN", 401)
+            elif b"origin" in headers:
+                answer = PlainTextResponse("no web page may use this server", 403)
         await answer(scope, receive, send)
     return checked

@@ -1,11 +1,10 @@
-"""Worlds for RL whose pages and rewards are learnt, looked up, true, or true with errors put in: the nulls
-and the dose-response of docs/results.md.
+"""Worlds for RL whose pages and rewards are learnt, looked up, true, or wrong on purpose (docs/results.md).
 
     python train_policy.py --no-enrich --max-generated-fraction 0 --dream pages=lookup rewards=rule
     ... --dream pages=true rewards=learnt          # one cell of {true, learnt} x {true, learnt}
     ... --dream pages=true false_positives=0.1     # the real world with wrong rewards
 
-These worlds read the truth on purpose. They are experiments and no way to train a policy.
+They are experiments and no way to train a policy: they read the truth.
 """
 from dataclasses import dataclass
 from typing import Literal
@@ -94,12 +93,11 @@ class World:
         grounded = [self.env.ground(*pair) for pair in zip(before, actions)]
         results = self.base.step([s.inner for s in sessions], actions)
         steps = list(zip([s.task for s in sessions], before, grounded, results))
+        readable = [step for step in steps if not step[-1].malformed]
         if self.options.rewards == "learnt":
-            self._judge(steps)
+            self._judge(readable)
         elif self.options.rewards == "rule":
-            for task, state, action, result in steps:
-                if result.malformed:
-                    continue
+            for task, state, action, result in readable:
                 result.reward = float(self.env.audit.success(task, state, action, result.state) or 0)
                 result.done = result.done or result.reward == 1
         for session, (_, state, action, result) in zip(sessions, steps):
@@ -110,9 +108,7 @@ class World:
         return results
 
     def _judge(self, steps: list[tuple[Task, str, str, StepResult]]) -> None:
-        """The experience model's verdicts in place of the rewards. The world beneath may end an episode,
-        too."""
-        steps = [step for step in steps if not step[-1].malformed]
+        """The experience model's verdicts in place of the rewards."""
         verdicts = self.experience_model.judge([(task.text, state, action, result.state)
                                                 for task, state, action, result in steps])
         for (*_, result), (answer, text) in zip(steps, verdicts):

@@ -7,6 +7,7 @@ interval over seeds.
 """
 import json
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -48,29 +49,28 @@ def read(files: list[str]) -> dict[str, dict[int, dict]]:
     return records
 
 
-def wins(record: dict, temperature: str) -> dict[str, list[bool]]:
-    """Success of each episode, by task."""
-    return {task: [c == "1" for c in row] for task, row in record["outcomes"][temperature].items()}
+def wins(records: Iterable[dict], temperature: str) -> list[dict[str, list[bool]]]:
+    """Success of each episode, by task, of each record."""
+    return [{task: [c == "1" for c in row] for task, row in record["outcomes"][temperature].items()}
+            for record in records]
 
 
 def cells(by_seed: dict[int, dict], base: dict[int, dict], against: str) -> dict[str, str]:
     """A row of the table."""
-    row = {"greedy" if t == "0" else f"T={t}":
-           with_interval(bootstrap([wins(record, t) for record in by_seed.values()]))
-           for t in next(iter(by_seed.values()))["outcomes"]}
-    passed = [pass_at_k(wins(record, PRIMARY)) for record in by_seed.values()]
+    first, *_ = records = by_seed.values()
+    row = {"greedy" if t == "0" else f"T={t}": with_interval(bootstrap(wins(records, t)))
+           for t in first["outcomes"]}
+    passed = [pass_at_k(won) for won in wins(records, PRIMARY)]
     row |= {f"pass@{k}": f"{sum(p[k] for p in passed) / len(passed):.3f}"
             for k in SHOWN_K if all(k in p for p in passed)}
     shared = sorted(by_seed.keys() & base.keys())
     if shared and base is not by_seed:
-        pair = [[wins(side[seed], PRIMARY) for seed in shared] for side in (by_seed, base)]
-        found = bootstrap(*pair)
+        found = bootstrap(*(wins([side[seed] for seed in shared], PRIMARY) for side in (by_seed, base)))
         row[f"T={PRIMARY} - {against}"] = with_interval(found, "+")
         if len(shared) > 1:
             row["t over seeds"] = f"[{found['t_low']:+.3f}, {found['t_high']:+.3f}]"
-    used = [sum(r[f"{world}_transitions"] for r in by_seed.values()) // len(by_seed)
-            for world in ("dream", "real")]
-    row |= {"--dream": " ".join(next(iter(by_seed.values()))["settings"].get("dream", []))}
+    used = [sum(r[f"{world}_transitions"] for r in records) // len(by_seed) for world in ("dream", "real")]
+    row |= {"--dream": " ".join(first["settings"].get("dream", []))}
     return row | {"dream / real transitions": f"{used[0]:,} / {used[1]:,}", "seeds": str(len(by_seed))}
 
 
@@ -83,7 +83,7 @@ def draw(records: dict[str, dict[int, dict]], path: str) -> None:
         options = parse_options(next(iter(by_seed.values()))["settings"].get("dream", []))
         rates = {kind: getattr(options, kind) for kind in kinds if getattr(options, kind)}
         if options.pages == "true" and options.rewards == "own" and len(rates) <= 1:
-            found = bootstrap([wins(record, PRIMARY) for record in by_seed.values()])
+            found = bootstrap(wins(by_seed.values(), PRIMARY))
             keys = [(k, options.fixed) for k in rates] or [(k, f) for k in kinds for f in (False, True)]
             for key in keys:
                 curves[key].append((sum(rates.values()), found["mean"], found["low"], found["high"]))
