@@ -1,9 +1,8 @@
-"""An experience model behind an OpenAI-compatible server (vLLM, llama.cpp, transformers serve, a company's):
-trained here and exported (train_expmodel.py --export), or untrained, any capable model that is a world by
-prompt, history and retrieval alone.
+"""An experience model behind an OpenAI-compatible server: exported (train_expmodel.py --export), or any
+capable model, untrained: a world by prompt, history and retrieval alone.
 
-Prompts go out as text, a request for each. The server applies its own chat template. It reads special tokens
-that are written in a page as such, where the sampler of this package spells them out.
+The server applies its own chat template. It reads special tokens that stand in a page as such, where the
+sampler of this package spells them out.
 """
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -44,8 +43,7 @@ def reach_server(args) -> Endpoint:
 
 
 class ServedExperienceModel(ExperienceModel):
-    """The experience model without weights in this process. Raises ValueError where the server stays
-    away."""
+    """The experience model without weights in this process. Raises ValueError where the server stays away."""
     def __init__(self, endpoint: Endpoint, env: Environment, settings: ExperienceSettings, retrieval: tuple):
         super().__init__(None, None, env, settings, retrieval, slots=REQUESTS)
         self.endpoint = endpoint
@@ -61,8 +59,8 @@ class ServedExperienceModel(ExperienceModel):
 
     def _write(self, prompts: list[list[dict]], start: str, limit: int,
                temperature: float) -> list[tuple[str, bool]]:
-        """`start` cannot be forced through chat completions. A think block before the answer is left out. A
-        question that the server refuses has an answer that nobody can read."""
+        """`start` cannot be forced through chat completions. A think block before the answer is left out. The
+        answer to a refused question is malformed."""
         def ask(prompt: list[dict]) -> tuple[str, bool, int]:
             try:
                 return self.endpoint.answer(prompt, max_tokens=limit, temperature=temperature)
@@ -81,10 +79,9 @@ class ServedExperienceModel(ExperienceModel):
 
 def open_experience_model(args, folder: Path | None, env: Environment, offline: Path, device="cpu",
                           resume: Path | None = None, **options) -> ExperienceModel:
-    """What `args` names: the weights in `folder`, or the server at the URL --expmodel, whose settings and
-    replay buffer are in `folder`. Without a folder it is untrained, has room to think, and the episodes of
-    the file `offline` in its buffer. A checkpoint `resume` has a buffer of its own. `options` are those of
-    load_experience_model."""
+    """What `args` names: the weights in `folder`, or a server, whose settings and replay buffer are in
+    `folder`. Without a folder the server's model is untrained: it gets room to think, and the episodes of the
+    file `offline`. A checkpoint `resume` has a buffer of its own. `options`: of load_experience_model."""
     replay = resume / "replay" if resume else None
     if not is_url(args.expmodel):
         return load_experience_model(folder, env, device, replay, **options)

@@ -1,8 +1,8 @@
-"""A language model behind an OpenAI-compatible endpoint, as teacher and as judge (DreamGym, Appendix C).
+"""A language model as teacher and as judge (DreamGym, Appendix C).
 
 The teacher writes the reasoning of offline episodes (C.1-C.3), and the agent's thoughts where there are none.
-The judge scores predicted transitions (C.4).
-Who answers is an `Ask`, a function from chat messages to text: an endpoint's `complete`, or a local model's.
+The judge scores predicted transitions (C.4). Who answers is an `Ask`, a function from chat messages to text:
+the `complete` of an OpenAI-compatible endpoint, or a local model's.
 """
 import json
 import os
@@ -47,11 +47,11 @@ class RequestRefused(EndpointError):
 
 @dataclass
 class Endpoint:
-    """An OpenAI-compatible server; its key is in the environment variable `key_env`. The openai client
-    repeats what may pass: 408, 409, 429, 5xx, timeouts, lost connections."""
+    """An OpenAI-compatible server. The openai client repeats what may pass: 408, 409, 429, 5xx, timeouts,
+    lost connections."""
     url: str                               # up to and with /v1
     model: str
-    key_env: str = "OPENAI_API_KEY"
+    key_env: str = "OPENAI_API_KEY"        # environment variable that holds the key
     timeout_s: float = 600.0   # a server that answers one at a time makes the last of 64 requests wait
     retries: int = 5                       # 14 seconds
 
@@ -75,8 +75,8 @@ class Endpoint:
         return text if ended else ""
 
     def answer(self, messages: list[dict], **settings) -> tuple[str, bool, int]:
-        """(the answer's text, whether it ended before max_tokens, how often the request was repeated). Raises
-        EndpointError for none."""
+        """(the answer's text, whether it ended before max_tokens, repetitions). Raises EndpointError for
+        none."""
         import openai
 
         repeated, refused = 0, False
@@ -110,13 +110,13 @@ def json_chat(system: str, record: dict, more: str = "") -> list[dict]:
 
 
 def _decode(text: str, kind: type):
-    """The JSON object that an answer consists of, without a code fence and a think block before it."""
+    """The JSON object of an answer, without a think block and a code fence."""
     text = text.rpartition("</think>")[2].strip()
     if text.startswith("```") and text.endswith("```") and "\n" in text:
         text = text[text.index("\n"):-3]
     try:
         return msgspec.json.decode(text, type=kind)
-    except (msgspec.DecodeError, ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"the answer is not the JSON object asked for: {str(error)[:200]}") from None
 
 
@@ -173,14 +173,12 @@ def annotation_messages(episode: Episode, prompts: Prompts) -> list[dict]:
              for i, s in enumerate(episode.steps)]
     record = {"task": episode.task.text, "fulfilled": episode.success, "steps": steps,
               "last_state": episode.steps[-1].next_state}
-    n = len(steps)
     return json_chat(f"{prompts.teacher}\n{ANNOTATION_FORM}", record,
-                     f"\nThe episode has {n} steps: step_id 0 to {n - 1}.")
+                     f"\nThe episode has {len(steps)} steps: step_id 0 to {len(steps) - 1}.")
 
 
 def parse_annotation(text: str, n_steps: int) -> list[tuple[str, str, str]]:
-    """(thought, reasoning, reward reasoning) of each step. Raises ValueError in words that can be told
-    back."""
+    """(thought, reasoning, reward reasoning) of each step. Raises ValueError in words to tell back."""
     transitions = _decode(text, Annotation).state_transitions
     if [t.step_id for t in transitions] != list(range(n_steps)):
         raise ValueError(f"state_transitions has {len(transitions)} entries with step_id "
@@ -212,21 +210,17 @@ def explain(episode: Episode, ask: Ask, prompts: Prompts) -> Episode | str | End
     return f"{MAX_ANSWERS} unusable answers, the last: {reason}"
 
 
-def _bare(episode: Episode) -> Episode:
-    """Without all that a teacher writes."""
-    return replace(episode, steps=[replace(step, thought="", reasoning="", reward_reasoning="")
-                                   for step in episode.steps])
-
-
 def annotate(episodes: list[Episode], ask: Ask, prompts: Prompts, done_path: Path,
              workers: int) -> tuple[list[Episode], dict[str, str]]:
-    """(the episodes with a teacher's reasoning, {id of one that keeps its old reasoning: why}). Resumable:
-    each finished episode is appended to `done_path` at once. Raises ValueError where that holds another
-    episode under the same id, EndpointError after MAX_OUTAGES episodes in a row without an answer."""
+    """(the episodes with a teacher's reasoning, {id of one that keeps its old reasoning: why}). Resumable: a
+    finished episode is appended to `done_path` at once. Raises ValueError for another episode of the same id
+    there, EndpointError after MAX_OUTAGES episodes in a row without an answer."""
     run.cut_jsonl(done_path)
     done = {episode.id: episode for episode in read_episodes(done_path)} if done_path.exists() else {}
+    bare = lambda e: replace(e, steps=[replace(step, thought="", reasoning="", reward_reasoning="")
+                                       for step in e.steps])
     for episode in episodes:
-        if episode.id in done and _bare(episode) != _bare(done[episode.id]):
+        if episode.id in done and bare(episode) != bare(done[episode.id]):
             raise ValueError(f"{done_path}: episode {episode.id!r} there is not the one to annotate; move "
                              "the file away to start over")
     todo, failed, outages = [episode for episode in episodes if episode.id not in done], {}, 0
@@ -286,8 +280,8 @@ def judge_messages(episode: Episode, i: int) -> list[dict]:
 
 
 def judge(episodes: Iterable[Episode], ask: Ask, workers: int) -> dict:
-    """{"means": {rubric: 0 to 2}, "judged", "unparsed"} over every transition, one request each. Answers
-    without four valid scores are left out of the means. Raises EndpointError."""
+    """{"means": {rubric: 0 to 2}, "judged", "unparsed"} over every transition, one request each. The means
+    leave out answers without four valid scores. Raises EndpointError."""
     chats, scores = [judge_messages(e, i) for e in episodes for i in range(len(e.readable))], []
     for answer in _in_threads(ask, chats, workers, "judge"):
         with suppress(ValueError):

@@ -1,9 +1,8 @@
 """The dream beside the world: one HTML page that needs no network.
 
-A row of the page is a task: the episode in the world, the dream's answers to that episode's own steps, and
-the episode that was dreamt; what is missing is left out. `viewer.html` is the page's form. Pages may hold any
-text: the form makes text nodes of it, and its content security policy runs no script but its own and loads
-nothing.
+A row is a task: the episode in the world, the dream's answers to that episode's own steps, and the episode
+that was dreamt; what is missing is left out. Pages may hold any text: `viewer.html` makes text nodes of it,
+and its content security policy runs no script but its own and loads nothing.
 """
 import base64
 import hashlib
@@ -27,9 +26,8 @@ SHOWN = 50              # episodes of each list: the page stays small enough for
 
 def write_page(path: Path, env: Environment, about: str, episodes: Sequence[Episode],
                model: ExperienceModel | None, folder: Path, notes: Sequence[str] = ()) -> None:
-    """Writes the page of `episodes`, real and dreamt ones of the same tasks. `model`, if any, is asked about
-    every step of the real ones. The last training episodes (episodes.jsonl) come from `folder`, where it has
-    them."""
+    """Writes the page of `episodes`, real and dreamt ones of the same tasks, and of the last training
+    episodes, if `folder` has any. `model`, if any, is asked about every step of the real `episodes`."""
     real, answers = [e for e in episodes if e.world == "real"], defaultdict(list)
     for episode, _, prediction in ask_recorded(model, real, Dist()) if model else []:
         answers[episode.id].append(prediction)
@@ -53,8 +51,8 @@ def fill(template: str, data: dict) -> str:
 
 
 def read_tail(path: Path, count: int | None = None) -> tuple[list[Episode], str]:
-    """(the last `count` episodes of a JSONL file, if it exists, up to the first that cannot be read; a note
-    that names it, or "")."""
+    """(the last `count` episodes of a JSONL file, if it exists, up to one that cannot be read; a note on that
+    one, or "")."""
     if not path.is_file():
         return [], ""
     with path.open("rb") as lines:
@@ -81,8 +79,7 @@ def pair(episodes: Sequence[Episode]) -> list[tuple[Episode | None, Episode | No
 
 def row_view(real: Episode | None, dreamt: Episode | None, answers: dict[str, list[StepResult]],
              audit: Audit) -> dict:
-    """A row as the page takes it. `answers`: the dream's, by the id of the real episode. `tags`: the filters
-    that show it."""
+    """A row as the page takes it. `answers`: the dream's, by the id of the real episode."""
     task, predictions = (real or dreamt).task, answers.get(real and real.id)
     played, dream = real and play(real, audit), dreamt and play(dreamt, audit)
     reply = predictions and asked(real, predictions, audit)
@@ -133,7 +130,7 @@ def asked(episode: Episode, predictions: list[StepResult], audit: Audit) -> dict
 
 
 def step_view(episode: Episode, step: Step, audit: Audit, output: str | None) -> dict:
-    """A step as the page takes it. `output`: the text that could not be read, of a malformed one."""
+    """A step as the page takes it. `output`: the text of a malformed one."""
     malformed = output is not None
     verdict = (audit.success(episode.task, step.state, step.action, step.next_state)
                if step.valid and not malformed else None)
