@@ -4,20 +4,20 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+QWEN = {"vocab_size": 151936, "num_key_value_heads": 2, "tie_word_embeddings": True,
+        "max_position_embeddings": 32768}
 # kind, config.json and number of parameters of published models
 PUBLISHED = {
     "meta-llama/Llama-3.1-8B-Instruct": ("llama", {
         "vocab_size": 128256, "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
         "num_attention_heads": 32, "num_key_value_heads": 8, "tie_word_embeddings": False,
         "max_position_embeddings": 131072}, 8_030_261_248),
-    "Qwen/Qwen2.5-1.5B-Instruct": ("qwen2", {
-        "vocab_size": 151936, "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28,
-        "num_attention_heads": 12, "num_key_value_heads": 2, "tie_word_embeddings": True,
-        "max_position_embeddings": 32768}, 1_543_714_304),
-    "Qwen/Qwen2.5-3B-Instruct": ("qwen2", {
-        "vocab_size": 151936, "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36,
-        "num_attention_heads": 16, "num_key_value_heads": 2, "tie_word_embeddings": True,
-        "max_position_embeddings": 32768}, 3_085_938_688)}
+    "Qwen/Qwen2.5-1.5B-Instruct": ("qwen2", QWEN | {
+        "hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12},
+        1_543_714_304),
+    "Qwen/Qwen2.5-3B-Instruct": ("qwen2", QWEN | {
+        "hidden_size": 2048, "intermediate_size": 11008, "num_hidden_layers": 36, "num_attention_heads": 16},
+        3_085_938_688)}
 
 
 def clock(device: str = "cpu") -> float:
