@@ -4,6 +4,7 @@
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 import numpy as np
 from scipy import stats
@@ -66,19 +67,20 @@ def confusion(pairs: Iterable[tuple[bool, bool]]) -> dict[str, int]:
 # ---- the experience model ----
 
 def ask_recorded(model: ExperienceModel, episodes: list[Episode], dist, batch: int = 256,
-                 dreaming: bool = False) -> list[tuple[Episode, int, StepResult]]:
-    """(episode, index of the step, prediction) of each recorded step, asked with its true history.
-    `dreaming`: retrieval and draws are a dream's, not those of reports. Ranks share the work."""
-    rows, predictions = [(e, i) for e in episodes for i in range(len(e.steps))], []
+                 dreaming: bool = False) -> list[list[StepResult]]:
+    """The predictions of each episode's steps, asked with their true history. `dreaming`: retrieval and draws
+    are a dream's, not those of reports. Ranks share the work."""
+    rows = [(e.task.text, e.steps[:i], step.state, step.shown_action)
+            for e in episodes for i, step in enumerate(e.steps)]
     first, end = (len(rows) * rank // dist.world_size for rank in (dist.rank, dist.rank + 1))
-    with run.progress(end - first, "experience model on recorded steps") as bar:
-        for start in range(first, end, batch):
-            part = rows[start:min(start + batch, end)]
-            questions = model.questions([(e.task.text, e.steps[:i], e.steps[i].state, e.steps[i].shown_action)
-                                         for e, i in part], dreaming)
+    mine, predictions = rows[first:end], []
+    with run.progress(len(mine), "experience model on recorded steps") as bar:
+        for start in range(0, len(mine), batch):
+            questions = model.questions(mine[start:start + batch], dreaming)
             predictions += model.predict(questions, dreaming)
-            bar.update(len(part))
-    return [(*row, prediction) for row, prediction in zip(rows, dist.gather(predictions))]
+            bar.update(len(questions))
+    found = iter(dist.gather(predictions))
+    return [list(islice(found, len(e.steps))) for e in episodes]
 
 
 def granted(prediction: StepResult, state: str) -> bool:
@@ -89,21 +91,22 @@ def granted(prediction: StepResult, state: str) -> bool:
 def experience_report(model: ExperienceModel, episodes: list[Episode], dist, batch: int = 256) -> dict:
     """Errors on recorded steps with their true history, beside the null, the nearest recorded transition.
     `near_miss_paid`: by the constraint that a counterfactual breaks."""
-    asked = ask_recorded(model, episodes, dist, batch)
+    asked = [(e, *row) for e, found in zip(episodes, ask_recorded(model, episodes, dist, batch))
+             for row in zip([None, *e.steps], e.steps, found)]
     exact, f1, paid_by_label = defaultdict(list), defaultdict(list), defaultdict(list)
     played, refused, after_refusal, verdicts = [], [], [], []
-    for episode, i, prediction in asked:
-        step, paid, read = episode.steps[i], bool(prediction.reward), not prediction.malformed
+    for episode, before, step, prediction in asked:
+        paid = bool(prediction.reward)
         if episode.source == Source.COUNTERFACTUAL:
             paid_by_label[episode.label].append(paid)
             continue
         played.append(step)
         kind = model.env.audit.action_type(step.state, step.action) if step.valid else "refused"
-        exact[kind].append(read and prediction.state == step.next_state)
+        exact[kind].append(not prediction.malformed and prediction.state == step.next_state)
         f1[kind].append(word_f1(prediction.state, step.next_state))
         if kind == "refused":
             refused.append(granted(prediction, step.state))
-        elif i and not episode.steps[i - 1].valid:
+        elif before and not before.valid:
             after_refusal.append(exact[kind][-1])
         if (step.done or paid) and not (step.done and episode.stop == StopReason.NOT_JUDGED):
             verdicts.append((paid, bool(step.reward)))
@@ -248,11 +251,9 @@ def coupling_bound(model: ExperienceModel, real: list[Episode], dreamt: list[Epi
     `dreamt`: one policy, one temperature, the same tasks. The bound is split by what differs first;
     `wrong_page` and `wrong_reward` are shares of steps, `granted` of refused actions."""
     real = [e for e in real if e.stop != StopReason.NOT_JUDGED]
-    predictions = defaultdict(list)
-    for episode, _, prediction in ask_recorded(model, real, dist, dreaming=True):
-        predictions[episode.id].append(prediction)
-    found = [(e.task.id, first_difference(e, predictions[e.id])) for e in real]
-    pairs = [(e.task.id, *pair) for e in real for pair in zip(e.steps, predictions[e.id])]
+    asked = list(zip(real, ask_recorded(model, real, dist, dreaming=True)))
+    found = [(e.task.id, first_difference(e, predictions)) for e, predictions in asked]
+    pairs = [(e.task.id, *pair) for e, predictions in asked for pair in zip(e.steps, predictions)]
     wrong = [(task, *differences(step, p)) for task, step, p in pairs]
     of = lambda rows: share(*zip(*rows))
     return {"real": of([(e.success, e.task.id) for e in real]),

@@ -28,9 +28,8 @@ def write_page(path: Path, env: Environment, about: str, episodes: Sequence[Epis
                model: ExperienceModel | None, folder: Path, notes: Sequence[str] = ()) -> None:
     """Writes the page of `episodes`, real and dreamt ones of the same tasks, and of the last training
     episodes, if `folder` has any. `model`, if any, is asked about every step of the real `episodes`."""
-    real, answers = [e for e in episodes if e.world == "real"], defaultdict(list)
-    for episode, _, prediction in ask_recorded(model, real, Dist()) if model else []:
-        answers[episode.id].append(prediction)
+    real = [e for e in episodes if e.world == "real"]
+    answers = dict(zip([e.id for e in real], ask_recorded(model, real, Dist()))) if model else {}
     training, cut = read_tail(folder / "episodes.jsonl", SHOWN)
     rows, last = ([row_view(*both, answers, env.audit) for both in pair(part)]
                   for part in (episodes, training))
