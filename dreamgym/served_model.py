@@ -90,6 +90,6 @@ def open_experience_model(args, folder: Path | None, env: Environment, offline: 
         settings, retrieval = load_settings_and_retrieval(folder, replay, device)
     else:
         settings = ExperienceSettings(context=16_384, max_next_tok=4_096, max_reward_tok=2_048)
-        retrieval = new_retrieval("words", recorded(read_episodes(offline)))
-        retrieval = (ReplayBuffer.load(replay), retrieval[1]) if replay else retrieval
+        buffer, phi = new_retrieval("words", recorded(read_episodes(offline)))
+        retrieval = (ReplayBuffer.load(replay) if replay else buffer), phi
     return ServedExperienceModel(endpoint, env, settings, retrieval)
