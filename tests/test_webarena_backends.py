@@ -204,7 +204,7 @@ def test_what_only_a_real_browser_meets(served, browser):
     """Scripts, frames, dialogs, downloads, slow pages, covered links, and tabs that a page opens."""
     chromium = Chromium(Addresses(served.bases), browser, settle_s=0.1)
     start = chromium.open(["shopping/script"]).text
-    assert "textbox 'inside'\nbutton 'deep'" in start
+    assert "link 'tab'\ntextbox 'inside'\nbutton 'deep'\ntextbox 'Needed'" in start
     chromium.limit_s = 2
     assert play(chromium, "click [<slow>]", "click [<ring>]", "click [<file>]", "click [<Check>]",
                 "type [<Count>] [many] [1]", "type [<Fixed>] [x] [1]") == [start] * 6

@@ -1,5 +1,5 @@
-"""Four feeders, one text: a page recorded from Chromium, its HTML, and what WebArena and BrowserGym would
-have written of it; and Chromium itself where it is."""
+"""Four feeders, one text: a page's HTML, what WebArena and BrowserGym would have written of it, and Chromium itself
+where it is."""
 import pytest
 
 from dreamgym.envs.webarena.ax_tree_sources import from_cdp, from_html, from_text, webarena_tabs
@@ -28,25 +28,6 @@ text 'price'
 text '$19.99'
 text 'Wool Scarf'
 text 'twelve left'"""
-
-# (row of the parent, role or nothing when ignored, name, value, properties), breadth first, recorded
-# with Accessibility.getFullAXTree of Chromium 156 from HTML; without what no reader looks at (level)
-RECORDED = [
-    (None, "RootWebArea", "One Stop Mini", None, {"url": "about:blank"}), (0,), (1,), (2, "banner"),
-    (2, "form"), (2, "heading", "Results"), (2, "list"), (2, "table"), (3, "StaticText", " "),
-    (3, "link", "Cart 2"), (4, "LabelText"), (4, "searchbox", "Search", "blue"), (4, "LabelText"), (4,),
-    (13, "checkbox", "Featured", None, {"checked": "true"}), (13,), (4, "button", "Go"),
-    (5, "StaticText", "Results"), (6, "listitem"), (7,), (19, "row"), (9, "StaticText", "Cart "),
-    (9, "StaticText", "2"), (10, "StaticText", "Search"), (11,), (24, "generic"),
-    (12, "StaticText", "Sort by "),
-    (12, "combobox", "Sort by", "Price", {"hasPopup": "menu", "expanded": False}), (16, "StaticText", "Go"),
-    (18, "ListMarker", "• "), (18, "heading", "Blue Speaker"), (18, "paragraph"),
-    (20, "cell", "Wool Scarf"), (20, "cell", "twelve left"), (25, "StaticText", "blue"),
-    (27, "MenuListPopup"), (30, "link", "Blue Speaker"), (31, "StaticText", "price "),
-    (31, "StaticText", "$19.99"), (32, "StaticText", "Wool Scarf"), (33, "StaticText", "twelve left"),
-    (35,), (41, "option", "Name", None, {"selected": False}),
-    (41, "option", "Price", None, {"selected": True}), (36, "StaticText", "Blue Speaker"),
-    (44, "InlineTextBox", "Blue Speaker")]
 
 # what WebArena and BrowserGym write of it
 WEBARENA = """Tab 0 (current): One Stop Mini
@@ -106,31 +87,16 @@ BROWSERGYM = """RootWebArea 'One Stop Mini', url='about:blank'
 \t\t\t[a33] cell 'twelve left'"""
 
 
-def cdp_nodes(recorded, first=100):
-    """Rows -> what CDP answers."""
-    nodes = []
-    for number, row in enumerate(recorded):
-        role, name, value, properties = (*row[1:], *("", "", None, {})[len(row) - 1:])
-        nodes.append({
-            "nodeId": str(number), "ignored": not role, "role": {"value": role or "none"},
-            "name": {"value": name},
-            "properties": [{"name": key, "value": {"value": v}} for key, v in properties.items()],
-            "childIds": [str(i) for i, other in enumerate(recorded) if other[0] == number],
-            "backendDOMNodeId": first + number} | ({} if value is None else {"value": {"value": value}}))
-    return nodes
-
-
 def shown(feed):
     title, nodes = feed
     return abstract(title, "shopping", nodes).text
 
 
-def test_a_recorded_page_gives_one_text_from_all_four_feeders_and_lines_lead_to_elements():
-    nodes = cdp_nodes(RECORDED)
-    feeds = [from_cdp(nodes), from_html(HTML), from_text(WEBARENA), from_text(BROWSERGYM)]
-    assert [shown(feed) for feed in feeds] == [STATE] * 4
-    cdp, html, webarena, browsergym = (abstract("", "", found).lines for _, found in feeds)
-    assert (cdp[5].ref, webarena[5].ref, browsergym[5].ref) == (127, "27", "a27")
+def test_html_and_recorded_texts_give_one_text_and_lines_lead_to_elements():
+    feeds = [from_html(HTML), from_text(WEBARENA), from_text(BROWSERGYM)]
+    assert [shown(feed) for feed in feeds] == [STATE] * 3
+    html, webarena, browsergym = (abstract("", "", found).lines for _, found in feeds)
+    assert (webarena[5].ref, browsergym[5].ref) == ("27", "a27")
     assert [html[4].ref.get("name"), html[9].ref.get("href"), html[11].ref.tag] == ["q", "/p/1", "b"]
 
 
@@ -188,22 +154,11 @@ def test_a_text_without_nodes_is_refused(bad):
         from_text(bad)
 
 
-# ---- frames and HTML ----
-
-def test_frames_are_joined_where_they_stand():
-    root = [(None, "RootWebArea", "Outer"), (0, "StaticText", "before"), (0, "Iframe", "f"),
-            (0, "StaticText", "after")]
-    inner = [(None, "RootWebArea", "Inner"), (0, "link", "in"), (0, "Iframe")]
-    deep = [(None, "RootWebArea", "Deep"), (0, "button", "deep")]
-    title, nodes = from_cdp(cdp_nodes(root), {102: cdp_nodes(inner, 200), 202: cdp_nodes(deep, 300)})
-    assert title == "Outer"
-    assert [(n.name, n.ref) for n in nodes] == [("before", 101), ("in", 201), ("deep", 301), ("after", 103)]
-
+# ---- HTML ----
 
 @pytest.mark.parametrize("html", [
     "", "   ", "\x00", "<", "plain", "<?xml version='1.0' encoding='utf-16'?><p>x</p>", "<html>",
-    "\ud800<p>x</p>",
-    "<div>" * 3000])
+    "\ud800<p>x</p>", "<div>" * 3000])
 def test_odd_html_never_raises(html):
     assert isinstance(from_html(html)[1], list)
 
@@ -261,7 +216,7 @@ href=?p=2>Next</a></p>
 
 
 def test_names_and_roles_are_chromiums_own(browser):
-    """Each part of FRAGMENTS, as Chromium reports it and as lxml does; then the recorded page."""
+    """Each part of FRAGMENTS, as Chromium reports it and as lxml does; then the page above."""
     page = browser.chromium.new_page()
     client = page.context.new_cdp_session(page)
     for fragment in FRAGMENTS.split("\n\n"):
