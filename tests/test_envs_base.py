@@ -88,12 +88,16 @@ def test_what_does_not_fit_is_named(name, flags, message):
 
 @pytest.mark.parametrize("name", [FILES, "webshop", "webarena", "generated", "official"])
 def test_sessions_answer_as_alone(request, name):
-    """Sessions that see each other or depend on their batch; an episode that its seed does not repeat."""
+    """Sessions that see each other or depend on their batch; an episode that its seed does not repeat;
+    players whose shares do not add up; a prober that is imitated."""
     if name in ("generated", "official"):
         env = request.getfixturevalue("alfworlds").get(name) or pytest.skip("no official games")
     else:
         env = request.getfixturevalue("shop") if name == "webshop" else make_env(name)
     tasks, players = offline.tasks_with_start(env, "train")[:2], env.players()
+    assert sum(player.share for player in players.values()) == pytest.approx(1)
+    imitated = "solver" if name == FILES else "imperfect"
+    assert [kind for kind, player in players.items() if player.imitate] == [imitated]
     plays = [(task, kind) for task in tasks for kind in players]
     alone, again = ([offline.play(env, task, players[kind], np.random.default_rng(7), kind)
                      for task, kind in plays] for _ in range(2))
@@ -120,8 +124,8 @@ def write_log(path, count: int) -> str:
 
 @pytest.mark.parametrize("count, sizes", [(3, [1, 1, 1]), (9, [7, 1, 1]), (30, [24, 3, 3])])
 def test_recorded_tasks_are_split_once(tmp_path, count, sizes):
-    """A task in two splits, an empty split, a split that changes from run to run. Test episodes among the training
-    data, because one of two readers cleans the text of a task."""
+    """A task in two splits, an empty split, a split that changes from run to run; test episodes among the
+    training data, because one of two readers cleans the text of a task."""
     path = write_log(tmp_path / "log.jsonl", count)
     env, again = (make_env("logs", file=path) for _ in range(2))
     parts = {split: env.tasks(split) for split in offline.SPLITS}
