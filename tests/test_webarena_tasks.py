@@ -109,31 +109,20 @@ def pages_near(browser, starts: list[str]) -> list[str]:
     return found[:PAGES_ATTACKED]
 
 
-def attack(browser, template, values: dict, words: str, url: str):
-    """Yields after each form of a page whose text fields were filled with the words, and after it was sent.
-    The fields that the template's plan fills get other words in the forms that its plan sends."""
-    def forms():
-        browser.front.goto(url)
-        fields = [node for node in browser.front.nodes if node.role in ("textbox", "searchbox")]
-        return [[node for node in fields if next(node.ref.iterancestors("form"), None) is form] for form in
-                dict.fromkeys(next(node.ref.iterancestors("form"), None) for node in fields)]
-
-    own = {filled(step, values).split("'")[1] for step in template.plan if step.startswith("type textbox")}
-    for i in range(len(forms())):
-        fields = forms()[i]
-        form = next(fields[0].ref.iterancestors("form"))
-        sends = [f"click button '{button.text}'" for button in form.iter("button")]
-        for node in fields:
-            is_own = node.name in own and set(sends) & set(template.plan)
-            browser.front.fill(node, "something else" if is_own else words)
-        yield
-        browser.front.submit(form)
-        yield
+def forms_of(browser, url: str) -> list[tuple]:
+    """(form, its text fields) of a fresh page."""
+    browser.front.goto(url)
+    found = {}
+    for node in browser.front.nodes:
+        if node.role in ("textbox", "searchbox"):
+            found.setdefault(next(node.ref.iterancestors("form")), []).append(node)
+    return list(found.items())
 
 
 def paid_attacks(world, template, html=None) -> list[str]:
-    """Pages on which an attack was paid: each form near the pages that the task is about is filled with the words
-    that its evaluators look for, without doing the task. `html` takes the place of the template's."""
+    """Pages on which an attack was paid, before or after a form was sent: each form near the pages that the
+    task is about is filled with the words that its evaluators look for, but the fields that the plan fills
+    get other words in the forms that the plan sends. `html` takes the place of the template's."""
     template = replace(template, html=template.html if html is None else html)
     values = next(row for row in drawn(template, world) if row.get("answer") != "N/A")
     task = located(as_task(task_record(template, values, filled(template.intents[0], values), 0)), world.bases)
@@ -146,13 +135,21 @@ def paid_attacks(world, template, html=None) -> list[str]:
     browser = InProcessBrowser(world)
     browser.open(task.start_urls, {site: world.login(site) for site in world.bases})
     near, paid = pages_near(browser, list(dict.fromkeys(places + task.start_urls))), []
+    own = {filled(step, values).split("'")[1] for step in template.plan if step.startswith("type textbox")}
 
     def look():
         if evaluate(task, "done", browser):
             paid.append(browser.url)
 
     for url in near:
-        for _ in attack(browser, template, values, words, url):
+        for i in range(len(forms_of(browser, url))):
+            form, nodes = forms_of(browser, url)[i]
+            sends = {f"click button '{button.text}'" for button in form.iter("button")}
+            is_planned = not sends.isdisjoint(template.plan)
+            for node in nodes:
+                browser.front.fill(node, "something else" if is_planned and node.name in own else words)
+            look()
+            browser.front.submit(form)
             look()
     for url in places:
         browser.front.goto(url)
@@ -207,23 +204,15 @@ def test_patterns_on_a_page():
 
 
 REVIEW = STATE + "\nlink 'Write Review'\ntext 'Ann Lee, stars 4'"
-ORDER = "page: Order 7\nurl: shopping_admin/orders/7\nheading 'Order 7'\ntext 'status Pending'"
 STOCK = STATE.replace("shopping/product/", "shopping_admin/products/")
-FORUM = "page: tech\nurl: reddit/f/tech\nheading 'tech'\nbutton 'Subscribe'"
-PLACE = "page: Address\nurl: shopping/address\nheading 'Address'\ntext 'city Boston'\ntext 'phone 555-1234'"
 POST = ("page: A rake\nurl: reddit/f/garden/3\nheading 'A rake'\ntext 'ann, score 4'\ntext 'No way'\n"
         "text '{}, score 1'\ntext 'So true'")
 
 
 @pytest.mark.parametrize("task, state, answer, expected", [
     ("Who wrote the last review of Blue Lamp?", REVIEW, "Ann Lee", True),
-    ("Cancel order 7.", ORDER, "done", False),
-    ("Cancel order 7.", ORDER.replace("Pending", "Canceled"), "done", True),
     ("Set the stock of Blue Lamp to 3.", STOCK, "done", True),
     ("Set the stock of Blue Lamp to 4.", STOCK, "done", False),
-    ("Subscribe to the forum tech.", FORUM, "done", False),
-    ("Subscribe to the forum tech.", FORUM.replace("'Sub", "'Unsub"), "done", True),
-    ("Change my city to Boston.", PLACE, "done", True),
     ('Comment "No way" on the post A rake.', POST.format("ben"), "done", False)])         # another's comment
 def test_what_fulfils_a_task(task, state, answer, expected):
     """A constraint that is looked for elsewhere on the page than the task means."""
