@@ -6,15 +6,14 @@ from copy import copy
 
 import numpy as np
 import pytest
-from msgspec.structs import replace
 
 from dreamgym.envs.base import make_env
 from dreamgym.envs.webarena import env as module, live
 from dreamgym.envs.webarena.env import LiveSites, OwnSites, WebArena, official_tasks
 from dreamgym.envs.webarena.page import STOPPED
 from dreamgym.envs.webarena.sites import SiteDatabase
-from dreamgym.episode import StopReason, Task
-from tests.conftest import http_server
+from dreamgym.episode import StopReason
+from tests.conftest import a_task, http_server
 
 
 @pytest.fixture(scope="module")
@@ -37,14 +36,16 @@ def draft_task(**html):
               "required_contents": html}
     config = {"sites": ["shopping"], "task_id": 1, "start_url": "__SHOPPING__/contact", "intent": "Draft it.",
               "intent_template_id": 1, "eval": {"eval_types": ["program_html"], "program_html": [target]}}
-    return Task(id="draft", text="Draft it.", env="webarena", goal={"config": config, "database": "test 0"})
+    return a_task("Draft it.", env="webarena", goal={"config": config, "database": "test 0"})
+
+
+TYPED = "type [{}] [A refund, please.] [0]"
 
 
 def test_a_draft_is_scored_on_the_page_that_the_agent_is_on(env):
     """Stops tasks of unsent forms from never being won: 37 of WebArena's 812."""
-    typed = "type [{}] [A refund, please.] [0]"
-    for actions, reward in (([typed, "stop []"], 1), (["stop []"], 0),
-                            ([typed, "go_back", "goto [shopping/contact]", "stop []"], 0)):
+    for actions, reward in (([TYPED, "stop []"], 1), (["stop []"], 0),
+                            ([TYPED, "go_back", "goto [shopping/contact]", "stop []"], 0)):
         (session,) = env.reset([draft_task(must_include=["refund"])])
         field, database = number(session.state, "textbox 'Message'"), session.inner.sites.db
         assert [env.step([session], [action.format(field)])[0] for action in actions][-1].reward == reward
@@ -71,12 +72,10 @@ def number(state, line):
 
 
 def test_the_same_class_for_every_name_and_option():
-    """Stops options of the contract from being lost, and data of another seed from passing for the same."""
+    """Options that are lost, data of another seed that pass for the same."""
     env = make_env("webarena", seed=8, options=["backend=direct"])
     assert env.describe() == {"env": "webarena", "state_form": 4, "data": "own sites", "seed": 8, "databases": 70}
     assert env.describe() != WebArena().describe() and env.numbered_lines and env.label == "own sites"
-    assert {name for name, player in env.players().items() if player.imitate} == {"imperfect"}
-    assert sum(player.share for player in env.players().values()) == pytest.approx(1)
 
 
 def test_stop_is_evaluated_and_ends_the_episode(env):
@@ -95,10 +94,7 @@ def test_stop_is_evaluated_and_ends_the_episode(env):
 def test_episodes_do_not_see_each_other(env):
     task = next(task for task in env.tasks("train") if task.goal["config"]["sites"] == ["shopping"])
     one, two = env.reset([task, task])
-    product = next(
-        row.split("'")[1]
-        for row in one.state.split("heading 'Featured'")[1].split("\n")
-        if row.startswith("link '"))
+    product = one.state.partition("heading 'Featured'")[2].split("link '")[1].split("'")[0]
     env.step([one], [f"click [{number(one.state, f'link {product!r}')}]"])
     (added,) = env.step([one], [f"click [{number(one.state, 'button ' + repr('Add to Cart'))}]"])
     assert "You added" in added.state
@@ -137,13 +133,11 @@ def test_scoring_is_selected_by_an_option_and_named(env):
     """Stops numbers by Lite's rules from passing for WebArena's."""
     lite = make_env("webarena", options=["scoring=lite"])
     assert lite.label == "own sites, Lite's scoring" and lite.describe() == env.describe()
-    task = draft_task(must_include=["refunds |OR| please", "fund"])
-    actions = ["type [{}] [A refund, please.] [0]", "stop []"]
     for world, reward in ((env, 1), (lite, 0)):
-        (session,) = world.reset([task])
-        field = number(session.state, "textbox 'Message'")
+        (session,) = world.reset([draft_task(must_include=["refunds |OR| please", "fund"])])
+        world.step([session], [TYPED.format(number(session.state, "textbox 'Message'"))])
+        assert world.step([session], ["stop []"])[0].reward == reward
         world.end([session])
-        assert play(world, task, [action.format(field) for action in actions])[-1].reward == reward
     lite.close()
 
 
@@ -175,20 +169,17 @@ def test_closing_ends_the_thread():
 
 
 def test_unknown_splits_backends_and_generated_tasks_are_refused(env):
-    with pytest.raises(ValueError, match="split 'valid_seen'"):
-        env.tasks("valid_seen")
-    with pytest.raises(ValueError, match="backend 'firefox': expected one of direct, chromium"):
-        WebArena(backend="firefox")
-    with pytest.raises(ValueError, match="scoring 'strict': expected one of webarena, lite"):
-        make_env("webarena", options=["scoring=strict"])
-    with pytest.raises(ValueError, match="expected URL,MODEL"):
-        WebArena(judge="http://h/v1")
-    task = env.tasks("test")[0]
-    for database in ({}, {"database": "test 99"}):       # of data collected before there were several databases
-        with pytest.raises(ValueError, match="expected one of 'train 0' to 'test 3'"):
-            env.reset([replace(task, goal={"config": task.goal["config"], **database})])
-    with pytest.raises(ValueError, match="generated"):
-        env.reset([Task(id="g", text="Disable Blue Lamp.", generated=True)])
+    config, told = {"config": env.tasks("test")[0].goal["config"]}, "expected one of 'train 0' to 'test 3'"
+    for message, call in (
+            ("split 'valid_seen'", lambda: env.tasks("valid_seen")),
+            ("backend 'firefox': expected one of direct, chromium", lambda: WebArena(backend="firefox")),
+            ("scoring 'strict': expected one of webarena, lite", lambda: WebArena(scoring="strict")),
+            ("expected URL,MODEL", lambda: WebArena(judge="http://h/v1")),
+            (told, lambda: env.reset([a_task(goal=config)])),    # of data from when there was one database
+            (told, lambda: env.reset([a_task(goal=config | {"database": "test 99"})])),
+            ("generated", lambda: env.reset([a_task("Disable Blue Lamp.", generated=True)]))):
+        with pytest.raises(ValueError, match=message):
+            call()
 
 
 def test_official_tasks(env, tmp_path, monkeypatch):
@@ -199,19 +190,14 @@ def test_official_tasks(env, tmp_path, monkeypatch):
         WebArena(str(tmp_path))
     records = [task.goal["config"] for split in ("train", "test") for task in env.tasks(split)]
     (tmp_path / "test.raw.json").write_text(json.dumps(records))
-    lite = [
-        {**record, "old_task_id": record["task_id"], "task_id": i} for i, record in enumerate(records[::9])]
+    lite = [old | {"old_task_id": old["task_id"], "task_id": i} for i, old in enumerate(records[::9])]
     (tmp_path / "test_webarena_lite.raw.json").write_text(json.dumps(lite))
     tasks = official_tasks(tmp_path)
-    ids = {
-        split: {task.goal["config"].get("old_task_id", task.goal["config"]["task_id"]) for task in rows}
-        for split, rows in tasks.items()}
-    kinds = {
-        split: {task.goal["config"]["intent_template_id"] for task in tasks[split]}
-        for split in ("train", "valid")}
-    assert sum(map(len, ids.values())) == len(records) == len(set().union(*ids.values()))
-    assert min(map(len, ids.values())) > 5
-    assert not kinds["train"] & kinds["valid"]
+    parts = {split: [task.goal["config"] for task in tasks[split]] for split in tasks}
+    ids = [{config.get("old_task_id", config["task_id"]) for config in part} for part in parts.values()]
+    assert sum(map(len, ids)) == len(records) == len(set().union(*ids)) and min(map(len, ids)) > 5
+    train, valid = ({config["intent_template_id"] for config in parts[split]} for split in ("train", "valid"))
+    assert not train & valid
     with pytest.raises(ValueError, match="WA_SHOPPING"):
         WebArena(str(tmp_path / "test.raw.json"))
 
