@@ -32,9 +32,8 @@ def states_after(*feedbacks: str) -> list[str]:
     return states
 
 
-ROOM = (
-    "You are in the middle of a room. Looking quickly around you, you see a drawer 10, a drawer 2, "
-    "a drawer 1, a desk 1, and a microwave 1.")
+ROOM = ("You are in the middle of a room. Looking quickly around you, you see a drawer 10, a drawer 2, "
+        "a drawer 1, a desk 1, and a microwave 1.")
 
 
 def test_mapping_of_each_sentence():
@@ -67,8 +66,7 @@ def test_mapping_of_each_sentence():
 @pytest.mark.parametrize("feedback", [
     "You are facing the desk 1, and drawer 1. Next to it, you see a mug 1.",
     "On the drawer 1, you see a mug 1.", ROOM[:-1], "", "This is a hot and clean mug 1.",
-    "You are carrying: a pen 1.", "There's nothing special about pen 1.", "holding: mug 1",
-    "You put the pen 1 in/on the desk 1.", "At desk 1", "You arrive at desk 2"])
+    "holding: mug 1", "You put the pen 1 in/on the desk 1.", "At desk 1", "You arrive at desk 2"])
 def test_looking_and_unknown_sentences_note_nothing(feedback):
     """A neighbour's contents, a description, or text of another engine that is taken for the page."""
     before = "You arrive at desk 1. On the desk 1, you see a pen 1."
@@ -132,8 +130,8 @@ def test_success_by_rule(row):
 
 
 @pytest.mark.parametrize("sentence", [
-    "", "put", "put a mug", "put mug in desk", "put a very clean mug in desk",
-    "find three mug and put them in desk", "look at the mug", "put a mug in desk and win",
+    "", "put a mug", "put mug in desk", "put a very clean mug in desk", "look at the mug",
+    "find three mug and put them in desk", "put a mug in desk and win",
     "put a mug in desk" * 99])
 def test_sentences_that_are_no_task(sentence):
     assert text.read_task(sentence) is None
@@ -201,8 +199,8 @@ def walk(env: ALFWorld, task: Task, player: str, mix: float, seed: int) -> list[
         action = random_action(rng, state, commands, home) if rng.random() < mix else act(state)
         [result] = env.step([session], [action])
         facts = {name: {fact[1:] for fact in engine.facts if fact[0] == name} for name in KEPT}
-        step = Step(
-            state=state, action=action, next_state=result.state, reward=result.reward, done=result.done)
+        step = Step(state=state, action=action, next_state=result.state, reward=result.reward,
+                    done=result.done)
         memory = copy.deepcopy(session.inner.memory)
         moments.append(Moment(task, step, action in commands, facts, memory, home))
     env.end([session])

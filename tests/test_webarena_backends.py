@@ -1,5 +1,5 @@
-"""The two back ends of WebArena: the same walk gives the same states, what cannot be done changes nothing,
-and nothing is left running."""
+"""WebArena's two back ends: the same walk gives the same states, what cannot be done changes nothing, nothing
+is left running."""
 import os
 import signal
 import subprocess
@@ -56,11 +56,11 @@ class SmallSite:
         if path in ("/answer", "/post"):
             sent = parse_qs(query, keep_blank_values=True) if method == "GET" else list(form)
             self.seen.append((method, path, sent))
-        moved = path in ("/redirect", "/post")
+        if path in ("/redirect", "/post"):
+            return SimpleNamespace(status=303, headers={"Location": "/other?from=1"}, body="", set_cookies={})
         body = PAGES.get(path, f"<!doctype html><title>Page</title><p>{path[1:]}</p><form method=post "
                                "action=/refused><button>Send</button></form>")
-        return SimpleNamespace(status=303 if moved else 200, headers={"Location": "/other?from=1"} if moved else {},
-                               body="" if moved else body, set_cookies={})
+        return SimpleNamespace(status=200, headers={}, body=body, set_cookies={})
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def served() -> Iterator[SmallSite]:
         form = parse_qsl(body.decode(), keep_blank_values=True)
         found = world.handle("shopping", method, path, query, form)
         more = {"Content-Disposition": 'attachment; filename="a.zip"'} if path == "/file" else {}
-        return found.status, {"Content-Type": "text/html", "Cache-Control": "no-store", **found.headers, **more}, found.body
+        return found.status, {"Cache-Control": "no-store", **found.headers, **more}, found.body
 
     world = SmallSite()
     with http_server(answer) as url:

@@ -53,23 +53,18 @@ def actions(episode):
 
 # ---- render ----
 
-def render(folder, number, steps, log=None):
+def render(folder, number, steps, log=""):
     """What WebArena's RenderHelper leaves: unescaped text, and a state_obv that is opened twice and never
     closed. `steps`: (url, tree, what the agent said)."""
     body = f"<pre>task_id: {number}\nsites: ['shopping']\nintent: Show me the speaker's price\n</pre>\n"
     for url, text, said in steps:
-        body += (
-            f"<h2>New Page</h2>\n<h3 class='url'><a href={url}>URL: {url}</a></h3>\n"
-            f"<div class='state_obv'><pre>{text}</pre><div>\n<img src='data:image/png;base64,AA'/>\n"
-            f"<div class='prev_action'>None</div><div class='predict_action'>"
-            f"<div class='raw_parsed_prediction'><pre>{said}</pre></div>"
-            f"<div class='action_object'><pre>{{'action_type': 1}}</pre></div>"
-            f"<div class='parsed_action'><pre>click [1600] where [1600] is link</pre></div></div>\n")
+        body += (f"<h3 class='url'><a href={url}>URL: {url}</a></h3>\n"
+                 f"<div class='state_obv'><pre>{text}</pre><div>\n<div class='predict_action'>"
+                 f"<div class='raw_parsed_prediction'><pre>{said}</pre></div>"
+                 "<div class='parsed_action'><pre>click [1600] where [1600] is link</pre></div></div>\n")
     folder.mkdir(exist_ok=True)
-    page = f"<!DOCTYPE html>\n<head></head><html><body>{body}</body></html>"
-    (folder / f"render_{number}.html").write_text(page)
-    if log:
-        (folder / "merge_log.txt").write_text(log)
+    (folder / f"render_{number}.html").write_text(f"<!DOCTYPE html>\n<html><body>{body}</body></html>")
+    (folder / "merge_log.txt").write_text(log)
     return folder
 
 
@@ -79,8 +74,8 @@ STEPS = [(SHOP, HOME, "The next action I will perform is ```click [1600]```"),
 
 def test_rendered_traces(tmp_path):
     """Also stops a verdict of another task, and a `stop` that is labelled without one."""
-    folder = render(render(render(tmp_path / "gpt", 21, STEPS), 22, STEPS), 23, STEPS,
-                    "2023 - INFO - [Result] (PASS) /tmp/x/21.json\n2023 - INFO - [Result] (FAIL) a/22.json\n")
+    for number in (21, 22, 23):
+        folder = render(tmp_path / "gpt", number, STEPS, "[Result] (PASS) /tmp/x/21.json\n(FAIL) a/22.json\n")
     passed, failed, unknown = read(folder, "render")
     assert (passed.id, passed.task.text) == ("import-gpt-21", "Show me the speaker's price")
     assert passed.task.goal == {"task_id": 21} and (passed.success, passed.stop) == (True, "success")
@@ -200,9 +195,8 @@ BG_ITEM = """RootWebArea 'Blue Speaker', focused
 
 def browsergym(folder, number, steps, reward):
     folder.mkdir(exist_ok=True)
-    rows = [{"num": i, "axtree": text, "url": "http://h:7770/" + path, "action": action,
-             "reasoning": "because",
-             "open_pages_urls": ["http://h:7770/" + path]} for i, (text, path, action) in enumerate(steps)]
+    rows = [{"axtree": text, "url": SHOP + path, "open_pages_urls": [SHOP + path], "action": action}
+            for text, path, action in steps]
     record = {"benchmark": "webarena", "agent": "GenericAgent-x", "goal": "Buy it.\n", "steps": rows,
               "summary_info": {"cum_reward": reward}}
     (folder / f"webarena.{number}.json").write_text(json.dumps(record))
@@ -286,8 +280,7 @@ def test_unknown_formats_and_paths(tmp_path, name, form, told):
     ("new_tab()", Action("new_tab")), ("report_infeasible('no such page')", Action("stop", text="N/A")),
     ("send_msg_to_user('two\\nlines')", Action("stop", text="two lines")),
     *((text, None) for text in (
-        "noop(1000)", "mouse_click(3, 4)", "drag_and_drop('1', '2')", "click('12')\nclick('12')", "click(",
-        "",
+        "noop(1000)", "drag_and_drop('1', '2')", "click('12')\nclick('12')", "click(", "",
         "__import__('os').system('x')", "click(open('x'))")), ("click('12') # x", Action("click"))])
 def test_browsergym_calls_become_our_grammar_and_are_never_run(text, action):
     found = browsergym_action(text)
@@ -338,13 +331,12 @@ def test_sites_of_other_ports_are_named_by_their_bases(tmp_path, monkeypatch):
 
 def test_collect_reads_traces_through_the_environment(tmp_path):
     """Test tasks in training, and a format that collect.py cannot ask for."""
-    folder = render(render(tmp_path / "gpt", 21, STEPS), 22, STEPS, "(PASS) 21.json (FAIL) 22.json")
-    lite = {"task_id": 0, "old_task_id": 22, "sites": ["shopping"], "intent": "x", "intent_template_id": 1,
-            "start_url": "__SHOPPING__",
-            "eval": {"eval_types": ["url_match"], "reference_url": "__SHOPPING__"}}
+    for number in (21, 22):
+        folder = render(tmp_path / "gpt", number, STEPS, "(PASS) 21.json (FAIL) 22.json")
+    lite = {"task_id": 0, "old_task_id": 22, "sites": ["shopping"], "intent": "x", "start_url": "http://x",
+            "eval": {"eval_types": ["url_match"], "reference_url": "http://x"}}
     (tmp_path / "lite.json").write_text(json.dumps([lite]))
     env = make_env("webarena", options=[f"drop={tmp_path / 'lite.json'}"])
-    parts = offline.by_split(env, offline.read_logs(env, str(folder), "render"),
-                             {split: [] for split in offline.SPLITS})
-    (episode,) = parts["train"]
+    logs = offline.read_logs(env, str(folder), "render")
+    (episode,) = offline.by_split(env, logs, {split: [] for split in offline.SPLITS})["train"]
     assert (episode.task.goal, episode.source, episode.success) == ({"task_id": 21}, "imported", True)
