@@ -110,15 +110,16 @@ class AngleEncoder:
         pass
 
 
+@pytest.mark.parametrize("show_first", [False, True])
 @pytest.mark.parametrize("history", range(5))
 @pytest.mark.parametrize("length", range(7))
-def test_history_against_a_loop(parts, history, length):
+def test_history_against_a_loop(parts, history, length, show_first):
     """A history that is one step short, shows a step twice, or takes what is unlike the question; a page that is
-    known in a newer version."""
-    angles, titles = [10, 80, 0, 10, 40, 10, 200][:length], [12, 20, 80, 12, 30, 20, 200][:length]
+    known in a newer version; a first page, of which later ones say nothing, out of sight."""
+    angles, titles = [70, 80, 0, 10, 40, 10, 200][:length], [200, 20, 80, 12, 30, 20, 200][:length]
     past = [Step(state=f"page {i}", action=f"{angle}", grounded=f"{angle} !", next_state=f"{title}:\npage {i + 1}")
             for i, (angle, title) in enumerate(zip(angles, titles))]
-    dream = make(parts, encoder=AngleEncoder(), history=history, min_similarity=0.7, k=0)
+    dream = make(parts, encoder=AngleEncoder(), history=history, min_similarity=0.7, k=0, show_first=show_first)
     (question,) = dream.questions([("task", past, "page now", "12")])
     last = max(0, length - history)
     assert question.recent == [(s.state, s.grounded) for s in past[last:]]
@@ -126,23 +127,20 @@ def test_history_against_a_loop(parts, history, length):
     pages = sorted(newest, key=lambda i: (abs(titles[i] - 12), -i))[:history // 2]
     close = [i for i in range(last) if i not in pages and abs(angles[i] - 12) < 45]
     steps = sorted(close, key=lambda i: (abs(angles[i] - 12), -i))[:history - history // 2]
+    first = [0] if show_first and history and last else []       # it is like nothing that is asked
     assert [(d.state, d.shown_action, d.next_state) for d in question.earlier] == [
-        (past[i].state, past[i].grounded, past[i].next_state) for i in steps[::-1] + pages[::-1]]
-    assert question.demos == []
+        (past[i].state, past[i].grounded, past[i].next_state) for i in first + steps[::-1] + pages[::-1]]
 
 
-def test_nothing_is_retrieved_from_the_task_that_is_predicted(parts):
-    own, twin, other = episode("a"), episode("b"), episode("c", "find me a hat")
+def test_what_is_retrieved(parts):
+    """A dream that knows less of its tasks than a table, or that confirms its own errors; an answer that is looked up
+    in a report."""
+    own, twin, other, dreamt = episode("a"), episode("b"), episode("c", "find me a hat"), episode("d", world="dream")
     for question, step in zip(questions_of(make(parts, [own, twin, other], k=3), own), own.steps):
         best = question.demos[-1]
         assert (best.action, best.next_state) == (step.grounded, step.next_state)
     for some, settings in (([own, twin], {}), ([other], {"k": 0}), ([other], {"min_similarity": 1.1})):
         assert all(q.demos == [] for q in questions_of(make(parts, some, **settings), own))
-
-
-def test_a_dream_retrieves_what_was_recorded_of_its_task_and_not_what_it_dreamt(parts):
-    """A dream that knows less of its tasks than a table, or that confirms its own errors."""
-    own, dreamt, other = episode("a"), episode("b", world="dream"), episode("c", "find me a hat")
     asked = [(own.task.text, [], own.steps[0].state, own.steps[0].grounded)]
     for episodes, want in ([own, dreamt, other], own), ([dreamt, other], other):
         question, = make(parts, episodes, k=1).questions(asked, dreaming=True)
@@ -150,39 +148,19 @@ def test_a_dream_retrieves_what_was_recorded_of_its_task_and_not_what_it_dreamt(
 
 
 def test_transitions_of_a_broken_dream(parts):
-    """Stops a step without a next state from becoming a demonstration."""
+    """A step without a next state as a demonstration; a rank that has no step to look up."""
     broken = episode("a", world="dream", stop=StopReason.MALFORMED)
     assert [(t.action, t.synthetic) for t in make(parts, [broken]).buffer.records] == [
         (s.grounded, True) for s in broken.steps[:-1]]
-    assert not any(t.synthetic for t in make(parts, [episode("b")]).buffer.records)
-
-
-def test_the_first_step_is_always_shown(parts):
-    """What the first page says of the world is out of sight later. It is shown once."""
-    past = [Step(state=f"page {i}", action="80", next_state=f"200: page {i + 1}") for i in range(6)]
-    past[4].action = "12"
-
-    def shown(length, history=1):
-        dream = make(parts, encoder=AngleEncoder(), history=history, min_similarity=0.7, k=0, show_first=True)
-        question, = dream.questions([("task", past[:length], "page now", "12")])
-        return [demo.state for demo in question.earlier], [state for state, _ in question.recent]
-    assert [shown(n) for n in (0, 1, 2, 6)] == [([], []), ([], ["page 0"]), (["page 0"], ["page 1"]),
-                                                (["page 0", "page 4"], ["page 5"])]
-    assert shown(6, history=0) == ([], [])           # the ablation without history
-    past[0].action = "12"
-    assert shown(2) == (["page 0"], ["page 1"])
-
-
-def test_a_rank_without_steps_looks_nothing_up(parts):
-    """Validation data that refuse nothing, or fewer recorded steps than ranks, end a training."""
-    assert make(parts, [episode("a")]).lookup([], []) == []
+    real = make(parts, [episode("b")])
+    assert not any(t.synthetic for t in real.buffer.records) and real.lookup([], []) == []
 
 
 # ---- one prompt for training and dreaming ----
 
 @pytest.mark.parametrize("settings", [
     {}, {"k": 0, "history": 0}, {"page_format": "diff", "k": 2}, {"reasoning": False},
-    {"page_format": "diff", "reasoning": False}, {"page_format": "titles", "show_first": True}, {"context": 230, "system_prompts": False}])
+    {"page_format": "titles", "show_first": True}, {"context": 230, "system_prompts": False}])
 def test_acting_feeds_the_prompts_of_training(parts, settings):
     e = episode("a")
     dream = make(parts, [episode("c", "find me a hat")], **settings)
@@ -190,6 +168,9 @@ def test_acting_feeds_the_prompts_of_training(parts, settings):
                for q, s in zip(questions_of(dream, e), e.steps)]
     (session,) = dream.reset([e.task])
     for step, pair in zip(e.steps, samples):
+        for sample in pair:
+            told = text_of(dream, sample.ids).startswith(experience_system(PROMPTS, dream.settings.page_format))
+            assert told == dream.settings.system_prompts
         prompts = [s.ids[: s.mask.index(1)] for s in pair]
         starts = [] if dream.settings.reasoning else ["next:\n", "reward:"]
         starts = [encode_untrusted(dream.tokenizer, start) for start in starts] or [[], []]
@@ -237,14 +218,12 @@ def test_what_cannot_be_generated_is_not_taught(parts, limits, fits):
     assert all(len(s.ids) <= dream.settings.context and s.ids[-1] in dream.chat.end_ids for s in samples if s)
 
 
-@pytest.mark.parametrize("system", [True, False])
-def test_system_prompts(parts, system):
-    dream, e = make(parts, system_prompts=system), episode("a")
-    expected = experience_system(PROMPTS, "full")
-    for sample, words in ((dream.next_sample(questions_of(dream, e)[0], e.steps[0]), expected),
-                          (dream.reward_sample("x", e.steps[0]), expected),
-                          (dream.variation_sample("hat", "red hat"), variation_system(PROMPTS))):
-        assert text_of(dream, sample.ids).startswith(words) == system
+def test_what_no_prompt_can_hold(parts):
+    dream = make(parts, answers=None, context=120, max_next_tok=4)
+    for action in ("search[" + "slim " * 300 + "]", "\x00\u2028" * 30, ""):
+        assert act(dream, action=action)[0].stop == StopReason.MALFORMED
+    with pytest.raises(ValueError, match="task t: field `start` is empty"):
+        dream.reset([Task(id="t", text="find me a hat")])
 
 
 # ---- malformed answers ----
@@ -265,7 +244,7 @@ def test_a_malformed_or_endless_answer_ends_the_episode(parts, stop, answers):
 
 
 def test_a_malformed_answer_is_drawn_again_by_itself(parts):
-    """Stops an episode from failing by one slip, and answers of one episode from reaching another."""
+    """An episode that fails by one slip; answers of one episode that reach another."""
     other = "think: no\nnext:\nsearch page 2"
     dream = make(parts, answers=["nonsense", other, GOOD, NO_REWARD, "nonsense", "think: a\nreward: 0 done: yes"])
     a, b = dream.step(dream.reset([episode("a").task] * 2), ["search[jacket]", "search[hat]"])
@@ -278,7 +257,6 @@ def test_a_malformed_answer_is_drawn_again_by_itself(parts):
 
 
 def test_an_answer_that_goes_on_is_cut(parts):
-    """Stops a good page from being drawn again, and an endless one from being read."""
     asked = Question("find", "search page", "search[jacket]", [], [], [])
     for stop, text in (("length", f"{GOOD}\naction: a\nnext:\nb"), ("end", f"{GOOD}\nreward: 1 done: yes")):
         dream = make(parts, answers=[text], stop=stop)
@@ -311,8 +289,7 @@ def test_a_paying_verdict_is_confirmed(parts, drawn, reward):
 
 
 def test_equal_questions_are_answered_once(parts):
-    """Stops eight rollouts from decoding one answer eight times, one slip drawn again from reaching all of
-    them, and answers that outlive the weights."""
+    """One answer decoded for each rollout; one slip, drawn again, in all of them; answers that outlive the weights."""
     dream = make(parts, answers=["nonsense", GOOD, GOOD, NO_REWARD, GOOD, NO_REWARD])
     assert {result.state for result in act(dream, 2)} == {"results page 1"}
     assert [len(dream.sampler.prompts), dream.counts["resampled"]] == [4, 2]     # one greedy, two drawn, one reward
@@ -324,8 +301,7 @@ def test_equal_questions_are_answered_once(parts):
 
 
 def test_new_pages_are_drawn_where_asked_for(parts):
-    """One guess for all rollouts; a drawn verdict, copy or edit; an unreadable draw, or one of a known page, that
-    replaces a good answer."""
+    """One guess for all rollouts; a drawn verdict or copy; a draw that is unreadable or known in place of a good answer."""
     known = f"next:\n{PAGES[0]}"
     dream = make(parts, answers=[GOOD, "think: x\nnext:\nsearch page 2", "nonsense", known, NO_REWARD, NO_REWARD,
                                  known, NO_REWARD], next_temperature=0.5)
@@ -338,17 +314,6 @@ def test_new_pages_are_drawn_where_asked_for(parts):
     assert is_new(("", "c"), question) and not is_new(("", "a\nc"), question) and not is_new(None, question)
 
 
-def test_prompts_longer_than_the_context_do_not_crash(parts):
-    dream = make(parts, answers=None, context=120, max_next_tok=4)
-    for action in ("search[" + "slim " * 300 + "]", "\x00\u2028" * 30, ""):
-        assert act(dream, action=action)[0].stop == StopReason.MALFORMED
-
-
-def test_a_task_without_a_first_state_is_refused(parts):
-    with pytest.raises(ValueError, match="task t: field `start` is empty"):
-        make(parts).reset([Task(id="t", text="find me a hat")])
-
-
 # ---- task variation, files ----
 
 def test_write_variations(parts):
@@ -357,6 +322,7 @@ def test_write_variations(parts):
     assert dream.write_variations(["hat", "jacket"], 3, 0.8) == [["red hat", None, None], ["blue hat", None, "hat 2"]]
     prompts = [text_of(dream, ids) for ids in dream.sampler.prompts]
     assert ["vary: hat\n" in p for p in prompts] == [True] * 3 + [False] * 3
+    assert prompts[0].startswith(variation_system(PROMPTS))
     taught = dream.variation_sample("hat", "red hat")
     assert taught.ids[: taught.mask.index(1)] == dream.sampler.prompts[0]
     dream.sampler = FakeSampler(dream.tokenizer, ["red hat"], "length")
