@@ -77,8 +77,7 @@ def model():
 
 @pytest.mark.parametrize("normalize_std", [True, False])
 def test_grpo_against_a_slow_loop(normalize_std):
-    """Scores of the wrong group, episode or turn; a penalty outside the normalisation, or without a baseline: then
-    a group without successes only takes probability away."""
+    """Scores of the wrong group, episode or turn; a penalty outside the normalisation, or without its baseline."""
     episodes = some_episodes()
     batch = rl.make_batch(episodes, None, None, settings(normalize_std=normalize_std), ALONE)
     wanted = {}
@@ -87,10 +86,9 @@ def test_grpo_against_a_slow_loop(normalize_std):
         mean = sum(returns) / len(returns)
         spread = math.sqrt(sum((r - mean) ** 2 for r in returns) / len(returns))
         scale = spread + 1e-6 if normalize_std and spread > 0 else 1.0
-        invalid = [s.next_state == s.state and not s.done for s in e.steps]
         turns = [s for o in episodes if o.task.id == e.task.id for s in o.steps]
-        mean -= 0.3 * sum(s.next_state == s.state and not s.done for s in turns) / len(turns)
-        wanted[e.id] = [(e.reward - 0.3 * bad - mean) / scale for bad in invalid]
+        mean -= 0.3 * sum(not s.valid for s in turns) / len(turns)
+        wanted[e.id] = [(e.reward - 0.3 * (not s.valid) - mean) / scale for s in e.steps]
     rows = slow_rows(episodes, wanted)
     assert [s.ids for s in batch.samples] == [ids for ids, _, _ in rows]
     for k, (_, advantage, first) in enumerate(rows):
@@ -113,7 +111,7 @@ def test_ppo_against_a_slow_loop(monkeypatch):
     for e in episodes:
         values = [seen(TrainSample(s.ids, s.mask), a) if b > a else 0.0
                   for s in e.segments for a, b in zip([0, *s.turn_ends], s.turn_ends)] + [0.0]
-        rewards = [s.reward - (0.3 if s.next_state == s.state and not s.done else 0.0) for s in e.steps]
+        rewards = [s.reward - 0.3 * (not s.valid) for s in e.steps]
         deltas = [r + 0.9 * values[t + 1] - values[t] for t, r in enumerate(rewards)]
         advantages[e.id] = [sum(0.72 ** (u - t) * deltas[u] for u in range(t, len(deltas)))
                             for t in range(len(deltas))]
@@ -129,8 +127,7 @@ def test_ppo_against_a_slow_loop(monkeypatch):
 
 @pytest.mark.parametrize("head", [None, object()])
 def test_episodes_may_weigh_the_same(monkeypatch, head):
-    """A long failure that weighs more than a short success, and a loss that changes its scale; PPO that ignores the
-    flag."""
+    """A long failure that weighs more than a short success, a loss of another scale; PPO that ignores the flag."""
     monkeypatch.setattr(rl, "token_values", lambda *a: [torch.zeros(sum(s.mask)) for s in a[2]])
     episodes = some_episodes()
     token, whole = (rl.make_batch(episodes, None, head, settings(loss_mean=kind), ALONE)
@@ -147,8 +144,7 @@ def test_episodes_may_weigh_the_same(monkeypatch, head):
 
 
 def test_what_teaches_nothing():
-    """The experience model's slips that count as the policy's, a flag that does nothing, right answers that count as
-    failures while a judge is away."""
+    """The experience model's slips, or a judge's absence, that count as the policy's failures; a flag that does nothing."""
     slip, away, *rest = some_episodes()
     slip.stop, away.stop = StopReason.MALFORMED, StopReason.NOT_JUDGED
     assert rl.usable([slip, away, *rest], True) == rest
@@ -203,7 +199,6 @@ def shifted(model):
 
 
 def test_the_first_update_is_the_policy_gradient(model):
-    """A wrong sign, a wrong divisor, a forgotten term."""
     batch, plain = a_batch(model), deepcopy(model)
     state = run_state(model)
     stats = update(state, batch, entropy_coef=0.01, kl_coef=0.5)
@@ -344,21 +339,8 @@ def test_two_ranks_are_one_process(tmp_path):
         assert seen == pytest.approx(stats, abs=1e-4)
 
 
-def test_long_successes_weigh_the_same(monkeypatch):
-    """--loss-mean episode with --algo rft, by which each context segment weighs as much as a whole episode."""
-    seen = {}
-    monkeypatch.setattr(rl, "sft_step", lambda model, samples, optimizers, tok, dist, divisors: seen.update(
-        zip([len(s.ids) for s in samples], divisors)) or {})
-    state = SimpleNamespace(policy=SimpleNamespace(model=None), step=0, optimizer=None)
-    episodes = [episode("a", "t1", 1, [3, 1, 2]), episode("d", "t1", 1, [1, 5, 1, 2, 4], segments=2)]
-    rl.imitate_successes(state, episodes, settings(loss_mean="episode"), ALONE)
-    assert seen == {12: 6, 13: 13, 10: 13}
-    rl.imitate_successes(state, episodes, settings(), ALONE)
-    assert seen == {12: 1, 13: 1, 10: 1}
-
-
-def test_own_successes_are_imitated():
-    """--algo rft that learns from failures, or in no step."""
+def test_own_successes_are_imitated(monkeypatch):
+    """--algo rft that learns from failures, or in no step; with --loss-mean episode each context segment as a whole."""
     model = tiny.create("scratch:8x1", build_tokenizer(["a b c d e f g h"]))
     episodes = [e for e in some_episodes() if e.id in "abc"]
     for e in episodes:
@@ -375,3 +357,10 @@ def test_own_successes_are_imitated():
     weights = deepcopy(model.state_dict())
     assert rl.imitate_successes(state, episodes[1:], settings(updates=2), ALONE) == {"trained_samples": 0.0}
     assert all(torch.equal(weights[k], v) for k, v in model.state_dict().items())
+    seen = {}
+    monkeypatch.setattr(rl, "sft_step", lambda model, samples, optimizers, tok, dist, divisors: seen.update(
+        zip([len(s.ids) for s in samples], divisors)) or {})
+    won = [episode("a", "t1", 1, [3, 1, 2]), episode("d", "t1", 1, [1, 5, 1, 2, 4], segments=2)]
+    for kind, divisors in (("episode", [6, 13, 13]), ("token", [1, 1, 1])):
+        rl.imitate_successes(state, won, settings(loss_mean=kind), ALONE)
+        assert seen == dict(zip([12, 13, 10], divisors))
