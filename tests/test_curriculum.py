@@ -80,14 +80,6 @@ def test_worthless_generated_tasks_fade():
     assert sum(share for name, share in now.items() if name.startswith("g")) < 0.4  # the quota gave 4
 
 
-def test_tasks_whose_dreams_break_off_fade():
-    """A quarter of all draws, for ever, for tasks that never give an episode to learn from."""
-    curriculum = curriculum_of(20, 0.0)
-    curriculum.update(played(**{f"t{i}": [0, 1] for i in range(10)}), 0)
-    curriculum.fade({f"t{i}" for i in range(10, 20)}, 0)
-    assert not any(share for name, share in frequency(curriculum, 5).items() if int(name[1:]) >= 10)
-
-
 def test_tasks_without_variance_fade_and_return():
     """Tasks that teach nothing drawn again and again, or never again after the policy has changed."""
     curriculum = curriculum_of(20, 0.0, decay=0.9)
@@ -111,8 +103,7 @@ def test_draws_follow_the_values(explore):
 
 
 def test_the_running_value_weighs_the_newest_group():
-    """The sample variance in place of the population's, a first value averaged with the prior, and one lucky group that
-    erases what was known."""
+    """The sample variance in place of the population's; one lucky group that erases what was known."""
     curriculum = curriculum_of(1, newest_weight=0.25)
     stats = curriculum.stats["t0"]
     for iteration, group, want in ((3, [0, 1], 0.25), (4, [1, 1], 0.1875), (5, [1], 0.1875)):

@@ -34,7 +34,7 @@ def test_wrong_counts_and_nan_are_refused():
         losses.policy_loss(torch.zeros(4), torch.zeros(4), torch.ones(1))
     with pytest.raises(ValueError, match="total is 0"):
         losses.aggregate(torch.zeros(0), 0)
-    with pytest.raises(FloatingPointError, match="rewards of the groups: 1 of 2"):
+    with pytest.raises(FloatingPointError, match="rewards of the groups: 1 of 2 .* first is nan at flat index 1"):
         losses.group_advantages([1.0, math.nan], ["a", "a"])
 
 
@@ -104,11 +104,3 @@ def test_dpo_loss():
     won, lost = [0.5, -2.0, 0.0], [-1.0, 1.0, 0.0]
     found = losses.dpo_loss(torch.tensor(won), torch.tensor(lost), 0.3).tolist()
     assert found == pytest.approx([-math.log(1 / (1 + math.exp(-0.3 * (a - b)))) for a, b in zip(won, lost)])
-
-
-def test_check_finite_names_the_first_bad_entry():
-    losses.check_finite(torch.ones(3), "fine")
-    with pytest.raises(FloatingPointError, match=r"loss of step 3: 2 of 4 .* first is nan at flat index 1"):
-        losses.check_finite(torch.tensor([[1.0, math.nan], [2.0, math.inf]]), "loss of step 3")
-    with pytest.raises(FloatingPointError, match="gradient norm"):
-        losses.check_finite(math.inf, "gradient norm")
