@@ -95,12 +95,12 @@ TASK, FIRST, LAST = ["task"], ["steps", 0], ["steps", 1]
 
 
 @pytest.mark.parametrize("place, changes, message", [                 # None: the field is taken away
-    ([], {"schema": None}, "field `schema` is 'None', expected 2"), ([], {"schema": 1}, "`schema` is '1'"),
+    ([], {"schema": None}, "field `schema` is 'None', expected 2"),
     ([], {"steps": []}, "field `steps` is empty"), ([], {"extra": 1}, "unknown field `extra`"),
     (TASK, {"text": " \n"}, "task: field `text` is empty"), (TASK, {"text": "a\nb"}, "task: field `text`"),
     (TASK, {"other": 3}, "unknown field `other`"), (FIRST, {"observation": "x"}, "unknown field `observation`"),
     (LAST, {"reward": 0.5}, r"steps\[1\]: field `reward` is 0.5, expected 0 or 1"),
-    (LAST, {"reward": -1}, r"steps\[1\]: field `reward` is -1"), (LAST, {"done": 1}, r"\$.steps\[.\].done"),
+    (LAST, {"done": 1}, r"\$.steps\[.\].done"),
     (FIRST, {"done": True}, r"steps\[0\]: done before the last step"),
     (LAST, {"done": False}, r"steps\[1\]: reward 1 with done false"),
     (LAST, {"state": "elsewhere"}, r"steps\[1\]: field `state` differs from the `next_state` before it"),

@@ -43,27 +43,21 @@ OLDER = "a b c d e f g h\ntepid\nlast: took"
 
 @pytest.mark.parametrize("state, keys, page, text", [
     (TOP, False, "top\nb c d e f g\nc", "= state"),
-    (TOP, False, "top\nb c d e f g", "= state\n- c"),
     (TOP, False, "top\nb c d e f g\nred", "= state\n- c\n+ red"),
     (TOP, False, "top\nb c d e f g\nc\nmore", "= state\n+ more"),
     (TOP, False, "top\nnew\nb c d e f g\nc", "= state\n- top\n+ top\n+ new"),
-    (TOP, False, "another page", "another page"),
     # the old line, which a small model must then copy, too; a changed key that is taken for a changed value
     (HAND, False, "red: salt\nblue: empty\nb c d e f g h i j\nhand: red", "= state\n~ hand: red"),
     (HAND, False, "red: empty\nblue: salt\nb c d e f g h i j\nhand: none",
      "= state\n~ red: empty\n~ blue: salt"),
-    (HAND, False, "red: salt\nb: empty\nb c d e f g h i j\nhand: none", "= state\n- blue: empty\n+ b: empty"),
     (HAND, False, "red: empty\nb: empty\nb c d e f g h i j\nhand: none",
      "= state\n- red: salt\n- blue: empty\n+ red: empty\n+ b: empty"),
     # a model that must tell whether a line with a key changed before it may leave it out
-    (AT, True, "at: home\nb c d e f g h i j\nholding: nothing", "= state\n~ at: home\n~ holding: nothing"),
     (AT, True, "at: home\nb c d e f g h i j\nholding: cup", "= state\n~ at: home\n~ holding: cup"),
     (AT, True, "at: home\nnew\nb c d e f g h i j\nholding: cup",
      "= state\n~ at: home\n+ new\n~ holding: cup"),
     (AT, True, "at: shop\nb c d e f g h i j\nmore\nholding: cup",
      "= state\n~ at: shop\n- holding: nothing\n+ more\n+ holding: cup"),
-    (AT, True, "at: home\nb c d e f g h i j\nwith: cup",
-     "= state\n~ at: home\n- holding: nothing\n+ with: cup"),
     # an older page that saves the one word "it": which page is nearest is chance, and no model learnt it
     (WORDS, False, "a b c d e f g h\ncold\nlast: cooled",
      "= state\n- tepid\n- last: labelled it\n+ cold\n+ last: cooled"),
@@ -82,10 +76,8 @@ def test_a_small_known_page_is_named():
 
 
 @pytest.mark.parametrize("text", [
-    "= state\n~ c: x", "= state\n~ a: x", "= state\n~ b", "= state\n~ : x", "= nowhere", "= ", "= state\nplain line",
-    "= state\n-a", "= state\n- z", "= state\n- b\n- a", "= state\n- a\n- a",
-    "= state\n- a\n+ a\n- a", "= state\n", "= state\n= state",
-])
+    "= state\n~ c: x", "= state\n~ a: x", "= state\n~ b", "= state\n~ : x", "= nowhere", "= state\nplain line",
+    "= state\n-a", "= state\n- z", "= state\n- b\n- a", "= state\n- a\n+ a\n- a", "= state\n", "= state\n= state"])
 def test_edits_that_do_not_fit(text):
     """A line that is not there, taken out "successfully": a wrong answer that counts as a right one."""
     with pytest.raises(ValueError):
