@@ -70,7 +70,7 @@ def test_search_equals_a_slow_search(exact_below, min_score, texts, vectors_diff
 
 
 @both
-def test_the_own_task_copies_and_ties_do_not_hide_the_others(exact_below):
+def test_the_own_task_and_copies_do_not_hide_the_others(exact_below):
     """A search that gives up where the nearest thousands are of the excluded task."""
     rng = np.random.default_rng(2)
     own = [replace(t, task="own") for t in make(1500, rng)]
@@ -82,9 +82,6 @@ def test_the_own_task_copies_and_ties_do_not_hide_the_others(exact_below):
     (found,) = buffer.search(np.eye(8)[:1], 4, ["own"])
     assert [t.task for t, _ in found] == ["copied"] + ["other"] * 3
     assert len({t.state for t, _ in buffer.search(np.eye(8)[:1], 4, [""])[0]}) == 4
-    ties = ReplayBuffer(4, 500, exact_below)
-    ties.add([replace(t, synthetic=i < 250) for i, t in enumerate(make(251, rng))], np.eye(4)[[0] * 251])
-    assert steps(ties.search(np.eye(4)[:1], 4, [""])) == [[250, 0, 1, 2]]
 
 
 def test_eviction_takes_the_oldest_synthetic_then_the_oldest_real():
@@ -156,13 +153,15 @@ def test_a_resumed_run_finds_what_the_uninterrupted_one_finds(tmp_path, exact_be
             buffer.add(batch, vectors)
 
 
-def test_an_empty_buffer_saves_loads_and_finds_nothing(tmp_path):
+def test_an_empty_buffer(tmp_path):
     ReplayBuffer(3, 10, INDEX).save(tmp_path)
     buffer = ReplayBuffer.load(tmp_path)
     assert len(buffer) == 0 == buffer.share_synthetic() and buffer._index is None
     assert buffer.search(np.ones((2, 3)), 4, ["", "t"]) == [[], []]
     buffer.add([], np.zeros((0, 3)))
     assert buffer.search(np.zeros((0, 3)), 4, []) == []
+    with pytest.raises(AssertionError):
+        buffer.add(make(1, np.random.default_rng(10)), np.array([[1, np.nan, 1]]))
 
 
 @pytest.mark.parametrize("name,change,message", [
@@ -170,8 +169,9 @@ def test_an_empty_buffer_saves_loads_and_finds_nothing(tmp_path):
     ("records.jsonl", lambda rows: rows[0].pop("state"), "missing.*state"),
     ("records.jsonl", lambda rows: rows.pop(), "other numbers of rows"),
     ("meta.json", lambda rows: rows[0].update(schema=1), "schema is 1"),
+    ("records.jsonl", lambda rows: rows[0].update(episode_id="e1"), ""),       # a field of another version
 ])
-def test_a_damaged_buffer_is_refused(tmp_path, name, change, message):
+def test_a_changed_buffer(tmp_path, name, change, message):
     rng = np.random.default_rng(9)
     buffer = ReplayBuffer(3, 10)
     buffer.add(make(3, rng), embed(3, 3, rng))
@@ -180,20 +180,8 @@ def test_a_damaged_buffer_is_refused(tmp_path, name, change, message):
     rows = [asdict(t) for t in buffer.records] if name != "meta.json" else [json.loads(path.read_text())]
     change(rows)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    if not message:
+        assert ReplayBuffer.load(tmp_path).records == buffer.records
+        return
     with pytest.raises(ValueError, match=message):
         ReplayBuffer.load(tmp_path)
-
-
-def test_a_saved_record_may_have_more_fields(tmp_path):
-    """A trained experience model whose buffer, of a version with more fields, cannot be read any more."""
-    buffer, path = ReplayBuffer(3, 10), tmp_path / "records.jsonl"
-    buffer.add(make(3, np.random.default_rng(9)), embed(3, 3, np.random.default_rng(9)))
-    buffer.save(tmp_path)
-    path.write_text("".join(json.dumps(asdict(t) | {"episode_id": "e1", "step": 3}) + "\n" for t in buffer.records))
-    assert ReplayBuffer.load(tmp_path).records == buffer.records
-
-
-def test_vectors_that_are_not_finite_are_refused():
-    buffer = ReplayBuffer(3, 10)
-    with pytest.raises(AssertionError):
-        buffer.add(make(2, np.random.default_rng(10)), np.array([[1, 1, 1], [1, np.nan, 1]]))
