@@ -18,6 +18,7 @@ from dreamgym.envs.base import StepResult
 from dreamgym.episode import StopReason, read_episodes
 from tests.conftest import EXAMPLE, ROOT, free_port, run_main
 
+
 def of(script: str, **flags) -> dict:
     """Flags of one script, as a preset has them."""
     return {f"{script}.{name}": value for name, value in flags.items()}
@@ -48,19 +49,13 @@ def records(folder, name):
     return [record for record in settled(folder) if record["name"] == name]
 
 
-def assert_same(a, b, where=""):
-    """Bit-equal, through nested lists, dicts and tensors."""
-    assert type(a) is type(b), where
-    if isinstance(a, dict):
-        assert a.keys() == b.keys(), where
-        for key in a:
-            assert_same(a[key], b[key], f"{where}/{key}")
-    elif isinstance(a, (list, tuple)):
-        assert len(a) == len(b), where
-        for i, (x, y) in enumerate(zip(a, b)):
-            assert_same(x, y, f"{where}[{i}]")
-    else:
-        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, where
+def plain(value):
+    """A saved value, its tensors as lists, so that == compares all of it."""
+    if isinstance(value, torch.Tensor):
+        return str(value.dtype), value.tolist()
+    if isinstance(value, dict):
+        return {key: plain(part) for key, part in value.items()}
+    return type(value)(map(plain, value)) if isinstance(value, list | tuple) else value
 
 
 def assert_same_checkpoint(a, b):
@@ -69,7 +64,8 @@ def assert_same_checkpoint(a, b):
     assert names == sorted(str(p.relative_to(b)) for p in b.rglob("*") if p.is_file())
     for name in names:
         if name.endswith(".pt"):
-            assert_same(*(torch.load(folder / name, weights_only=True) for folder in (a, b)), name)
+            saved = [plain(torch.load(folder / name, weights_only=True)) for folder in (a, b)]
+            assert saved[0] == saved[1], name
         elif name not in ("meta.json", "tokenizer_config.json"):     # these hold paths
             assert (a / name).read_bytes() == (b / name).read_bytes(), name
 
@@ -117,8 +113,7 @@ def test_the_tutorials_commands(base):
         assert (base / name).is_file(), name
     report, result = (json.loads((base / name).read_text()) for name in ("expmodel/report.json", "result.json"))
     assert {"full", "without history", "without retrieval", "without reasoning"} <= report.keys()
-    assert [row["policy"] for row in result["rows"]] == ["start (imitation)",
-                                                         "after RL"] and not result["note"]
+    assert [row["policy"] for row in result["rows"]] == ["start (imitation)", "after RL"] and not result["note"]
     assert set(result["test"][1]["reports"]) == {"real 0", "real 0.4", "real 1"}
     assert result["settings"]["env"] == "examples/files.py" and result["settings"]["tasks"] == 2
     episodes = read_episodes(base / "episodes.jsonl")
@@ -144,8 +139,7 @@ def test_logs_alone(base, preset, tmp_path, monkeypatch):
     """A run on recorded episodes that needs a world, or does not say that success is a dream's."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(prepare, "launch", lambda script, flags, dist=None: run_main(Path(script).stem, *flags))
-    lines = [line for line in (base / "data/train.jsonl").read_text().splitlines()]
-    (tmp_path / "FILE.jsonl").write_text("\n".join(lines) + "\n")
+    shutil.copy(base / "data/train.jsonl", tmp_path / "FILE.jsonl")
     command = next(c for c in COMMANDS if c[0] == "train_policy.py" and "logs" in c)
     run_main("train_policy", *command[1:], "--config", preset, "--iterations", 1)
     result = json.loads((tmp_path / "out/logs/result.json").read_text())
@@ -182,8 +176,7 @@ RUNS = {"dream": ["--iterations", 3],
 
 @pytest.mark.parametrize("kind", RUNS)
 def test_an_interrupted_policy_run_ends_bit_equal(kind, base, policy, monkeypatch, tmp_path, capfd):
-    """A resume that loses or repeats anything: Ctrl-C, a kill, Ctrl-C in every iteration left. Real RL after the
-    dream that is held to the policy before the dream."""
+    """A resume that loses or repeats anything; real RL after the dream that is held to the policy before the dream."""
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     policy(whole, *RUNS[kind])
     ctrl_c = train_policy, "iterate", 1, False
@@ -205,7 +198,6 @@ def test_an_interrupted_policy_run_ends_bit_equal(kind, base, policy, monkeypatc
 
 
 def test_an_interrupted_experience_model_ends_bit_equal(base, preset, monkeypatch, tmp_path):
-    """A resume that repeats or skips rows: Ctrl-C, a kill, Ctrl-C while the probes are looked at."""
     flags = ["--env", EXAMPLE, "--config", preset, "--data", tmp_path / "data", "--no-report-variants",
              "--steps", 6, "--max-steps", 8, "--rows", 4, "--save-every", 2]
     run_main("collect", "--env", EXAMPLE, "--config", preset, "--out", tmp_path / "data")
