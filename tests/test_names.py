@@ -51,8 +51,7 @@ def test_a_name_that_keeps_its_place_keeps_its_letters():
 
 
 def test_words_that_no_page_shows_are_not_exchanged():
-    """Stops verbs from being exchanged, whose meaning no policy could learn then; a word of lost or few episodes
-    that goes; a kind that the prober no longer knows."""
+    """Verbs that are exchanged; a word of lost or few episodes that goes; a kind that the prober no longer knows."""
     def episode(text, state, reward=1.0):
         steps = [Step(state="", action="a", next_state="", reward=0.0), Step(state=state, action="b", next_state="", reward=reward, done=True)]
         return Episode(id="e", task=Task(id="t", text=text, env="x"), steps=steps)

@@ -44,7 +44,7 @@ def test_the_phases_of_a_run(flags, counters, phase):
 
 
 def test_data_of_a_language_model_are_used_as_they_are(workspace, tmp_path, monkeypatch):
-    """Paid data that the main job collects again by its own flags, and another log's data in place of the log's."""
+    """Paid data that the main job collects again, and another log's data in place of the log's."""
     data, launched, log = shutil.copytree(workspace.data, tmp_path / "data"), [], tmp_path / "log.jsonl"
     settings = run.load_meta(data)["settings"]
     monkeypatch.setattr(prepare, "launch", lambda script, *_: launched.append(script))
@@ -105,7 +105,7 @@ def test_ppo_feeds_the_curriculum_by_cluster():
         assert feed_curriculum(args, state_of(tasks, encoder=encoder), episodes) == 0.5
 
 
-@pytest.mark.parametrize(("size", "left"), [(1, 5), (2, 5), (2, 1), (3, 7)])
+@pytest.mark.parametrize(("size", "left"), [(1, 5), (2, 1), (3, 7)])
 def test_the_real_budget_has_no_rest(size, left):
     """Two ranks that share one last transition as 0 and 0, and loop for ever: budgets add up."""
     shares = [run.Dist(rank, size).share(left) for rank in range(size)]
@@ -167,13 +167,13 @@ def test_scarce_tasks_are_the_same_in_every_run(trained):
 
 def test_seeds_are_valuable_now(tmp_path):
     """Variance between policies of different iterations, or between tasks of one text; dreams that broke off as failures."""
-    a, b, c, d = [Task(id=name, text="one text") for name in "abcd"]
-    played = [(0, a, 1.0), (0, a, 0.0), (1, a, 1.0), (1, a, 1.0), (0, b, 0.0), (1, b, 1.0), (0, c, 1.0), (0, c, 1.0), (0, d, 1.0), (0, d, 0.0)]
-    episodes = [replace(one_step(str(i), task, reward), iteration=at) for i, (at, task, reward) in enumerate(played)]
-    episodes.append(replace(one_step("x", c, stop=StopReason.MALFORMED), world="dream", iteration=0))
+    tasks = {name: Task(id=name, text="one text") for name in "abcd"}
+    episodes = [one_step(str(i), tasks[name], float(won), iteration=int(at)) for i, (at, name, won) in enumerate(
+        ["0a1", "0a0", "1a1", "1a1", "0b0", "1b1", "0c1", "0c1", "0d1", "0d0"])]
+    episodes.append(one_step("x", tasks["c"], stop=StopReason.MALFORMED, world="dream", iteration=0))
     run.write_jsonl(tmp_path / "all.jsonl", map(to_json, episodes), append=False)
     run.write_jsonl(tmp_path / "none.jsonl", map(to_json, episodes[2:8]), append=False)
-    assert generate_tasks.valuable_tasks(str(tmp_path / "all.jsonl"), 5) == [d]
+    assert generate_tasks.valuable_tasks(str(tmp_path / "all.jsonl"), 5) == [tasks["d"]]
     with pytest.raises(ValueError, match="found no group of episodes"):
         generate_tasks.valuable_tasks(str(tmp_path / "none.jsonl"), 5)
 
