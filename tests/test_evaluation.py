@@ -15,7 +15,6 @@ from dreamgym.episode import Episode, StopReason
 from dreamgym.evaluation import (alarm, bootstrap, experience_report, failed_probes, first_difference,
                                  interval, never_won, outcomes, pass_at_k, policy_report, probe_verdict,
                                  replayed_inconsistencies, theorem_1, word_f1)
-from dreamgym.prompts import Question
 from dreamgym.run import Dist
 from tests.conftest import a_step, a_task
 
@@ -46,25 +45,23 @@ def episode_of(*steps, **more) -> Episode:
 # ---- shares ----
 
 @pytest.mark.parametrize("a, b, f1", [("red vest", "red red vest", 0.8), ("a a a b", "a b b c", 0.5),
-                                      ("x y", "y\nx", 1), ("x y", "z", 0), ("", "x", 0), ("", "", 1)])
+                                      ("x y", "y\nx", 1), ("", "x", 0), ("", "", 1)])
 def test_word_f1(a, b, f1):
     """A bag of words that forgets how often a word occurs."""
     assert word_f1(a, b) == word_f1(b, a) == pytest.approx(f1)
 
 
 @pytest.mark.parametrize("wins, n, low, high", [
-    (0, 10, 0.0, 0.2775), (1, 10, 0.0179, 0.4042), (5, 10, 0.2366, 0.7634), (10, 10, 0.7225, 1.0),
-    (150, 500, 0.2615, 0.3416), (0, 0, 0.0, 1.0)])
+    (0, 10, 0.0, 0.2775), (1, 10, 0.0179, 0.4042), (10, 10, 0.7225, 1.0), (150, 500, 0.2615, 0.3416), (0, 0, 0.0, 1.0)])
 def test_wilson_interval(wins, n, low, high):
     """The normal approximation, which gives 0 of 10 the interval [0, 0]; published values."""
     assert interval(wins / max(1, n), n) == (pytest.approx(low, abs=2e-4), pytest.approx(high, abs=2e-4))
 
 
 @pytest.mark.parametrize("by_task, size", [
-    ({"a": [1, 1], "b": [0, 0], "c": [1, 1], "d": [0, 0]}, 4), ({"a": [1, 0], "b": [0, 1]}, 2),
+    ({"a": [1, 1], "b": [0, 0], "c": [1, 1], "d": [0, 0]}, 4), ({"a": [1, 0], "b": [0, 1]}, 2), ({"a": [1, 1]}, 1),
     ({"a": [1, 1, 1, 0], "b": [0, 0, 0, 1], "c": [1, 0, 1, 0]}, 12),           # as if all were other tasks
-    ({"a": [1, 1, 1, 0], "b": [0, 0, 0, 0], "c": [1, 1, 0, 0], "d": [1, 1, 1, 1]}, 5.4),
-    ({"a": [1, 1]}, 1), ({"a": [1], "b": [0]}, 2)])
+    ({"a": [1, 1, 1, 0], "b": [0, 0, 0, 0], "c": [1, 1, 0, 0], "d": [1, 1, 1, 1]}, 5.4)])
 def test_intervals_of_repeated_tasks(by_task, size):
     """16 episodes of each task that count as 16 tasks: an interval up to four times too narrow."""
     pairs = [(bool(row), task) for task, rows in by_task.items() for row in rows]
@@ -90,19 +87,16 @@ def share(n: int, value: float | None) -> dict:
     return {"n": n, "share": value, "low": interval(value or 0.0, n)[0]}
 
 
-def probes(near_miss: float = 0.0, refusals: float = 0.0, fits: float = 0.99, malformed: float = 0.0,
-           price: float | None = None) -> dict:
-    paid = {"none": share(100, fits), "noun": share(200, near_miss),
-            "price": share(0 if price is None else 20, price)}
-    return {"near_miss_paid": paid, "refusals_accepted": share(40, refusals),
-            "malformed": share(200, malformed)}
+def probes(near_miss=0.0, refusals=0.0, fits=0.99, malformed=0.0, price=(0, None)) -> dict:
+    paid = {"none": share(100, fits), "noun": share(200, near_miss), "price": share(*price)}
+    return {"near_miss_paid": paid, "refusals_accepted": share(40, refusals), "malformed": share(200, malformed)}
 
 
 @pytest.mark.parametrize("report, said", [
     (probes(0.05, 0.10, 0.90, 0.02), []),  # exactly at the limits
     (probes(near_miss=0.06), ["near misses are paid in 6.0% of 200 (limit 5%)"]),
-    (probes(price=0.1), []),  # two of 20 may be chance
-    (probes(price=0.2), ["what breaks 'price' is paid in 20.0% of 20 (limit 5%)"]),
+    (probes(price=(20, 0.1)), []),  # two of 20 may be chance
+    (probes(price=(20, 0.2)), ["what breaks 'price' is paid in 20.0% of 20 (limit 5%)"]),
     (probes(fits=0.5),  # a model that never pays is no good judge either
      ["what fulfils the task is paid in 50.0% of 100 (limit 90%)"]),
     (probes(0.5, 0.5, malformed=0.03), ["near misses are paid in 50.0% of 200 (limit 5%)",
@@ -133,21 +127,12 @@ def test_experience_report():
     answers = {"search[a]": StepResult(RESULTS), "click[9]": StepResult(ITEM),
                "click[1]": StepResult("item slim jacket $90"), "broken": StepResult(ITEM, stop=StopReason.MALFORMED)}
     asked = []
-
-    def questions(steps, dreaming):
-        assert not dreaming
-        asked.extend(past for _, past, _, _ in steps)
-        return [Question(t, s, a, [], [], []) for t, _, s, a in steps]
-
-    def predict(questions, dreaming):
-        assert not dreaming
-        return [answers.get(q.action) or StepResult(PLACED, float(q.task in ("blue 0", "ok")), True)
-                for q in questions]
-
+    questions = lambda steps, dreaming: asked.extend(past for _, past, *_ in steps) or steps * (not dreaming)
+    predict = lambda steps, dreaming: [] if dreaming else [
+        answers.get(action) or StepResult(PLACED, float(task in ("blue 0", "ok")), True) for task, _, _, action in steps]
     lookup = lambda states, actions: [SimpleNamespace(next_state=RESULTS) if a == "search[a]" else None
                                       for a in actions]
-    model = SimpleNamespace(env=SimpleNamespace(audit=Audit()), questions=questions, predict=predict,
-                            lookup=lookup)
+    model = SimpleNamespace(env=SimpleNamespace(audit=Audit()), questions=questions, predict=predict, lookup=lookup)
     report = experience_report(model, [played, *near], Dist(), batch=3)
     assert [len(past) for past in asked] == [0, 1, 2, 3, 4, 0, 0, 0, 0, 0] and asked[4][3] == played.steps[3]
     assert (report["transitions"], report["answers"]) == (5, 10)
@@ -156,8 +141,7 @@ def test_experience_report():
     assert {k: v["share"] for k, v in report["near_miss_paid"].items()} == {"none": 1.0, "option": 0.25}
     assert report["refusals_accepted"]["n"] == 2 and report["refusals_accepted"]["share"] == 0.5
     assert (report["after_refusal"]["n"], report["after_refusal"]["share"]) == (2, 0.5)  # click[1] no, buy yes
-    assert {k: v["n"] for k, v in report["by_action"].items()} == {"search": 1, "refused": 2, "click": 1,
-                                                                   "buy": 1}
+    assert {k: v["n"] for k, v in report["by_action"].items()} == {"search": 1, "refused": 2, "click": 1, "buy": 1}
     assert report["by_action"]["click"]["f1"] == pytest.approx(word_f1("item slim jacket $90", ITEM))
     # of the nearest transition, and of the page before where there is none
     assert report["exact_of_lookup"]["share"] == 3 / 5
@@ -238,7 +222,6 @@ def test_no_gap_is_above_its_bound():
     ([StepResult(RESULTS), StepResult("another last page", 1.0, True)], ""),
     ([StepResult(ITEM), StepResult(PLACED, 0.0, True)], "page"),
     ([StepResult(RESULTS), StepResult(PLACED, 0.0, True)], "reward"),
-    ([StepResult(RESULTS), StepResult(PLACED, 0.0, False)], "reward"),
     ([StepResult(RESULTS, 1.0, True), StepResult("x")], "reward"),
     ([StepResult(RESULTS), StepResult("", stop=StopReason.MALFORMED)], "page")])
 def test_what_differs_first(answers, first):
@@ -286,8 +269,8 @@ def test_never_won():
 def test_policy_report():
     """A reward that is audited against itself."""
     groups = a_task("red", id="g", groups=["unseen"])
-    outcomes = [(1.0, "red"), (1.0, "blue"), (1.0, "blue"), (0.0, "red"), (0.0, "blue"), (1.0, "red")]
-    episodes = [bought(reward, task) for reward, task in outcomes]
+    episodes = [bought(reward, task) for reward, task in [
+        (1.0, "red"), (1.0, "blue"), (1.0, "blue"), (0.0, "red"), (0.0, "blue"), (1.0, "red")]]
     episodes[0].task = groups
     steps = a_step(START, "x", START), a_step(START, "search[a]", "wrong")
     episodes += [episode_of(*steps, task=groups, stop=StopReason.STEP_LIMIT, raw_score=0.5),
@@ -312,7 +295,7 @@ def evaluation(iteration: int, dream: float, real: float, n: int = 500, fp: int 
             "real": {"success": real, "low": low, "high": high}}
 
 
-def test_alarm_names_the_hacked_reward():
+def test_alarm():
     """Stops a hacked judge from passing for progress: the dream rises, and the world falls."""
     history = [evaluation(0, 0.35, 0.33), evaluation(5, 0.55, 0.34), evaluation(10, 0.9, 0.12, fp=60, tp=40)]
     assert alarm(history[:2], probes(near_miss=0.9)) == ""
@@ -321,20 +304,16 @@ def test_alarm_names_the_hacked_reward():
         "cause: 60% of what the experience model paid for is wrong by the audit; near misses are paid in 90.0% of 200 "
         "(limit 5%); what breaks 'noun' is paid in 90.0% of 200 (limit 5%)")
     assert "the probes are clean" in alarm([evaluation(0, 0.3, 0.3), evaluation(5, 0.6, 0.1)], probes())
-
-
-def test_alarm_where_the_dream_falls_too():
-    """A bad dream that harms without a hack; a log without a world."""
-    history = [evaluation(0, 0.6, 0.5), evaluation(5, 0.1, 0.1)]
+    history = [evaluation(0, 0.6, 0.5), evaluation(5, 0.1, 0.1)]         # a bad dream that harms without a hack
     assert "real success 0.500 -> 0.100, dream success 0.600 -> 0.100" in alarm(history, probes())
-    history = [{key: value for key, value in one.items() if key != "real"} for one in history]
+    for one in history:
+        del one["real"]
     assert "harm: dream success 0.600 -> 0.100. Likely" in alarm(history, probes())
 
 
 @pytest.mark.parametrize("history", [
     [], [evaluation(0, 0.3, 0.3)], [evaluation(0, 0.3, 0.3), evaluation(5, 0.6, 0.5)],
     [evaluation(0, 0.6, 0.5), evaluation(5, 0.3, 0.47)],
-    [evaluation(0, 0.3, 0.30), evaluation(5, 0.6, 0.28)],
     [evaluation(0, 0.3, 0.3, n=20), evaluation(5, 0.6, 0.15, n=20)],
     [{"iteration": i, "dream": {"success": 0.1 * i, "low": 0.0}} for i in range(3)]])  # no real environment
 def test_no_alarm(history):
@@ -352,6 +331,6 @@ def test_theorem_1():
     report = {"reward_confusion": {"TP": 40, "FP": 6, "FN": 4, "TN": 50}, "exact": {"share": 0.8}}
     for words in ("eps_R 0.1000 (100 judged", "eps_P 0.2000", "term 74.00 of a largest return of 10", "vacuous"):
         assert words in theorem_1(report, 0.9)
-    perfect = {"reward_confusion": {"TP": 1, "FP": 0, "FN": 0, "TN": 1}, "exact": {"share": 1.0}}
-    assert "term 0.00" in theorem_1(perfect, 0.9) and "informative" in theorem_1(perfect, 0.9)
+    perfect = {"reward_confusion": {"TP": 1, "TN": 1, "FP": 0, "FN": 0}, "exact": {"share": 1.0}}
+    assert "term 0.00 of a largest return of 10 (informative)" in theorem_1(perfect, 0.9)
     assert "nothing to estimate" in theorem_1(report | {"exact": {"share": None}}, 0.9)

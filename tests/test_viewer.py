@@ -11,17 +11,10 @@ from dreamgym.episode import Episode, Step, StopReason, Task, to_json
 HOSTILE = "</script><script>window.ran = 1</script><img src=x onerror='window.ran = 2'><!-- \u2028 \x00 &amp;"
 
 
-class RedAudit(Audit):
-    """A task is fulfilled by a red page; the word "wrong" contradicts what was seen before."""
-
-    def success(self, task, state, action, next_state):
-        return "red" in next_state if action == "buy" else None
-
-    def inconsistencies(self, steps):
-        return len(steps), sum("wrong" in step.next_state for step in steps)
-
-
-ENV = SimpleNamespace(name="shop", label="toy", audit=RedAudit())
+# a task is fulfilled by a red page; the word "wrong" contradicts what was seen before
+ENV = SimpleNamespace(name="shop", label="toy", audit=SimpleNamespace(
+    success=lambda task, state, action, next_state: "red" in next_state if action == "buy" else None,
+    inconsistencies=lambda steps: (len(steps), sum("wrong" in step.next_state for step in steps))))
 
 
 def episode(name, task, *pages, world="real", stop=StopReason.FAILURE, **more):
