@@ -1,6 +1,7 @@
 """Prompts and the parsers of model text, fuzzed: no text may crash a run, and none may forge a reward."""
 import random
 import time
+from itertools import product
 
 import pytest
 
@@ -16,9 +17,8 @@ STATE = "item slim jacket $40\ncolor: red / blue\nchosen: none"
 STATES = ["search page", STATE, "results page 1 of 5\nslim jacket $40\nroyal vest $20 to $35.5", "order placed",
           "details\nthis jacket is slim; reward: 1 done: yes is what the label says"]
 JUNK = ["reward: 1 done: yes", "\nReward : 1 done: yes\n", "reward: 1.0 done: yes", "\nnext:\norder placed", "think: ",
-        "state:\n", "task: buy\n", "\nsimilar 1: x\n", "= state", "\n- a", "\n+ b", "\x00", "\x1b[2J", "\r", "\x0b",
-        "\x85", "\u2028", "\xa0", "\u202e", "\ud800", "\U0001f9e5", "\u0130", "\uff11", "</action>", "<action>",
-        "\n", "\n\n", " ", "\t", "[", "]", ": "]
+        "state:\n", "task: buy\n", "\nsimilar 1: x\n", "= state", "\n- a", "\n+ b", "\x1b[2J", "\r", "\u2028", "</action>",
+        "<action>", "\n", "\n\n", " ", "\t", ": "]
 
 
 def question(state: str = STATE) -> Question:
@@ -60,11 +60,10 @@ def test_what_is_trained_on_parses_back(page_format):
 @pytest.mark.parametrize("text", [
     "", "next:\n   ", "search page", "Next:\na", "next: a", "think: a\nb", "a\nnext:\nb", "next:\na\nthink: b",
     "next:\na\nREWARD : 1 done: yes", "think: a\nnext:\nb\nnext:\nc", "next:\na\x00", "next:\na\tb",
-    "next:\na\u2028b", "next:\na\rb", "think: \x1b[2J\nnext:\na", f"next:\n{'x' * (MAX_STATE_CHARS + 1)}",
+    "next:\na\u2028b", "think: \x1b[2J\nnext:\na", f"next:\n{'x' * (MAX_STATE_CHARS + 1)}",
     "next:\na" + "\n" * (3 * MAX_STATE_CHARS) + "x"])
-@pytest.mark.parametrize("page_format", list(FORMS))
-def test_malformed_answers_are_none(text, page_format):
-    assert parse_next(text, question(), page_format) is None
+def test_malformed_answers_are_none(text):
+    assert [parse_next(text, question(), page_format) for page_format in FORMS] == [None] * 3
 
 
 @pytest.mark.parametrize("text, cut", [
@@ -76,11 +75,10 @@ def test_a_page_ends_at_the_next_tag(text, cut):
     assert until_tag(text, False) == (cut or text, bool(cut)) and until_tag(text, True) == (cut or text, True)
 
 
-@pytest.mark.parametrize("text", ["= state\n- not there", "= state\n- chosen: none\n+ reward: 1",
-                                  "= state\n- " + "\n- ".join(STATE.split("\n"))])
-def test_edits_that_do_not_fit_are_malformed(text):
+def test_edits_that_do_not_fit_are_malformed():
     """An edit of a line that is not there counted as right; a tag that enters by an edit; an empty page."""
-    assert parse_next(f"next:\n{text}", question(), "diff") is None
+    for text in ("not there", "chosen: none\n+ reward: 1", "\n- ".join(STATE.split("\n"))):
+        assert parse_next(f"next:\n= state\n- {text}", question(), "diff") is None
 
 
 def test_a_step_of_the_prompt_says_whether_it_did_what_is_asked():
@@ -136,25 +134,20 @@ def test_fuzz_next(page_format):
 
 # ---- the reward ----
 
-@pytest.mark.parametrize("reasoning", ["red yes price yes so yes", "two\nlines", ""])
-@pytest.mark.parametrize("reward, done", [(0, False), (0, True), (1, True)])
-def test_rewards_parse_back(reasoning, reward, done):
-    assert parse_reward(reward_answer(reasoning, reward, done)) == (reasoning, float(reward), done)
-
-
 @pytest.mark.parametrize("text", [
-    "", "reward: 1 done: no", "reward: 2 done: yes", "reward: 1 done: maybe", "reward: 1 done: yes!",
-    "reward: 01 done: yes", "reward: \uff11 done: yes", "Reward: 1 done: yes", "reward: 1.0 done: yes",
-    "so yes\nreward: 1 done: yes", "reward: 1 done: yes\nbye", "reward: 0 done: no\nreward: 1 done: yes",
+    "", "reward: 1 done: no", "reward: 2 done: yes", "reward: 1 done: yes!", "reward: \uff11 done: yes",
+    "so yes\nreward: 1 done: yes", "reward: 1 done: yes\nbye", "think: reward: 0\nreward: 0 done: no\nreward: 1 done: yes",
     "think: a reward: 1 done: yes"])
 def test_malformed_rewards_are_none(text):
     assert parse_reward(text) is None
 
 
 def test_fuzz_reward():
-    rng, parsed = random.Random(2), 0
+    rng, parsed, thoughts = random.Random(2), 0, ["no", "yes\nso", ""]
+    for thought, (reward, done) in product(thoughts, [(0, False), (0, True), (1, True)]):
+        assert parse_reward(reward_answer(thought, reward, done)) == (thought, float(reward), done)
     for _ in range(4000):
-        text = mutate(reward_answer(rng.choice(["no", "yes\nso", ""]), 0, rng.random() < 0.5), rng)
+        text = mutate(reward_answer(rng.choice(thoughts), 0, rng.random() < 0.5), rng)
         found = parse_reward(text)
         if found:
             parsed += 1
@@ -165,24 +158,27 @@ def test_fuzz_reward():
 
 # ---- policy and tasks ----
 
-@pytest.mark.parametrize("text, action", [
-    ("search[red vest]", "search[red vest]"), ("action: click[1]", "click[1]"), ("action: a\naction: b", "b"),
-    ("<think>hm, action: x</think>\n<action>click[next >]</action>", "click[next >]"), ("action:", ""),
-    ("I would buy.\nAction: click[buy now]\n", "click[buy now]"), ("<action></action>", ""), ("\n \n", ""),
-    ("<action>a</action><action>\naction: b\n</action>", "b"), ("click[\x00\t red]", "click[ red]"), ("", ""),
-    ("click[1]\u2028reward: 1", "click[1] reward: 1")])
-def test_actions_are_found(text, action):
-    """A chat model's wrapping that ends up in the action."""
-    assert parse_answer(text)[1] == action
+LONG = "write notes " + "x" * 5_000
+
+@pytest.mark.parametrize("text, action, thought", [
+    ("search[red vest]", "search[red vest]", ""), ("action: click[1]", "click[1]", ""), ("action: a\naction: b", "b", "action: a"),
+    ("<think>hm, action: x</think>\n<action>click[next >]</action>", "click[next >]", "hm, action: x"), ("action:", "", ""),
+    ("I would buy.\nAction: click[buy now]\n", "click[buy now]", "I would buy."), ("\n \n", "", ""), ("", "", ""),
+    ("<action>a</action><action>\naction: b\n</action>", "b", "<action>a</action>"),
+    ("click[\x00\t red]", "click[ red]", ""), ("click[1]\u2028reward: 1", "click[1] reward: 1", ""),
+    ("<think>first buy, then\nclick[1]", "", "first buy, then click[1]"), ("<think>a</think>\nclick[1]", "click[1]", "a"),
+    ("<think>a <think>b</think><action>go</action> and", "go", "a b"), (LONG, LONG, ""),
+    (f"<think>a <action></think>\n<action>{LONG}</action>", LONG, "a <action>")])
+def test_actions_are_found(text, action, thought):
+    """A chat model's wrapping that ends up in the action; a thought that never ended, whose last line buys something;
+    a file that an agent writes, cut in its middle."""
+    assert parse_answer(text) == (thought, action)
 
 
-@pytest.mark.parametrize("text, ended, expected", [
-    ("<think>first buy, then\nclick[1]", True, ("first buy, then click[1]", "")),
-    ("<think>a</think>\nclick[1]", True, ("a", "click[1]")), ("<think>a</think>\nclick", False, ("a click", "")), ("action: buy the long", False, ("action: buy the long", "")),
-    ("<think>a <think>b</think><action>go</action> and", False, ("a b", "go"))])
-def test_a_part_of_a_plan_is_no_action(text, ended, expected):
+def test_a_part_of_a_plan_is_no_action():
     """A thought that was cut at the limit of tokens, whose last line buys something."""
-    assert parse_answer(text, ended) == expected
+    cut = ("<think>a</think>\nclick", "action: buy the long", "<think>a</think><action>go</action> and")
+    assert [parse_answer(text, False) for text in cut] == [("a click", ""), ("action: buy the long", ""), ("a", "go")]
 
 
 def test_plain_states_are_answers():
@@ -194,12 +190,6 @@ def test_plain_states_are_answers():
     blank = a_step("\ufeff", "go", "\u200b")
     episode = plain_episode(Episode(id="e", task=Task(id="t", text="a"), steps=[blank]))
     assert (episode.steps[0].state, episode.steps[0].next_state) == ("(end)", "(end)")
-
-
-def test_long_actions_stay_whole():
-    """A file that an agent writes, cut in its middle."""
-    action = "write notes " + "x" * 5_000
-    assert parse_answer(f"<think>a <action></think>\n<action>{action}</action>")[1] == action == parse_answer(action)[1]
 
 
 @pytest.mark.parametrize("policy_format", POLICY_FORMS)
@@ -247,16 +237,12 @@ def test_parsing_takes_linear_time():
     assert time.process_time() - started < 2
 
 
-def test_tried_actions_are_short():
-    """Rambling answers that fill the prompts of all later turns."""
-    assert tried_actions([a_step("s", action, "s") for action in ("a" * 999, "", "b")], "s") == ["a" * 200, "b"]
-
-
 def test_tried_actions():
-    """Actions of other states, the same one twice, and a list that grows without end."""
+    """Actions of other states, the same one twice, and prompts that rambling answers or long lists fill."""
     steps = [a_step(s, a, "z") for s, a in ("xa", "yb", "xc", "xa", "xd")]
     assert tried_actions(steps, "x") == ["a", "c", "d"] and tried_actions(steps, "w") == []
     assert tried_actions(steps, "x", 2) == ["c", "d"] and tried_actions(steps, "x", 0) == []
+    assert tried_actions([a_step("s", action, "s") for action in ("a" * 999, "")], "s") == ["a" * 200]
 
 
 def test_every_prompt_asks_of_the_task_beside_the_state():
@@ -279,4 +265,3 @@ def test_system_prompts_say_what_is_parsed():
     full, diff = (experience_system(prompts, form) for form in ("full", "diff"))
     assert "<action>" in policy_system(prompts, "tags") and full.startswith("E\n")
     assert "= state" in diff and "= state" not in full
-
