@@ -1,6 +1,4 @@
 """dreamgym.sampler: every figure is compared with a plain forward over the whole text, without a cache."""
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -174,19 +172,6 @@ def test_clear_caches_after_a_weight_change():
     fresh = Sampler(model, 4, 100, [], 0).sample(prompts, [0, 1, 2], 5, 0)
     assert sampler.sample(prompts, [0, 1, 2], 5, 0) == fresh
     assert abs(stale[0].logps[0] - fresh[0].logps[0]) > 1e-3
-
-
-def test_state_resumes_the_draws():
-    """Stops resume from repeating or skipping draws (through JSON)."""
-    model = tiny()
-    a, b = Sampler(model, 4, 50, [], 1), Sampler(model, 4, 50, [], 2)
-    a.sample([[7, 8]], [0], 9, 1.0)
-    b.set_state(json.loads(json.dumps(a.get_state())))
-    next_a = a.sample([[9, 8]], [1], 9, 1.0)
-    model.generation_config.update(do_sample=True, top_k=1, temperature=0.1, repetition_penalty=3.0,
-                                   eos_token_id=9)
-    assert next_a == b.sample([[9, 8]], [1], 9, 1.0)
-    assert next_a != b.sample([[9, 8]], [1], 9, 1.0)
 
 
 def test_bfloat16_and_prompts_longer_than_one_forward():
