@@ -100,7 +100,7 @@ def test_keys_for_one_script(parse, tmp_path):
     ({"kinds": "a"}, "'kinds' is no flag of any script; nearest: 'kind'"),
     ({"learn.layer": 1}, "'learn.layer' is no flag of any script; nearest: 'learn."),
     ({"trian.lr": 1}, "nearest: 'train.lr'"), ({"config": "y.json"}, "'config' is no flag"),
-    ({"lr": "3"}, "Expected `float`, got `str` - at `$.lr`"),
+    ({"lr": "3"}, "Expected `float`, got `str` - at `$.lr`"), ({"train.layers": [1, "x"]}, "Expected `int`"),
     ({"lr": -1}, "--lr: found -1"), ([1], "Expected `object`, got `array`"), ("{lr: 1}", "JSON is malformed")])
 def test_bad_presets(parse, tmp_path, capfd, preset, expected):
     text = refused(parse, capfd, "--config", write(tmp_path / "x.json", preset))
@@ -117,11 +117,15 @@ def test_bad_flags(parse, capfd, monkeypatch, flag, expected):
 
 
 @pytest.mark.parametrize("script, flag, good, bad, expected", [
-    ("collect", "transitions", 1, 0, "`int` >= 1"), ("train_expmodel", "k", 0, -1, "`int` >= 0"),
+    *((script, flag, least, least - 1, f"`int` >= {least}") for script, flag, least in (
+        ("collect", "transitions", 1), ("collect", "heldout", 0), ("train_expmodel", "rows", 1),
+        ("train_expmodel", "k", 0), ("train_policy", "save_every", 1), ("train_policy", "iterations", 0),
+        ("evaluate", "repeats", 1), ("serve", "max_sessions", 1))),
     ("train_policy", "clip_low", 0.99, 1.0, "`float` < 1"), ("evaluate", "gamma", 0.99, 1.0, "`float` < 1"),
     ("train_policy", "eval_temperature", 0.0, -1.0, "`float` >= 0"), ("serve", "threads", 1, 0, "`int` >= 1")])
 def test_flags_out_of_range(capfd, script, flag, good, bad, expected):
-    """A run of no step, one that divides by zero after an hour; and a refused value that is sensible."""
+    """A run of no step, one that divides by zero after an hour, a ratio clipped at 0, which bounds nothing; and
+    a refused value that is sensible."""
     name, args_class = f"--{flag.replace('_', '-')}", importlib.import_module(script).Args
     given = ["--env", "webshop"] if script == "serve" else []
     assert getattr(run.parse(args_class, [*given, name, str(good)]), flag) == good
