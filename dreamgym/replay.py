@@ -4,15 +4,14 @@
     buffer.add(transitions, vectors_ND)                # offline ones first, then the dreamt ones of each step
     found = buffer.search(vectors_BD, 4, task_texts)   # per query [(transition, cosine), ...], best first
 
-The caller makes the unit vectors phi(state, action). A small buffer is searched exactly. From `exact_below`
-transitions on an hnswlib index answers first; what exclusions and copies leave open is searched exactly.
+The caller makes the unit vectors phi(state, action). From `exact_below` transitions on an hnswlib index
+answers first; what exclusions and copies leave open is searched exactly.
 D dimensions, N rows added, R rows of the buffer, B queries, F candidates.
 """
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from itertools import groupby
 from pathlib import Path
 
 import hnswlib
@@ -91,8 +90,7 @@ class ReplayBuffer:
         """The k transitions of highest cosine for each query: B lists of (transition, cosine), best first.
 
         tasks: the text of each query's task. Its synthetic transitions are never returned, its recorded ones
-        only with `exclude_recorded` off; "" excludes nothing. Equal (state, action, next state) come once. Of
-        equal cosines those of the task come first, then real ones, then older ones.
+        only with `exclude_recorded` off; "" excludes nothing. Equal (state, action, next state) come once.
         """
         vectors_BD = np.float32(vectors_BD)
         found: list[list] = [[] for _ in vectors_BD]
@@ -124,25 +122,25 @@ class ReplayBuffer:
 
     def _pick(self, row_F: np.ndarray, vector_D: np.ndarray, k: int, task: str, min_score: float | None,
               exclude_recorded: bool):
-        """(the best k of the candidates, whether no row outside the candidates can be one of them)."""
+        """(the best k of the candidates, whether no row outside the candidates can be one of them). Of equal
+        cosines those of the task come first, then real ones, then older ones."""
         rank = lambda row: (self.records[row].task != task, self.records[row].synthetic, row)
         excluded = lambda t: task and t.task == task and (t.synthetic or exclude_recorded)
         score_F = self._vectors_RD[row_F] @ vector_D
         order = np.argsort(-score_F)
         row_F, score_F = row_F[order], score_F[order]
         tier_F = np.cumsum(-np.diff(score_F, prepend=score_F[:1]) > TIE)      # equal cosines are one tier
-        hits, seen, tiers = [], set(), tier_F.tolist()
-        found = zip(tiers, row_F.tolist(), score_F.tolist())
-        for tier, tied in groupby(found, key=lambda candidate: candidate[0]):     # most are never looked at
-            for _, row, score in sorted(tied, key=lambda x: rank(x[1])):
-                record = self.records[row]
-                text = (record.state, record.action, record.next_state)
-                high = min_score is None or score >= min_score
-                if high and text not in seen and not excluded(record):
-                    seen.add(text)
-                    hits.append((record, score))
-                    if len(hits) == k:
-                        return hits, tier < tiers[-1]
+        hits, seen = [], set()
+        found = zip(tier_F.tolist(), row_F.tolist(), score_F.tolist())
+        for tier, row, score in sorted(found, key=lambda candidate: (candidate[0], *rank(candidate[1]))):
+            record = self.records[row]
+            text = (record.state, record.action, record.next_state)
+            high = min_score is None or score >= min_score
+            if high and text not in seen and not excluded(record):
+                seen.add(text)
+                hits.append((record, score))
+                if len(hits) == k:
+                    return hits, tier < tier_F[-1]
         return hits, min_score is not None and score_F[-1] < min_score
 
     # ---- files ----
@@ -161,8 +159,8 @@ class ReplayBuffer:
         (folder / "meta.json").write_text(json.dumps(meta, indent=1) + "\n")
 
     def load_index(self, folder: str | Path) -> None:
-        """Takes the index that `save` wrote, if any. The file has no state of a level generator: a run that
-        goes on takes it, too, and so inserts rows as a resumed one will."""
+        """Takes the index that `save` wrote, if any. It has no state of a level generator: a run that goes on
+        takes it, too, and so inserts rows as a resumed one will."""
         path = Path(folder) / "index.bin"
         if path.exists():
             self._index = hnswlib.Index("ip", self.dim)
