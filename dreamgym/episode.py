@@ -133,7 +133,7 @@ def verb_of(action: str) -> str:
 
 def number_lines(text: str) -> str:
     """How a policy sees a state of an environment with `numbered_lines`. The number stands behind its line: a
-    small model copies what follows more easily than what stands before (docs/lab-notes.md)."""
+    small model copies what follows more easily than what stands before."""
     return "\n".join(f"{line} [{i}]" for i, line in enumerate(text.split("\n"), 1))
 
 
@@ -207,12 +207,12 @@ def to_json(record: Task | Episode) -> dict:
         raise ValueError(f"{type(record).__name__} {record.id!r}: {error}; expected JSON values") from None
 
 
-def converted(value: object, kind: Any, where: object) -> Any:
+def converted(value: object, kind: Any, where: object, see: str = "") -> Any:
     """The value as a msgspec type. Raises ValueError naming `where` and the field that does not fit."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise ValueError(f"{where}: {error}") from None
+        raise ValueError(f"{where}: {error}{see}") from None
 
 
 def from_json(record: object, kind: type, where: str):
@@ -221,16 +221,13 @@ def from_json(record: object, kind: type, where: str):
         found = record.get("schema") if isinstance(record, dict) else type(record).__name__
         raise ValueError(f"{where}: field `schema` is {str(found)[:40]!r}, expected {SCHEMA}; see "
                          "docs/data.md")
-    try:
-        value = msgspec.convert({k: v for k, v in record.items() if k != "schema"}, kind)
-    except msgspec.ValidationError as error:
-        raise ValueError(f"{where}: {error}; see docs/data.md") from None
+    value = converted({k: v for k, v in record.items() if k != "schema"}, kind, where, "; see docs/data.md")
     return check_task(value, where) if kind is Task else check_episode(value, where)
 
 
 def as_read(record: Task | Episode, where: str):
-    """The record as its file will give it back. Raises ValueError where it does not fit: constructors check
-    no types."""
+    """The record as its file gives it back. Raises ValueError where it does not fit: constructors check no
+    types."""
     return from_json(to_json(record), type(record), where)
 
 
