@@ -17,10 +17,9 @@ MARK = "= "
 
 
 def encode(page: str, known: Mapping[str, str], keys: bool = False) -> str:
-    """The page itself, or the form of it that decode gives back and that says the fewest words. Another known
-    page than the first is named only where that halves the words: which of several pages saves one word is
-    chance, and no model can learn it. `keys`: says each line with a key, changed or not. Such lines change
-    most, and a model need not tell whether they did."""
+    """The page itself, or the form of it that says the fewest words. Another known page than the first is
+    named only where that halves the words: which of several pages saves one word is chance, and no model can
+    learn it. `keys`: says each line with a key, changed or not: a model need not tell whether it did."""
     cost = {page: _cost(page)} if not page.startswith(MARK) else {}
     for i, (name, text) in enumerate(known.items()):
         if text == page and not keys:
@@ -36,7 +35,7 @@ def encode(page: str, known: Mapping[str, str], keys: bool = False) -> str:
 
 def _cost(text: str) -> int:
     """Words, without the name of a known page and the marks of edits: else some small known pages would be
-    written out and others named, and a small model could not tell which."""
+    written out."""
     if not text.startswith(MARK):
         return len(text.split())
     return sum(len(edit[len(MARK):].split()) for edit in text.split("\n")[1:])
@@ -44,9 +43,8 @@ def _cost(text: str) -> int:
 
 def _edits(known: list[str], lines: list[str], keys: bool) -> list[str]:
     """The edits that make `lines` of `known`. Where all lines of a place keep their keys they are replaced. A
-    line put in is written after the line before it, taken out and put back ("- a", "+ a", "+ new"), or before
-    the first line ("- a", "+ new", "+ a"): a model can name a line that it reads, and hardly count which one
-    it is."""
+    new line comes with the line before it ("- a", "+ a", "+ new"), or with the first line ("- a", "+ new",
+    "+ a"): a model can name a line that it reads, and hardly count which one it is."""
     edits: list[str] = []
     keyed = lambda place, line: _places(known, line) == [place]
     said = lambda place: keys and keyed(place, known[place])
@@ -59,7 +57,7 @@ def _edits(known: list[str], lines: list[str], keys: bool) -> list[str]:
             continue
         if what == "insert" and 0 < a < len(known) and not said(a - 1):
             a, c = a - 1, c - 1
-        elif what == "insert" and a == 0 < len(known):
+        elif what == "insert" and a == 0:
             b, d = a + 1, d + 1
         edits += [f"- {line}" for line in known[a:b]] + [f"+ {line}" for line in lines[c:d]]
     return edits
@@ -72,8 +70,8 @@ def _places(lines: list[str], line: str) -> list[int]:
 
 
 def decode(text: str, known: Mapping[str, str]) -> str:
-    """The page that a text stands for. Raises ValueError for the name of an unknown page, and for a line to
-    take out or to replace that is not there."""
+    """The page that a text stands for. Raises ValueError for an unknown page, and for a line that is not
+    there."""
     first, *edits = text.split("\n")
     if not first.startswith(MARK):
         return text
