@@ -37,8 +37,8 @@ TEACHER_ANSWER_TOK = 4_096             # ... and the reasoning alone
 # ---- playing ----
 
 def explained(env: Environment, episode: Episode, reason: CompareWords | None = None) -> Episode:
-    """The episode with what is missing filled in: grounded actions, and reasoning by the environment's rules,
-    where it has any, else by `reason`."""
+    """Fills in what is missing: grounded actions, and reasoning by the environment's rules, else by
+    `reason`."""
     steps: list[Step] = []
     for i, step in enumerate(episode.steps):
         step = replace(step, grounded=step.grounded or env.ground(step.state, step.action))
@@ -67,14 +67,14 @@ def play_at_once(env: Environment, roles: list[tuple[Episode, Player, np.random.
     lock-step, and `workers` players are asked at the same time. Raises ValueError where the answers of the
     environment make no valid episode, or a state that no experience model could answer with."""
     def act(one: tuple) -> str:
-        session, (episode, *_), player_act = one
+        session, episode, _, player_act = one
         with noted(f"player {episode.source!r}, task {session.task.text!r}, state {session.state!r}"):
             return player_act(session.state)
 
     sessions = reset_all(env, [episode.task for episode, *_ in roles])
     try:
-        acts = [player.make(session, rng) for session, (_, player, rng) in zip(sessions, roles)]
-        running = list(zip(sessions, roles, acts))
+        running = [(session, episode, player, player.make(session, rng))
+                   for session, (episode, player, rng) in zip(sessions, roles)]
         while running:
             states = [session.state for session, *_ in running]
             if workers == 1:
@@ -84,7 +84,7 @@ def play_at_once(env: Environment, roles: list[tuple[Episode, Player, np.random.
                     actions = list(pool.map(act, running))
             results = step_all(env, [session for session, *_ in running], actions)
             for one, state, action, result in zip(running, states, actions, results):
-                session, (episode, player, _), _ = one
+                session, episode, player, _ = one
                 said = action if isinstance(action, Act) else Act(action)
                 record_step(episode, state, str(said), result, env.max_steps)
                 step = episode.steps[-1]
@@ -94,7 +94,7 @@ def play_at_once(env: Environment, roles: list[tuple[Episode, Player, np.random.
                 elif session.state != result.state:
                     raise ValueError(f"{env.name}.step returned the state {result.state!r}, but left "
                                      f"session.state at {session.state!r}; expected the same")
-            running = [one for one in running if not one[1][0].stop]
+            running = [one for one in running if not one[1].stop]
     finally:
         env.end(sessions)
 
@@ -126,9 +126,8 @@ def form_of(action: str, names: Names) -> tuple[str, list[str]]:
 
 def in_other_forms(action: str, forms: list[str], names: Names) -> tuple[list[str], list[str]]:
     """The names and numbers of `action` in those of the `forms` that have as many: first the likely
-    mistakes, which share a word with it, such as "cool mug 1 with microwave 1" for "heat mug 1 with microwave
-    1", then the others ("move mug 1 to microwave 1"). Players that succeed hardly ever try such an action, so
-    without it no data say that it fails."""
+    mistakes, which share a word with it ("cool mug 1 with microwave 1" for "heat mug 1 with microwave 1"),
+    then the others ("move mug 1 to microwave 1"). Players that succeed hardly ever show that these fail."""
     form, found = form_of(action, names)
     like, unlike = [], []
     for other in forms:
@@ -141,9 +140,9 @@ def in_other_forms(action: str, forms: list[str], names: Names) -> tuple[list[st
 
 
 def mutated(action: str, other: str, text: str, names: Names, rng: np.random.Generator) -> str:
-    """A damaged copy of `action`. Either its start is joined to the end of `other`, or a word is replaced: a
-    name by another of its kind, from `text` or any task; or a number by another of `text`; or, without
-    either, any word by any of `text`."""
+    """A damaged copy of `action`: its start joined to the end of `other`, or a word replaced. A name is
+    replaced by another of its kind, from `text` or any task; a number by another of `text`; where there is
+    neither, any word by any of `text`."""
     words, others = (re.findall(r"\s*(?:[^\W_]+|\S)", part) for part in (action, other))
     if rng.random() < SPLICE_SHARE:
         head, tail = rng.integers(len(words) + 1), rng.integers(len(others) + 1)
@@ -163,11 +162,10 @@ def mutated(action: str, other: str, text: str, names: Names, rng: np.random.Gen
 
 
 def probing(player: Player, before: Episode, others: list[Episode], names: Names, forms: list[str]) -> Player:
-    """A player that acts like `player`, but often tries something else first: the wanted names in each of the
-    `forms` like its own, then in others; its last action again; a damaged copy of the wanted one; or an
-    earlier action, of the episode `before`, which had the same task, or of one of the `others`. If the state
-    stays the same, the wanted action follows; if it changes, `player` is asked again. Fewer probes come
-    before an action where many recorded ones begin with the same two words."""
+    """A player that acts like `player`, but often tries something else first: the wanted names in other
+    `forms`, its last action, a damaged copy of the wanted one, or an action of the episode `before`, which
+    had the same task, or of one of the `others`. If the state stays the same, the wanted action follows; if
+    it changes, `player` is asked again."""
     def make(session, rng):
         act, wanted, asked_in, last = player.make(session, rng), "", None, ""
         like, unlike = [], []
@@ -209,17 +207,19 @@ def play_many(env: Environment, players: dict[str, Player], tasks: list[Task], t
     `args.probe_share` of them plays the task of an earlier one again, with probes. Where a language model
     plays, REQUESTS episodes run at once. Resumable: each episode is appended to `done_path` at once."""
     run.cut_jsonl(done_path)
-    episodes = read_episodes(done_path) if done_path.exists() else []
-    plain = [episode for episode in episodes if episode.source != Source.PROBER]
+    episodes: list[Episode] = []
+    plain: list[Episode] = []                    # without probes
+    forms: dict[str, None] = {}                  # an ordered set: draws do not depend on hashes
     shares = np.array([player.share for player in players.values()])
     names = Names(task.text for task in tasks)
-    forms: dict[str, None] = {}                  # an ordered set: draws do not depend on hashes
-    played = sum(len(episode.steps) for episode in episodes)
     workers = min(teacher.REQUESTS, env.slots) if Source.LANGUAGE_MODEL in players else 1
 
-    def learn_forms(episode: Episode) -> None:
-        if args.probe_forms:
-            forms.update(dict.fromkeys(form_of(step.action, names)[0] for step in episode.steps))
+    def add(episode: Episode) -> None:
+        episodes.append(episode)
+        if episode.source != Source.PROBER:
+            plain.append(episode)
+            if args.probe_forms:
+                forms.update(dict.fromkeys(form_of(step.action, names)[0] for step in episode.steps))
 
     def drawn(index: int) -> tuple[np.random.Generator, Task, str]:
         rng = run.rng(args.seed, "collect", label, index)
@@ -235,9 +235,9 @@ def play_many(env: Environment, players: dict[str, Player], tasks: list[Task], t
             task, source = before.task, Source.PROBER
         return Episode(id=f"{label}-{index}", task=task, source=source), player, rng
 
-    for episode in plain:
-        learn_forms(episode)
-    prepared = len(episodes)
+    for episode in read_episodes(done_path) if done_path.exists() else ():
+        add(episode)
+    played, prepared = sum(len(episode.steps) for episode in episodes), len(episodes)
     with run.progress(transitions, f"{label} episodes", played) as bar:
         while played < transitions:
             first = len(episodes)
@@ -248,10 +248,7 @@ def play_many(env: Environment, players: dict[str, Player], tasks: list[Task], t
             for episode in play_at_once(env, [role(first + i) for i in range(workers)], workers):
                 episode.id = f"{label}-{len(episodes)}"      # a killed collection goes on from the count
                 run.write_jsonl(done_path, [to_json(episode)], append=True)
-                episodes.append(episode)
-                if episode.source != Source.PROBER:
-                    plain.append(episode)
-                    learn_forms(episode)
+                add(episode)
                 played += len(episode.steps)
                 bar.update(len(episode.steps))
     return episodes
@@ -333,8 +330,7 @@ def tasks_with_start(env: Environment, split: str) -> list[Task]:
 
 
 def warn_of_shared_texts(tasks: dict[str, list[Task]]) -> None:
-    """Says how many held-out tasks have the text of a task of an earlier split: success on them is no
-    evidence."""
+    """Success on a held-out task is no evidence where a task of an earlier split has its text."""
     texts: set[str] = set()
     for split in SPLITS:
         if shared := sum(task.text in texts for task in tasks[split]):
@@ -413,8 +409,7 @@ def by_split(env: Environment, episodes: list[Episode],
 def counterfactuals(env: Environment, parts: dict[str, list[Episode]], tasks: dict[str, list[Task]],
                     split: str, count: int, rng: np.random.Generator) -> list[Episode]:
     """The environment's counterfactuals of one split, or those of hindsight.py: none under a task of another
-    split, and, of held-out splits, none whose state and action are judged in training (so "train" comes
-    first)."""
+    split, and none whose state and action are judged in training ("train" comes first)."""
     own = {task.text for task in tasks[split]}
     others = {task.text for name in SPLITS for task in tasks[name]} - own
     trained = {(e.steps[0].state, e.steps[0].action) for e in parts["train"]
