@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from types import MethodType
 from typing import Any
 
 import torch
@@ -306,8 +305,7 @@ def _fully_shard(causal_lm: PreTrainedModel) -> None:
     # The root is resharded, too: else a no_grad pass may leave a stale full copy beside an updated shard.
     for module in (*layers, causal_lm):
         fully_shard(module, reshard_after_forward=True, mp_policy=policy)
-    call = lambda self, function, *arguments: function(self, *arguments)
-    causal_lm.in_forward = MethodType(call, causal_lm)
+    causal_lm.in_forward = lambda function, *arguments: function(causal_lm, *arguments)
     register_fsdp_forward_method(causal_lm, "in_forward")  # FSDP gathers the root's weights for it
 
 

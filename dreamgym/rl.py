@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from dreamgym import losses, run
-from dreamgym.episode import Episode, StopReason, TokenSegment
+from dreamgym.episode import Episode, StopReason
 from dreamgym.logprobs import TrainSample, even_micro_batches, reference_logprobs, token_logprobs
 from dreamgym.model import optimizer_step
 from dreamgym.sft import sft_step
@@ -47,9 +47,15 @@ def usable(episodes: list[Episode], drop_malformed: bool) -> list[Episode]:
     return [e for e in episodes if e.stop not in dropped]
 
 
-def turns(segment: TokenSegment) -> list[tuple[int, int]]:
-    """(first, end) of each turn among the trained tokens; equal where there was no room for an action."""
-    return list(zip([0, *segment.turn_ends[:-1]], segment.turn_ends))
+def token_turns(episode: Episode) -> list[torch.Tensor]:
+    """For each segment, which turn of the episode each trained token belongs to; a turn without room for an
+    action has none."""
+    found, done = [], 0
+    for segment in episode.segments:
+        sizes = torch.tensor([0, *segment.turn_ends]).diff()
+        found.append(torch.arange(done, done + len(sizes)).repeat_interleave(sizes))
+        done += len(sizes)
+    return found
 
 
 def group_turn_advantages(episodes: list[Episode], args) -> dict[str, tuple]:
@@ -68,43 +74,36 @@ def group_turn_advantages(episodes: list[Episode], args) -> dict[str, tuple]:
             for e, advantage, divisor in zip(episodes, advantages.tolist(), divisors.tolist())}
 
 
-def gae_turn_advantages(episodes: list[Episode], starts: dict[str, list[float]], args) -> dict[str, tuple]:
+def gae_turn_advantages(episodes: list[Episode], starts: dict[str, torch.Tensor], args) -> dict[str, tuple]:
     """PPO (Eq. 2): (advantages, returns) of each episode's turns; `starts`: the critic at the start of each
     turn."""
     rewards = lambda e: [s.reward - args.invalid_penalty * (not s.valid) for s in e.steps]
-    found = {e.id: losses.gae(rewards(e), starts[e.id], GAMMA, GAE_LAMBDA) for e in episodes}
+    found = {e.id: losses.gae(rewards(e), starts[e.id].tolist(), GAMMA, GAE_LAMBDA) for e in episodes}
     return {name: (advantage.tolist(), returns.tolist()) for name, (advantage, returns) in found.items()}
 
 
 def make_batch(episodes: list[Episode], policy, value_head, args, dist) -> Batch:
     """Rows with one advantage for each trained token. Whole groups must be on one rank."""
-    segments = [(e, s) for e in episodes for s in e.segments if any(s.mask)]
-    samples = [s for _, s in segments]
+    rows = [(e.id, s, turn_N) for e in episodes
+            for s, turn_N in zip(e.segments, token_turns(e)) if len(turn_N)]
+    names, samples, turns = map(list, zip(*rows)) if rows else ([], [], [])
+    first = [turn_N.diff(prepend=torch.tensor([-1])) > 0 for turn_N in turns]
     if value_head is not None:
         values = token_values(policy, value_head, samples, args, dist)
-        value_of = {id(s): value_N for s, value_N in zip(samples, values)}
-        at_start = lambda s, a, b: float(value_of[id(s)][a]) if b > a else 0.0
-        starts = {e.id: [at_start(s, a, b) for s in e.segments for a, b in turns(s)] for e in episodes}
+        starts = {e.id: torch.zeros(len(e.steps)) for e in episodes}
+        for name, turn_N, value_N, first_N in zip(names, turns, values, first):
+            starts[name][turn_N[first_N]] = value_N[first_N]
         by_turn = gae_turn_advantages(episodes, starts, args)
     else:
-        values = [torch.zeros(sum(s.mask)) for s in samples]
+        values = [torch.zeros(len(turn_N)) for turn_N in turns]
         by_turn = group_turn_advantages(episodes, args)
-    batch = Batch(samples, [torch.tensor(s.logps) for s in samples], [], [], values, [])
-    for episode in episodes:
-        advantage, returns = map(torch.tensor, by_turn[episode.id])
-        done = 0
-        for segment in episode.segments:
-            sizes = torch.tensor([end - start for start, end in turns(segment)])
-            turn_N = torch.arange(done, done + len(sizes)).repeat_interleave(sizes)     # of each token
-            done += len(sizes)
-            if len(turn_N):
-                batch.advantage.append(advantage[turn_N])
-                batch.returns.append(returns[turn_N])
-                batch.first.append((turn_N.diff(prepend=torch.tensor([-1])) > 0).float())
+    spread = lambda which: [torch.tensor(by_turn[name][which])[turn_N] for name, turn_N in zip(names, turns)]
+    batch = Batch(samples, [torch.tensor(s.logps) for s in samples], spread(0), spread(1), values,
+                  [first_N.float() for first_N in first])
     if value_head is not None:
         whiten(batch, dist)
     if args.loss_mean == "episode":
-        weigh_episodes(batch, [e.id for e, _ in segments], dist)
+        weigh_episodes(batch, names, dist)
     return batch
 
 
