@@ -79,8 +79,7 @@ def even_micro_batches(samples: list[TrainSample], micro_batch_tok: int, dist) -
 # ---- log-probs ----
 
 def token_logprobs(model: torch.nn.Module, samples: list[TrainSample], with_entropy: bool = True,
-                   with_hidden: bool = False,
-                   ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+                   ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]:
     """(logp_N, entropy_N, hidden_NH) of all trained tokens, flat in the order of the samples.
 
     Entropies are in nats. hidden_NH is the last hidden state at the position before each trained token, for a
@@ -96,7 +95,7 @@ def token_logprobs(model: torch.nn.Module, samples: list[TrainSample], with_entr
         packs = prefix_packs(samples)
     batch = _make_batch(samples, packs, causal_lm)
     with autocast(causal_lm), checkpointing_enabled(causal_lm):
-        return in_forward(causal_lm, _flat_logprobs, *batch, with_entropy, with_hidden)
+        return in_forward(causal_lm, _flat_logprobs, *batch, with_entropy)
 
 
 def _make_batch(samples: list[TrainSample], packs: list[tuple[list[int], int]], causal_lm: PreTrainedModel):
@@ -135,7 +134,7 @@ def _make_batch(samples: list[TrainSample], packs: list[tuple[list[int], int]], 
 
 
 def _flat_logprobs(causal_lm: PreTrainedModel, inputs: dict, before_N: torch.Tensor, target_N: torch.Tensor,
-                   with_entropy: bool, with_hidden: bool):
+                   with_entropy: bool):
     """The body once, then the head at trained positions only, chunk by chunk."""
     head = causal_lm.get_output_embeddings()
     hidden_NH = causal_lm.base_model(**inputs).last_hidden_state.flatten(0, 1)[before_N]
@@ -145,7 +144,7 @@ def _flat_logprobs(causal_lm: PreTrainedModel, inputs: dict, before_N: torch.Ten
         chunk = partial(checkpoint, chunk, use_reentrant=False, preserve_rng_state=False)
     # split: at least one chunk, if empty, so that ranks without trained tokens join the backward
     logp, entropy = zip(*map(chunk, hidden_NH.split(CHUNK), target_N.split(CHUNK)))
-    return torch.cat(logp), torch.cat(entropy) if with_entropy else None, hidden_NH if with_hidden else None
+    return torch.cat(logp), torch.cat(entropy) if with_entropy else None, hidden_NH
 
 
 def _chunk_logprobs(logits_NV, target_N, with_entropy: bool):

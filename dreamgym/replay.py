@@ -85,7 +85,7 @@ class ReplayBuffer:
 
     # ---- reading ----
 
-    def search(self, vectors_BD: np.ndarray, k: int, tasks: Sequence[str], min_score: float | None = None,
+    def search(self, vectors_BD: np.ndarray, k: int, tasks: Sequence[str], min_score: float = -np.inf,
                exclude_recorded: bool = True) -> list[list[tuple[Transition, float]]]:
         """The k transitions of highest cosine for each query: B lists of (transition, cosine), best first.
 
@@ -120,7 +120,7 @@ class ReplayBuffer:
             near.append(np.argpartition(score_BR, len(self) - fetch, axis=1)[:, len(self) - fetch:])
         return np.concatenate(near)
 
-    def _pick(self, row_F: np.ndarray, vector_D: np.ndarray, k: int, task: str, min_score: float | None,
+    def _pick(self, row_F: np.ndarray, vector_D: np.ndarray, k: int, task: str, min_score: float,
               exclude_recorded: bool):
         """(the best k of the candidates, whether no row outside the candidates can be one of them). Of equal
         cosines those of the task come first, then real ones, then older ones."""
@@ -135,13 +135,12 @@ class ReplayBuffer:
         for tier, row, score in sorted(found, key=lambda candidate: (candidate[0], *rank(candidate[1]))):
             record = self.records[row]
             text = (record.state, record.action, record.next_state)
-            high = min_score is None or score >= min_score
-            if high and text not in seen and not excluded(record):
+            if score >= min_score and text not in seen and not excluded(record):
                 seen.add(text)
                 hits.append((record, score))
                 if len(hits) == k:
                     return hits, tier < tier_F[-1]
-        return hits, min_score is not None and score_F[-1] < min_score
+        return hits, score_F[-1] < min_score
 
     # ---- files ----
 

@@ -146,7 +146,7 @@ def by_row(samples: list[TrainSample], compute: Callable, args, dist) -> list[to
 
 def token_values(policy, value_head, samples: list[TrainSample], args, dist) -> list[torch.Tensor]:
     """The critic at every trained token of every row."""
-    hidden_NH = lambda part: token_logprobs(policy.model, part, with_entropy=False, with_hidden=True)[2]
+    hidden_NH = lambda part: token_logprobs(policy.model, part, with_entropy=False)[2]
     return by_row(samples, lambda part: value_head(hidden_NH(part).float())[:, 0], args, dist)
 
 
@@ -201,7 +201,7 @@ def micro_batch_loss(policy, value_head, batch: Batch, ref, rows: list[int], div
     device = next(policy.model.parameters()).device
     flat = lambda part: torch.cat([torch.empty(0), *(part[i] for i in rows)]).to(device)
     samples = [batch.samples[i] for i in rows]
-    logp_N, entropy_N, hidden_NH = token_logprobs(policy.model, samples, with_hidden=value_head is not None)
+    logp_N, entropy_N, hidden_NH = token_logprobs(policy.model, samples)
     if not args.entropy_coef:
         entropy_N = entropy_N.detach()           # its gradient would cost more than that of the log-probs
     old_N = flat(batch.old)

@@ -1,7 +1,7 @@
 """Batched decoding for any full-attention Hugging Face causal LM, with a KV cache that is kept across the
 turns of a conversation.
 
-    sampler = Sampler(model, slots=128, context=4096, stop_ids=[eos], seed_or_generator=0)
+    sampler = Sampler(model, slots=128, context=4096, stop_ids=[eos], seed=0)
     samples = sampler.sample(prompts, keys, max_new_tok=512, temperature=1.0)   # ids -> ids and log-probs
 
 A slot is a row of the cache and belongs to one conversation key. A later prompt of that key computes only
@@ -149,7 +149,7 @@ class Sampler:
     than the context.
     """
 
-    def __init__(self, model, slots: int, context: int, stop_ids: Sequence[int], seed_or_generator):
+    def __init__(self, model, slots: int, context: int, stop_ids: Sequence[int], seed: int):
         # PEFT keeps its adapters inside the modules of the base model
         self.inner = without_adapters(model)
         config = self.inner.config
@@ -158,7 +158,7 @@ class Sampler:
                              f"{getattr(config, 'sliding_window', None)} at context = {context}: expected "
                              "attention over the whole context.")
         self.slots, self.context, self.stop_ids = slots, context, set(stop_ids)
-        self.generator = np.random.default_rng(seed_or_generator)
+        self.generator = np.random.default_rng(seed)
         self.prefill_tok = 0  # prompt tokens computed, for tests and benchmarks
         self.ids_SL = np.zeros((slots, context), np.int32)  # untouched pages of a long context cost no memory
         self.step_2L = torch.zeros(2 * context, dtype=compute_dtype(self.inner), device=self.inner.device)

@@ -83,7 +83,7 @@ def test_logprobs_against_a_slow_loop(kind, make):
     """Off-by-one positions, padding or another branch that leaks into a sample."""
     model, samples = tiny(kind), make()
     assert (len(prefix_packs(samples)) < len(samples)) == (make is sharing)
-    logp_N, entropy_N, hidden_NH = token_logprobs(model, samples, with_hidden=True)
+    logp_N, entropy_N, hidden_NH = token_logprobs(model, samples)
     slow_N, slow_entropy_N = slow_logprobs(model, samples)
     torch.testing.assert_close(logp_N.double(), slow_N, **CLOSE)
     torch.testing.assert_close(entropy_N.double(), slow_entropy_N, **CLOSE)
@@ -361,8 +361,8 @@ def test_precision_of_weights(folder, lora_rank, frozen):
 def test_bfloat16_computes_what_float32_does(folder, form):
     """A model that says bfloat16 and computes in float32; a sampler that is not the trainer's model."""
     exact, model = load_model(folder, "float32", **form)[0], load_model(folder, "bfloat16", **form)[0]
-    hidden_NH = token_logprobs(model, sharing(), with_hidden=True)[2]
-    assert not torch.equal(hidden_NH.float(), token_logprobs(exact, sharing(), with_hidden=True)[2])
+    hidden_NH = token_logprobs(model, sharing())[2]
+    assert not torch.equal(hidden_NH.float(), token_logprobs(exact, sharing())[2])
     error_N = (logprobs(model) - logprobs(exact)).abs()
     bound = 0.5 if "quantize" in form else 0.05      # 4-bit codes of rounded weights differ here and there
     assert 0 < error_N.mean() < bound and logprobs(model).dtype == torch.float32

@@ -41,7 +41,7 @@ def slow_search(entries, query, k, task, min_score, exclude_recorded):
     for *_, score, t in sorted(tiers, key=lambda r: r[:4]):
         text = (t.state, t.action, t.next_state)
         hidden = t.task == task and (t.synthetic or exclude_recorded)
-        if not hidden and text not in seen and (min_score is None or score >= min_score):
+        if not hidden and text not in seen and score >= min_score:
             seen.add(text)
             result.append((t, score))
     return result[:k]
@@ -50,7 +50,7 @@ def slow_search(entries, query, k, task, min_score, exclude_recorded):
 @both
 @pytest.mark.parametrize("exclude_recorded", [True, False])
 @pytest.mark.parametrize("min_score,texts,vectors_differ", [
-    (None, 10**9, True), (0.3, 10**9, True), (None, 15, True), (0.2, 60, True), (None, 10**9, False)])
+    (-1.1, 10**9, True), (0.3, 10**9, True), (-1.1, 15, True), (0.2, 60, True), (-1.1, 10**9, False)])
 def test_search_equals_a_slow_search(exact_below, min_score, texts, vectors_differ, exclude_recorded):
     """Exclusions, copies or ties that eat up the k results; a task's own dreamt steps that are returned."""
     rng = np.random.default_rng(1)
