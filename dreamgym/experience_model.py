@@ -122,7 +122,7 @@ class ExperienceModel:
         not what was dreamt of it: errors would confirm themselves."""
         tasks, _, states, actions = map(list, zip(*steps))
         vectors_BD, found = self.encoder(states, actions), [[]] * len(steps)
-        if self.settings.k and len(self.buffer):
+        if self.settings.k:
             found = self.buffer.search(vectors_BD, self.settings.k, tasks, self.settings.min_similarity,
                                        exclude_recorded=not dreaming)
         questions = []
