@@ -149,10 +149,10 @@ class _Game:
         operators = {}
         for operator in self.library.operators():
             if operator.id not in self.ground:
-                action, *keys = operator.name.decode("cp1252").split()
+                action, *keys = operator.name.split()
                 who = dict(zip(self.parameters[action], keys))
                 self.ground[operator.id] = action, who, self.narrator.command(action, who)
-            operators.setdefault(self.ground[operator.id][2], (operator.id, operator.effects))
+            operators.setdefault(self.ground[operator.id][2], (operator.id, operator.nb_effect_atoms))
         return _State(self.library.lib.get_state_id(), facts, self.library.lib.check_goal(), operators)
 
 

@@ -9,15 +9,11 @@ import struct
 import sys
 import tempfile
 import zlib
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
 CACHE_SCHEMA = 2                                 # of the files in a cache folder
-
-
-class Operator(ctypes.Structure):
-    """As the library writes it: a ground action ("pickupobject agent1 ..."), and its number of effects."""
-    _fields_ = [("id", ctypes.c_int), ("name", ctypes.c_char * 1024), ("effects", ctypes.c_int)]
 
 
 class Library:
@@ -34,17 +30,20 @@ class Library:
         self.lib.apply_operator.argtypes = [ctypes.c_size_t, ctypes.c_void_p]
         self.lib.check_goal.restype = ctypes.c_bool
 
-    def operators(self) -> ctypes.Array[Operator]:
-        """Those that apply in the current state, in the library's order."""
+    def operators(self) -> Sequence:
+        """Those that apply in the current state, in the library's order: `id`, `name` ("pickupobject agent1
+        ..."), `nb_effect_atoms`."""
+        from fast_downward import Operator
         found = (Operator * self.lib.get_applicable_operators_count())()
         self.lib.get_applicable_operators(found)
         return found
 
     def apply(self, operator: int, effects: int) -> list[str]:
         """Applies an operator of so many effects; these, such as "NegatedAtom holds(agent1, apple_bar_1)"."""
-        atoms = (ctypes.c_char * 1024 * effects)()
+        from fast_downward import Atom
+        atoms = (Atom * effects)()
         self.lib.apply_operator(operator, atoms)
-        return [atom.value.decode("cp1252") for atom in atoms]
+        return [atom.name for atom in atoms]
 
 
 @lru_cache(maxsize=1)
