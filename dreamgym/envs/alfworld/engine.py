@@ -171,7 +171,6 @@ def open_game(path: Path, cache: str | Path) -> _Game:
     key = (os.path.abspath(path), stat.st_mtime_ns, stat.st_size)
     game = _alive.get(key)
     if game is None:
-        require()
         data = read_game(path)
         try:
             game = _alive[key] = _Game(

@@ -38,9 +38,9 @@ ROOMS = tuple(first + i for first in (0, 200, 300, 400) for i in range(1, 31))
 DATA = "json_2.1.1"
 ATTEMPTS = 5                                     # layouts tried for one goal
 STATION = {
-    "pick_clean_then_place_in_recep": ("clean", "SinkBasin", "Cleanable"),
-    "pick_heat_then_place_in_recep": ("heat", "Microwave", "Heatable"),
-    "pick_cool_then_place_in_recep": ("cool", "Fridge", "Coolable"),
+    "pick_clean_then_place_in_recep": ("SinkBasin", "Cleanable"),
+    "pick_heat_then_place_in_recep": ("Microwave", "Heatable"),
+    "pick_cool_then_place_in_recep": ("Fridge", "Coolable"),
 }
 # elsewhere an unwashed, cold ... copy may lie there, as in official games
 NO_COPY_AT_GOAL = ("pick_and_place_simple", TWO)
@@ -143,7 +143,7 @@ def room_goals(place: Room, task_type: str) -> dict[str, list[str]]:
     if task_type == LAMP:
         lamp = any(f.type == "DeskLamp" and f.on for f in place.fixtures)
         return {"": [t for t in place.types if homes[t]]} if lamp else {}
-    station, able = STATION.get(task_type, ("", "", ""))[1:]
+    station, able = STATION.get(task_type, ("", ""))
     if station and station not in holds:
         return {}
     types = [t for t in place.types
