@@ -105,8 +105,7 @@ class WebShopEngine:
     def chosen(self) -> list[str]:
         """The chosen values in the order of the page. Upstream's marks in the page leave out values that JSON
         writes with an escape (quotes, accents)."""
-        names = self.product.options if self.options else ()
-        return [self.options[name] for name in names if name in self.options]
+        return [self.options[name] for name in self.product.options if name in self.options]
 
     @property
     def page_products(self) -> Sequence[Product]:

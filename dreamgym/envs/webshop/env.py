@@ -71,20 +71,20 @@ class WebShop(Environment):
     def reset(self, tasks: list[Task]) -> list[Session]:
         sessions = []
         for task in tasks:
-            engine = WebShopEngine(self.catalogue, "text_rich")
+            engine = WebShopEngine(self.catalogue)
             engine.reset(self.catalogue.goals[real_goal(task, "goal_index")])
             sessions.append(Session(task, text.START, inner=engine))
         return sessions
 
     def step(self, sessions: list[Session], actions: list[str]) -> list[StepResult]:
-        return [self._step(session, action) for session, action in zip(sessions, actions, strict=True)]
-
-    def _step(self, session: Session, action: str) -> StepResult:
-        engine = session.inner
-        score, done = engine.act(official_action(engine, session.state, action))
-        if engine.valid:
-            session.state = text.abstract(engine, self.results_shown)
-        return StepResult(session.state, float(score == 1.0), done, raw_score=float(score))
+        results = []
+        for session, action in zip(sessions, actions, strict=True):
+            engine = session.inner
+            score, done = engine.act(official_action(engine, session.state, action))
+            if engine.valid:
+                session.state = text.abstract(engine, self.results_shown)
+            results.append(StepResult(session.state, float(score == 1.0), done, raw_score=float(score)))
+        return results
 
     ground = staticmethod(text.ground)
 

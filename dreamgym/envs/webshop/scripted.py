@@ -70,16 +70,18 @@ class Shopper:
         return next(iter([*lacks, *[price] * dear, *["seen"] * seen]), "")
 
     def _choose_product(self, listed: dict[str, tuple[str, str]]) -> str:
-        if listed and self.rng.random() < self.slip:
+        if not listed:
+            return "back to search"
+        if self.rng.random() < self.slip:
             return self.rng.choice(list(listed))
         for number, found in listed.items():
             if not self._lack(*found):
                 self.seen.add(found)
                 return number
-        if listed and not self.paged:
+        if not self.paged:
             self.paged = True
             return "next >"
-        return self.rng.choice(list(listed)) if listed else "back to search"
+        return self.rng.choice(list(listed))
 
     def _choose_option(self, item: Item) -> str:
         wanted = self.wanted.options.items()
