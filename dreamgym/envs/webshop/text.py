@@ -148,14 +148,17 @@ def title_words(text: str) -> list[str]:
 def read_task(text: str) -> Wanted | None:
     """None for an instruction of another form than 'find me WORDS [with NAME: VALUE[, and NAME: VALUE]][, and
     price lower than N dollars]', each name once."""
-    match = _TASK.match(clean(text).lower()[:MAX_TASK_CHARS])
-    words, options, readable = title_words(match["words"]), {}, len(text) <= MAX_TASK_CHARS
+    if len(text) > MAX_TASK_CHARS:
+        return None
+    match = _TASK.match(clean(text).lower())
+    words, options = title_words(match["words"]), {}
     for part in filter(None, (match["options"] or "").split(", and ")):
         name, _, value = part.partition(": ")
         name, value = name.strip(), value.strip(" ,")
-        readable &= bool(value) and name not in options and "price lower" not in value
+        if not value or name in options or "price lower" in value:
+            return None
         options[name] = value
-    if not words or not readable or any(word.endswith(":") for word in words):
+    if not words or any(word.endswith(":") for word in words):
         return None
     return Wanted(words, options, float(match["price"]) if match["price"] else None)
 
