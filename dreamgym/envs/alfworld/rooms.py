@@ -9,9 +9,10 @@ import functools
 import importlib.util
 import json
 import random
+import runpy
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -61,15 +62,13 @@ class Room:
     points: list[tuple]                          # (x, z) where the agent can stand
 
 
-@functools.lru_cache(maxsize=1)
-def shipped() -> tuple[Path, ModuleType, ModuleType]:
-    """(folder of the alfworld package, its gen/constants.py, its gen/goal_library.py)"""
-    folder, modules = Path(importlib.util.find_spec("alfworld").submodule_search_locations[0]), []
-    for name in ("constants", "goal_library"):
-        file = importlib.util.spec_from_file_location(f"alfworld_{name}", folder / "gen" / f"{name}.py")
-        modules.append(importlib.util.module_from_spec(file))
-        file.loader.exec_module(modules[-1])
-    return folder, *modules
+@functools.cache
+def shipped() -> tuple[Path, SimpleNamespace, SimpleNamespace]:
+    """(folder of the alfworld package, what its gen/constants.py and gen/goal_library.py define)"""
+    folder = Path(importlib.util.find_spec("alfworld").submodule_search_locations[0])
+    constants, library = (runpy.run_path(str(folder / "gen" / file))
+                          for file in ("constants.py", "goal_library.py"))
+    return folder, SimpleNamespace(**constants), SimpleNamespace(**library)
 
 
 def pddl_id(key: str) -> str:
