@@ -42,7 +42,7 @@ def make_pairs(episodes: list[Episode], seed: int) -> list[tuple[Episode, Episod
     return run.sample(pairs, None, seed, "pairs")
 
 
-def log_ratio(policy: Policy, episode: Episode) -> torch.Tensor:
+def log_prob(policy: Policy, episode: Episode) -> torch.Tensor:
     """log p of all actions of an episode, a scalar."""
     segments = imitation_segments(policy, episode, all_actions=True)
     return token_logprobs(policy.model, segments, with_entropy=False)[0].sum()
@@ -50,7 +50,7 @@ def log_ratio(policy: Policy, episode: Episode) -> torch.Tensor:
 
 def train(args: Args, policy: Policy, pairs: list[tuple[Episode, Episode]], dist) -> None:
     with torch.no_grad():
-        reference = [[float(log_ratio(policy, e)) for e in pair] for pair in pairs]
+        reference = [[float(log_prob(policy, e)) for e in pair] for pair in pairs]
     parameters = trainable_parameters(policy.model)
     optimizer = torch.optim.AdamW(parameters, lr=args.lr, weight_decay=0.0)
     for epoch in range(args.epochs):
@@ -58,7 +58,7 @@ def train(args: Args, policy: Policy, pairs: list[tuple[Episode, Episode]], dist
         for start in range(0, len(order), args.pairs):
             chosen, ranked, total = order[start:start + args.pairs], 0, 0.0
             for i in chosen:
-                won, lost = (log_ratio(policy, e) - ref for e, ref in zip(pairs[i], reference[i]))
+                won, lost = (log_prob(policy, e) - ref for e, ref in zip(pairs[i], reference[i]))
                 loss = aggregate(dpo_loss(won[None], lost[None], args.beta), len(chosen))
                 check_finite(loss, f"DPO loss of pair {i}")
                 loss.backward()

@@ -362,6 +362,8 @@ def test_a_kill_between_two_renames(tmp_path):
         (tmp_path / "made/policy").rename(tmp_path / name)
     (tmp_path / "made").rmdir()
     assert whole_step(tmp_path) == 2
+    (tmp_path / "policy").rename(tmp_path / ".policy.old")         # the only one: the second rename failed
+    assert whole_step(tmp_path) == 2
     (tmp_path / "policy").rename(tmp_path / ".policy.old")
     checkpoint.remove(tmp_path, "policy", ALONE)
     assert checkpoint.latest(tmp_path, "policy", ALONE) is None
