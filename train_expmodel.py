@@ -136,8 +136,10 @@ def check(args: Args) -> None:
 class Rows:
     """Training rows, made when they are drawn. Draws depend on seed and step only.
 
-    A short question is of a step that changed little, without history and demonstrations, and keeps its
-    names. The first --short-first-steps have no others, and two thirds rewards of counterfactual steps."""
+    A short question shows no history and no demonstrations, of a step that changed little: its answer seldom
+    needs either. Short rows keep their names. A model from scratch learns to compare words in them: first
+    alone (--short-first-steps), where two thirds are rewards of counterfactual steps without prompt loss,
+    and later in --short-share of the rows."""
 
     def __init__(self, args: Args, model: ExperienceModel, episodes: list[Episode], tasks: list):
         self.args, self.model = args, model
@@ -151,7 +153,8 @@ class Rows:
                           if e.source == Source.COUNTERFACTUAL] if args.counterfactual_share else []
         weight = np.array([1.0 if e.steps[i].valid else args.invalid_weight for e, i in steps])
         known = [not (e.steps[i].done and e.stop == StopReason.NOT_JUDGED) for e, i in steps]
-        variations = variation_samples(tasks, 2_000, run.rng(args.seed, "variations"))
+        variations = variation_samples(tasks, 2_000,
+                                       run.rng(args.seed, "variations")) if args.variation_share else []
         judged = weight * known
         self.kinds = {"next": steps, "short": short, "reward": steps, "counterfactual": counterfactual,
                       "variation": variations}
@@ -179,29 +182,22 @@ class Rows:
         for kind, n in self.counts(step).items():
             rows = self.kinds[kind]
             picked += [(kind, rows[i]) for i in draws.choice(len(rows), n, p=self.chances.get(kind))]
-        mine = list(enumerate(picked))[share]
-        whole = [(e.task.text, e.steps[:i], e.steps[i].state, e.steps[i].shown_action)
-                 for _, (kind, (e, i)) in mine if kind == "next"]
-        questions = iter(self.model.questions(whole) if whole else [])
-        first, rows = step < self.short_steps, []
-        for number, (kind, row) in mine:
-            rng = run.rng(a.seed, "row", step, number)
+        mine = [(*part, run.rng(a.seed, "row", step, i)) for i, part in list(enumerate(picked))[share]]
+        questions = iter(self.questions([part for part in mine if part[0] in ("next", "short")]))
+        rows = []
+        for kind, row, rng in mine:
+            first = step < self.short_steps
             if kind == "variation":
                 sample, loss = self.model.variation_sample(*row), a.prompt_loss
             else:
                 episode, i = row
-                task, asked = episode.task.text, episode.steps[i]
-                if is_next := kind in ("next", "short"):
-                    question = next(questions) if kind == "next" else Question(
-                        task, asked.state, asked.shown_action, [], [], [])
-                    question = self.varied(question, asked, rng)
                 change = self.names.draw(0.0 if first or kind == "short" else a.rename_share, rng)
-                changed = rename_step(asked, change)
-                if is_next:
-                    sample = self.model.next_sample(rename_question(question, change), changed)
+                changed = rename_step(episode.steps[i], change)
+                if kind in ("next", "short"):
+                    sample = self.model.next_sample(rename_question(next(questions), change), changed)
                     loss = a.short_prompt_loss if kind == "short" else a.prompt_loss
                 else:
-                    sample = self.model.reward_sample(change(task), changed)
+                    sample = self.model.reward_sample(change(episode.task.text), changed)
                     loss = 0.0 if first else a.reward_prompt_loss
             self.drawn += 1
             self.too_long += sample is None
@@ -209,15 +205,23 @@ class Rows:
                 rows.append(self.with_prompt_loss(self.coder.draw(sample, a.context, rng), loss, rng))
         return rows
 
-    def varied(self, question: Question, step: Step, rng: np.random.Generator) -> Question:
-        """Some without demonstrations, some under another task."""
-        if rng.random() < self.args.demo_dropout:
-            question = replace(question, demos=[])
-        if rng.random() < self.args.other_task:
-            other = self.tasks[rng.integers(len(self.tasks))]
-            if not needs_task(question, step, other):
-                question = replace(question, task=other)
-        return question
+    def questions(self, rows: list[tuple[str, tuple[Episode, int], np.random.Generator]]) -> list[Question]:
+        """About next states: some without demonstrations, some under another task."""
+        whole = [(e.task.text, e.steps[:i], e.steps[i].state, e.steps[i].shown_action)
+                 for kind, (e, i), _ in rows if kind == "next"]
+        asked, questions = iter(self.model.questions(whole) if whole else []), []
+        for kind, (e, i), rng in rows:
+            step = e.steps[i]
+            question = (next(asked) if kind == "next" else
+                        Question(e.task.text, step.state, step.shown_action, [], [], []))
+            if rng.random() < self.args.demo_dropout:
+                question = replace(question, demos=[])
+            if rng.random() < self.args.other_task:
+                other = self.tasks[rng.integers(len(self.tasks))]
+                if not needs_task(question, step, other):
+                    question = replace(question, task=other)
+            questions.append(question)
+        return questions
 
     @staticmethod
     def with_prompt_loss(sample: TrainSample, share: float, rng) -> TrainSample:
@@ -312,8 +316,9 @@ def train(args: Args, training: Training, valid: list[Episode], out: Path, log, 
     judged = [e for e in valid if e.source == Source.COUNTERFACTUAL]
     probe = judged[:args.probe_rows] + refused[:args.probe_rows // 6]
     clock = run.Clock(args.save_minutes)
-    with run.graceful(log) as stop, run.progress(args.max_steps, "experience model", training.step) as bar:
-        while training.step < args.max_steps and not stop.agreed(dist):
+    bar = run.progress(args.max_steps, "experience model", training.step)
+    with run.graceful(log) as stop, bar:
+        while training.step < args.max_steps:
             if training.step >= args.steps and (training.step - args.steps) % args.probe_every == 0:
                 found = report_on(training, probe, dist)
                 log.say(f"step {training.step}: {probe_verdict(found)}")
@@ -324,10 +329,12 @@ def train(args: Args, training: Training, valid: list[Episode], out: Path, log, 
             bar.update(1)
             if training.step % 50 == 0:
                 log.step("expmodel", training.step, values, ["loss", "lr"])
+            if stop.agreed(dist):
+                break
             if training.step % args.save_every == 0 or clock.rang(dist):
                 training.save(out, dist)
                 clock.restart()
-        if stop.agreed(dist):
+        if stop.agreed(dist):                    # also where it was asked while the probes were looked at
             training.save(out, dist)
             raise SystemExit(130)
 
