@@ -120,21 +120,22 @@ class CompareWords:
         pages = dict.fromkeys(page for old in reversed(history) for page in (old.next_state, old.state))
         things = lambda text: {one: self.names.kind(one.split()[0]) for one in _THING.findall(text.lower())}
         kinds = {thing: kind for thing, kind in things(step.shown_action).items() if kind is not None}
+        of_line, of_state = {"": {}} | {line: things(line) for line in before}, things(step.state)
         like = next(iter(_most_like(_grams(step.shown_action), before, _grams)), "") or next(
-            (line for line in before if set(kinds.values()) & set(things(line).values())), "")
+            (line for line in before if set(kinds.values()) & set(of_line[line].values())), "")
 
-        def alike(text: str, wanted: str) -> list[str]:
+        def alike(shown: dict[str, int | str | None], wanted: str) -> list[str]:
             return [thing if " " in wanted else thing.split()[0]
-                    for thing, kind in things(text).items() if kind == kinds[wanted]]
+                    for thing, kind in shown.items() if kind == kinds[wanted]]
 
         why, missed = [like] * bool(like), set()
         for thing in kinds:
-            here, anywhere = alike(like, thing), alike(step.state, thing)
+            here, anywhere = alike(of_line[like], thing), alike(of_state, thing)
             found = anywhere if thing in anywhere and thing not in here else here or anywhere
             why.append(f"{thing} : {_compared(found, thing) or 'none no'}")
-            last = next((line for line in reversed(before) if alike(line, thing)), like)
+            last = next((line for line in reversed(before) if alike(of_line[line], thing)), like)
             if last != like:
-                why.append(f"last : {_compared(alike(last, thing), thing)}")
+                why.append(f"last : {_compared(alike(of_line[last], thing), thing)}")
             if thing not in found:
                 missed.add(thing)
         if missed:

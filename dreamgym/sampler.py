@@ -41,8 +41,8 @@ class _Job:
     index: int
     key: Hashable
     prompt: np.ndarray
-    limit: int            # tokens that may be generated
-    uniforms: np.ndarray  # one for each of them
+    limit: int                   # tokens that may be generated
+    uniforms: np.ndarray | None  # one for each of them; None is greedy
     sample: Sample
 
 
@@ -105,8 +105,8 @@ class _SlotLayer(CacheLayerMixin):
         return -1
 
 
-def draw(logits_BV: torch.Tensor, uniform_B: torch.Tensor,
-         temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+def draw(logits_BV: torch.Tensor, uniform_B: torch.Tensor | None, temperature: float,
+         ) -> tuple[torch.Tensor, torch.Tensor]:
     """Samples one id per row by inverse CDF (float64), or takes the argmax when temperature is 0.
 
     Returns ids [B] (-1 where the logits hold NaN, +inf, or nothing finite) and log-probs [B] float64.
@@ -222,14 +222,15 @@ class Sampler:
     def _begin(self, prompts, keys, max_new_tok, temperature) -> list[_Job]:
         assert len(prompts) == len(keys) == len(set(keys)), f"keys are not unique: {keys}"
         shape = len(prompts), max_new_tok
-        uniform_PT = self.generator.random(shape) if temperature > 0 else np.zeros(shape)
-        uniform_PT *= 1 - 2.0**-40  # so that u * total never rounds up to total
+        # scaled down by 2**-40 so that u * total never rounds up to total
+        uniform_PT = self.generator.random(shape) * (1 - 2.0**-40) if temperature > 0 else None
         self.calls += 1
         jobs = []
         for i, (key, prompt) in enumerate(zip(keys, prompts)):
             assert len(prompt), f"prompt {i} (key {key!r}) has no tokens"
             limit = max(0, min(max_new_tok, self.context - len(prompt)))
-            jobs.append(_Job(i, key, np.asarray(prompt), limit, uniform_PT[i],
+            jobs.append(_Job(i, key, np.asarray(prompt), limit,
+                             None if uniform_PT is None else uniform_PT[i],
                              Sample([], [], "length" if limit == max_new_tok else "context")))
         return jobs
 
@@ -362,8 +363,10 @@ class Sampler:
         """Samples the next token of each row, and frees the rows that end here."""
         logits_BV = self.inner.get_output_embeddings()(hidden_BH)
         jobs = [self.job_S[row] for row in rows]
-        uniform_B = torch.tensor([job.uniforms[len(job.sample.ids)] for job in jobs], dtype=torch.float64,
-                                 device=logits_BV.device)
+        uniform_B = None
+        if temperature > 0:
+            uniform_B = torch.tensor([job.uniforms[len(job.sample.ids)] for job in jobs], dtype=torch.float64,
+                                     device=logits_BV.device)
         # float64 holds ids exactly, so that one transfer is enough
         ids, logps = torch.stack(draw(logits_BV, uniform_B, temperature)).tolist()
         for row, job, token, logp in zip(rows, jobs, map(int, ids), logps):

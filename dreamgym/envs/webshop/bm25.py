@@ -53,14 +53,22 @@ _TOKEN = regex.compile(
 )
 
 # Porter's suffixes as "suffix>replacement", and the measure that what stands before them must exceed.
-_STEPS = [(dict(pair.split(">") for pair in pairs.split()), more_than) for pairs, more_than in (
+_STEPS = (
     ("""ational>ate tional>tion enci>ence anci>ance izer>ize bli>ble alli>al entli>ent eli>e ousli>ous
      ization>ize ation>ate ator>ate alism>al iveness>ive fulness>ful ousness>ous aliti>al iviti>ive biliti>ble
      logi>log""", 0),
     ("icate>ic ative> alize>al iciti>ic ical>ic ful> ness>", 0),
     ("""al> ance> ence> er> ic> able> ible> ant> ement> ment> ent> (?<=[st])ion> ou> ism> ate> iti> ous> ive>
      ize>""", 1),
-)]
+)
+
+
+def _suffix_rule(text: str, more_than: int) -> tuple[re.Pattern, dict[str, str], int]:
+    table = dict(pair.split(">") for pair in text.split())
+    return re.compile(f"(?:{'|'.join(table)})$"), table, more_than
+
+
+_SUFFIX_RULES = [_suffix_rule(*step) for step in _STEPS]
 
 
 def _shape(word: str) -> str:
@@ -100,8 +108,8 @@ def porter_stem(word: str) -> str:
     word = _drop_ed_ing(word)
     if word.endswith("y") and "v" in _shape(word[:-1]):
         word = word[:-1] + "i"
-    for replacements, more_than in _STEPS:
-        match = re.search(f"(?:{'|'.join(replacements)})$", word)
+    for suffixes, replacements, more_than in _SUFFIX_RULES:
+        match = suffixes.search(word)
         if match and _shape(word[:match.start()]).count("vc") > more_than:
             word = word[:match.start()] + replacements.get(match[0], "")
     if word.endswith("e"):
