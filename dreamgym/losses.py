@@ -53,8 +53,10 @@ def group_advantages(rewards_E: Sequence[float], groups_E: Sequence[Hashable],
     assert reward_E.shape == (len(groups_E),), (reward_E.shape, len(groups_E))
     check_finite(reward_E, "rewards of the groups")
     adv_E, divisor_E = torch.zeros_like(reward_E), torch.ones_like(reward_E)
-    for group in set(groups_E):
-        index = [i for i, other in enumerate(groups_E) if other == group]
+    members: dict[Hashable, list[int]] = {}
+    for i, group in enumerate(groups_E):
+        members.setdefault(group, []).append(i)
+    for index in members.values():
         reward = reward_E[index]
         if reward.max() > reward.min():
             divisor_E[index] = reward.std(correction=0) + 1e-6 if normalize_std else 1.0
