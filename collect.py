@@ -71,7 +71,12 @@ class Args:
 
 def make_players(env: Environment, args: Args) -> dict[str, Player]:
     """Who plays: the environment's scripted players, a language model ("player"), or both."""
-    players = {name: player for name, player in env.players().items() if player.share}
+    players = env.players()
+    for name, player in players.items():
+        if not isinstance(player, Player):
+            raise ValueError(f"{env.name}.players: {name!r} is a {type(player).__name__}; expected "
+                             "Player(make, share, imitate) of dreamgym.envs.base")
+    players = {name: player for name, player in players.items() if player.share}
     if args.player:
         ask = partial(Endpoint(args.player, args.player_model, args.player_key_env).complete,
                       max_tokens=PLAYER_ANSWER_TOK, temperature=args.player_temperature)

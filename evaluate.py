@@ -103,9 +103,9 @@ def make_environment(args: Args, data: Path, dist) -> tuple[Environment, list[Ta
 def load_policy(args: Args, folder: Path, env: Environment, device) -> Policy:
     """A policy with the prompts it was trained on; one of another maker gets the default ones."""
     meta = run.load_meta(folder) if (folder / "meta.json").exists() else {"policy": {}}
-    if "policy" not in meta:
-        raise ValueError(f"{folder}: its meta.json names no prompts of a policy; expected OUT/policy of "
-                         "train_policy.py, or OUT/imitation/model")
+    if "policy" not in meta or (folder.is_dir() and not any(folder.glob("*config.json"))):
+        raise ValueError(f"{folder}: holds no policy; expected OUT/policy of train_policy.py, or "
+                         "OUT/imitation/model")
     quantize = meta.get("settings", {}).get("quantize", "none")
     model, tokenizer = load_model(str(folder), quantize=quantize, device=str(device), frozen=True)
     return Policy(model, tokenizer, env, PolicySettings(**meta["policy"]), args.slots, args.seed)
@@ -216,7 +216,8 @@ def show_never_won(args: Args, episodes: list[Episode], tasks: list[Task]) -> di
     rows = {"all": found["tasks"]} | found["groups"]
     print(f"tasks that were never won, in at least {found['episodes_each']} episodes each; the other tasks: "
           f"success {found['success_of_others']['share'] or 0:.3f}\n"
-          + run.summary_table([{"tasks": name, **cells} for name, cells in rows.items() if cells["share"]]))
+          + run.summary_table([{"tasks": name, **cells} for name, cells in rows.items()
+                             if cells["share"] or name == "all"]))
     return found
 
 

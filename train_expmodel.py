@@ -128,7 +128,7 @@ def check(args: Args) -> None:
                          f"expected --max-steps {args.steps}, too, or a floor above 0")
     if not args.epochs and args.short_first_steps >= args.steps:
         raise ValueError(f"--short-first-steps {args.short_first_steps}: expected fewer than --steps "
-                         f"{args.steps}: the others see whole questions")
+                         f"{args.steps}; lower it: the other steps show whole questions")
 
 
 # ---- rows ----

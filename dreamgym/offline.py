@@ -1,7 +1,7 @@
 """How offline episodes are made: a player plays, or logs are read; rules explain; counterfactuals are
 added."""
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import zip_longest
@@ -69,12 +69,19 @@ def play_at_once(env: Environment, roles: list[tuple[Episode, Player, np.random.
     def act(one: tuple) -> str:
         session, episode, _, player_act = one
         with noted(f"player {episode.source!r}, task {session.task.text!r}, state {session.state!r}"):
-            return player_act(session.state)
+            action = player_act(session.state)
+        if not isinstance(action, str):
+            raise ValueError(f"player {episode.source!r} acts with {action!r} in the state "
+                             f"{session.state!r}; expected a text")
+        return action
+
+    def ready(session, episode: Episode, player: Player, rng: np.random.Generator) -> tuple:
+        with noted(f"`make(session, rng)` of player {episode.source!r}"):
+            return session, episode, player, player.make(session, rng)
 
     sessions = reset_all(env, [episode.task for episode, *_ in roles])
     try:
-        running = [(session, episode, player, player.make(session, rng))
-                   for session, (episode, player, rng) in zip(sessions, roles)]
+        running = [ready(session, *role) for session, role in zip(sessions, roles)]
         while running:
             states = [session.state for session, *_ in running]
             if workers == 1:
@@ -322,10 +329,10 @@ def tasks_with_start(env: Environment, split: str) -> list[Task]:
             bar.update(1)
     if not tasks:
         raise ValueError(f"--env {env.name} has no {split} tasks; expected some in {', '.join(SPLITS)}")
-    ids = {task.id for task in tasks}
-    if len(ids) < len(tasks):
-        raise ValueError(f"--env {env.name}: {len(tasks)} {split} tasks have {len(ids)} ids; expected no id "
-                         "twice")
+    (common, times), = Counter(task.id for task in tasks).most_common(1)
+    if times > 1:
+        raise ValueError(f"--env {env.name}: {times} of {len(tasks)} {split} tasks have the id {common!r}; "
+                         "expected no id twice")
     return tasks
 
 
@@ -353,6 +360,8 @@ def warn_of_episodes(episodes: list[Episode], from_log: bool, tasks: Sequence[Ta
             (not any(e.success for e in episodes),
              f"none of {len(episodes)} training episodes succeeded; expected some: a reward of 1 shows "
              "what is paid and what to imitate"),
+            (not any(step.imitate for step in steps),
+             "no step is to imitate (`imitate` of players and logs), so a policy finds no demonstration"),
             (from_log and not any(step.done and not step.reward for step in steps),
              "no recorded failure ended an episode, so in the dream a wrong last action ends none, either"),
             (empty := sum(not s.action.strip() for s in steps),

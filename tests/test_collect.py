@@ -197,6 +197,7 @@ GO = {"go": Player(lambda session, rng: lambda state: "go")}
 @pytest.mark.parametrize("changes, message", [
     *(({"step": lambda *_, answers=answers: answers, "max_steps": 1}, message) for answers, message in (
         ([], "Counter.step returned a list of 0 for 1 episodes"),
+        (StepResult("1"), "Counter.step returned a StepResult for 1 episodes; expected a list"),
         ([("1", 0.0, True, {})], "step returned a tuple; expected a StepResult whose `state` is text"),
         ([StepResult(None)], "Counter.step returned the state None; expected"),
         ([StepResult("1", 0.0, True, "lost")], "stop 'lost': expected one of '', 'success'"),
@@ -216,15 +217,28 @@ def test_what_an_environment_may_not_do(changes, message):
     assert len(env.ended) == 1
 
 
+@pytest.mark.parametrize("make, error, message", [
+    (lambda session, rng: lambda state: None, ValueError, "player '' acts with None in the state '0'"),
+    (lambda session: str, TypeError, r"in `make\(session, rng\)` of player ''")])
+def test_the_mistakes_of_a_player_are_named(make, error, message):
+    """A beginner who looks for the mistake in `step`, or in our code."""
+    env = Counter()
+    with pytest.raises(error) as raised:
+        offline.play(env, a_task("x"), Player(make), np.random.default_rng(0), "e")
+    assert re.search(message, "\n".join([str(raised.value), *getattr(raised.value, "__notes__", [])]))
+    assert len(env.ended) == 1
+
+
 @pytest.mark.parametrize("changes, message", [
     ({"reset": lambda tasks: [Session(tasks[0], "0 ")]},
      "--env counter, task .*a line of a state is '0 ', expected '0'"),
     ({"reset": lambda tasks: ["0"]}, "Counter.reset returned a str; expected a Session"),
     ({"max_steps": np.int64(3)}, "its `max_steps` cannot be saved .*expected JSON values"),
     ({"players": dict}, "has no players: give recorded episodes"),
+    ({"players": lambda: {"go": str}}, "players: 'go' is a type; expected Player"),
     *(({"tasks": lambda split, tasks=tasks: tasks}, message) for tasks, message in (
         ([], "has no train tasks"),
-        ([a_task("a", id="t"), a_task("b", id="t")], "2 train tasks have 1 ids; expected no id twice"),
+        ([a_task("a", id="t"), a_task("b", id="t")], "2 of 2 train tasks have the id 't'; expected no id twice"),
         ([a_task("a", id=7)], "--env counter, task 7: Expected `str`, got `int`"),
         ([a_task("a", groups="easy")], "Expected `array`, got `str`")))])
 def test_bad_environments_are_refused_at_once(tmp_path, changes, message):
@@ -243,11 +257,12 @@ def test_an_exception_says_in_which_episode():
         raise ValueError("invalid literal")
     with pytest.raises(ValueError) as raised:
         offline.play(Counter(), a_task("count"), Player(lambda *_: lost), None, "e")
-    assert raised.value.__notes__ == ["in player '', task 'count', state '0'"]
+    note, = raised.value.__notes__
+    assert re.fullmatch(r"in player '', task 'count', state '0' \(test_collect.py, line \d+\)", note)
     env = Counter(step=lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError) as raised:
         offline.play(env, a_task("count"), GO["go"], None, "e")
-    assert raised.value.__notes__ == ["in Counter.step for ['count: go']"] and len(env.ended) == 1
+    assert raised.value.__notes__[0].startswith("in Counter.step for ['count: go'] (") and len(env.ended) == 1
 
 
 def test_a_minimal_environment(tmp_path):

@@ -169,5 +169,5 @@ def test_a_model_of_the_hub_whose_name_is_a_word(made, tmp_path, monkeypatch):
 def test_a_checkpoint_that_is_no_policy(made, tmp_path):
     """A policy that is asked with other prompts than it was trained on, and scores badly in silence."""
     run.write_json(tmp_path / "meta.json", {"schema": 1})
-    with pytest.raises(ValueError, match="names no prompts of a policy; expected OUT/policy"):
+    with pytest.raises(ValueError, match="holds no policy; expected OUT/policy"):
         load_policy(Args(), tmp_path, None, "cpu")

@@ -127,12 +127,12 @@ def test_the_tutorials_small_settings(base, preset, monkeypatch):
     monkeypatch.chdir(base.parents[1])
     small = [command for command in COMMANDS if "--out out/small" in " ".join(command)]
     steps = json.loads(Path(preset).read_text())["train_expmodel.steps"]
-    for command, less in zip(small, (["--transitions", 300], ["--steps", steps, "--max-steps", steps],
-                                     ["--iterations", 1]), strict=True):
+    fewer = ["--steps", steps, "--max-steps", steps, "--short-first-steps", 0]
+    for command, less in zip(small, (["--transitions", 300], fewer, ["--iterations", 1]), strict=True):
         run_main(Path(command[0]).stem, *command[1:], "--config", preset, *less)
     assert (base.parent / "small/result.json").is_file()
     with pytest.raises(ValueError, match="train_policy.py --expmodel out/small/expmodel uses it as it is"):
-        run_main("train_expmodel", *small[1][1:], "--config", preset, "--lr", 0.5)
+        run_main("train_expmodel", *small[1][1:], "--config", preset, *fewer, "--lr", 0.5)
 
 
 def test_logs_alone(base, preset, tmp_path, monkeypatch):

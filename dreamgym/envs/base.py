@@ -10,6 +10,7 @@ import importlib.util
 import inspect
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,11 +57,13 @@ class StepResult:
 
 @contextlib.contextmanager
 def noted(where: str) -> Iterator[None]:
-    """Adds `where` to an exception that is raised inside, for people who debug their environment."""
+    """Adds `where` and the failing line to an exception that is raised inside, for people who debug their
+    environment."""
     try:
         yield
     except Exception as error:
-        error.add_note(f"in {where}")
+        line = traceback.extract_tb(error.__traceback__)[-1]
+        error.add_note(f"in {where} ({Path(line.filename).name}, line {line.lineno})")
         raise
 
 
@@ -79,9 +82,10 @@ def _one_each(world, method: str, kind: type, asked: list[str], *given: Sequence
     name = f"{type(world).__name__}.{method}"
     with noted(f"{name} for {asked[:3]}"):
         made = getattr(world, method)(*given)
-    if len(made) != len(asked):
-        raise ValueError(f"{name} returned a list of {len(made)} for {len(asked)} episodes; "
-                         "expected one entry each, in order")
+    if not isinstance(made, Sequence) or len(made) != len(asked):
+        found = f"a list of {len(made)}" if isinstance(made, Sequence) else f"a {type(made).__name__}"
+        raise ValueError(f"{name} returned {found} for {len(asked)} episodes; expected a list with one entry "
+                         "each, in order")
     for one in made:
         if not isinstance(one, kind) or not isinstance(one.state, str):
             found = f"the state {one.state!r}" if isinstance(one, kind) else f"a {type(one).__name__}"
@@ -97,7 +101,7 @@ def record_step(episode: Episode, state: str, action: str, result: StepResult, m
     if result.done:
         outcome = StopReason.SUCCESS if result.reward else StopReason.FAILURE
         episode.stop = StopReason(result.stop) or outcome
-        episode.raw_score, episode.output = float(result.raw_score), result.output
+        episode.raw_score, episode.output = float(result.raw_score or result.reward), result.output
     elif len(episode.steps) >= max_steps:
         episode.stop = StopReason.STEP_LIMIT
 
