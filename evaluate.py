@@ -19,7 +19,7 @@ from dreamgym.episode import Episode, Task, read_episodes, read_tasks, recorded,
 from dreamgym.evaluation import (coupling_bound, experience_report, experience_tables, never_won, outcomes,
                                  pass_at_k, policy_report, theorem_1, with_interval)
 from dreamgym.experience_model import ExperienceModel
-from dreamgym.flags import BelowOne, Count, Weight
+from dreamgym.flags import BelowOne, Count, Natural, Weight
 from dreamgym.model import load_model
 from dreamgym.rollout import Policy, PolicySettings, rollout
 from dreamgym.served_model import check_server, open_experience_model, trained_folder
@@ -44,7 +44,7 @@ class Args:
     tasks: Count = 300                 # at most so many tasks
     repeats: Count = 1                 # episodes of each task; more than one give pass@k (greedy: one)
     bound: bool = False                # play both worlds; bound their gap by the steps at which they differ
-    play: int = 0                      # print so many episodes of each temperature
+    play: Natural = 0                  # print so many episodes of each temperature
     env_options: list[str] = field(default_factory=list)   # name=value, instead of the data's own
     data_dir: str = ""                 # official data to play on, instead of the data's own
     out: str = ""                      # folder for episodes.jsonl and report.json
@@ -65,6 +65,8 @@ class Args:
             raise ValueError("--bound follows real episodes; expected --world real")
         if bool(self.judge) != bool(self.judge_model):
             raise ValueError("--judge URL and --judge-model NAME: expected both or none")
+        if self.bound and (self.play or self.others):
+            raise ValueError("--bound: expected neither --play nor --others, which it does not use")
         if self.html and not self.html.endswith(".html"):
             raise ValueError(f"--html {self.html}: expected the name of a file that ends in .html")
 
@@ -224,6 +226,8 @@ def show_never_won(args: Args, episodes: list[Episode], tasks: list[Task]) -> di
 def evaluate_model(args: Args, dist) -> None:
     """A policy in a world, or an experience model on recorded episodes."""
     folder, expmodel, data = folders(args)
+    if missing := [file for file in args.others if not Path(file).is_file()]:
+        raise ValueError(f"--others {missing[0]}: no such file; expected another policy's episodes.jsonl")
     if folder and not folder.exists() and not args.data:
         raise ValueError(f"--policy {folder}: no such folder; expected OUT/policy of train_policy.py, or a "
                          "hub name with --data")
@@ -260,7 +264,6 @@ def evaluate_model(args: Args, dist) -> None:
 def save(args: Args, report: dict, episodes: list[Episode], more: dict) -> None:
     if args.out:
         out = Path(args.out)
-        out.mkdir(parents=True, exist_ok=True)
         run.write_jsonl(out / "episodes.jsonl", map(to_json, episodes), append=False)
         run.write_json(out / "report.json", {"commit": run.commit(), "settings": asdict(args),
                                            "report": report, **more})
@@ -268,6 +271,9 @@ def save(args: Args, report: dict, episodes: list[Episode], more: dict) -> None:
 
 def main() -> None:
     args = run.parse(Args)
+    for folder in (args.out, args.html and Path(args.html).parent):
+        if folder:                               # refused now, rather than when all is played
+            Path(folder).mkdir(parents=True, exist_ok=True)
     dist = run.one_process(args.seed)
     name = args.env or DEFAULT_ENV
     is_player = args.policy and "/" not in args.policy and not Path(args.policy).exists()

@@ -14,6 +14,7 @@ from dreamgym.curriculum import task_value
 from dreamgym.envs.base import env_of_data
 from dreamgym.episode import Task, read_episodes, read_tasks, recorded, to_json
 from dreamgym.experience_model import load_experience_model
+from dreamgym.flags import Count
 from dreamgym.offline import SPLITS
 from dreamgym.rl import usable
 from dreamgym.task_generation import Known, write_tasks
@@ -25,7 +26,7 @@ class Args:
     data: str = ""                     # folder of collect.py ("": data beside the experience model)
     episodes: str = ""                 # take the tasks of highest reward variance in these episodes as seeds
     out: str = ""  # JSONL to write ("": tasks_generated.jsonl beside the experience model)
-    count: int = 50                    # seed tasks
+    count: Count = 50                  # seed tasks
     seed: int = 0                      # of seeds and sampling
 
 
@@ -46,6 +47,8 @@ def valuable_tasks(path: str, count: int) -> list[Task]:
 def main() -> None:
     args = run.parse(Args)
     folder = Path(args.expmodel)
+    out = Path(args.out or folder.parent / "tasks_generated.jsonl")
+    out.parent.mkdir(parents=True, exist_ok=True)
     data, dist = Path(args.data or folder.parent / "data"), run.one_process(args.seed)
     settings = run.load_meta(data)["settings"]
     env = env_of_data(settings["env"], settings)
@@ -56,7 +59,6 @@ def main() -> None:
     known = Known(tasks["train"], recorded(read_episodes(data / "train.jsonl")))
     taken = {task.text for part in tasks.values() for task in part}
     made, counts = write_tasks(model, seeds, taken, known, "generated")
-    out = Path(args.out or folder.parent / "tasks_generated.jsonl")
     run.write_jsonl(out, map(to_json, made), append=False)
     texts = {task.id: task.text for task in seeds}
     for task in made[:10]:

@@ -74,10 +74,10 @@ class Args:
     max_steps: Count = 2000            # optimizer steps at most
     epochs: Weight = 0.0  # passes over the recorded transitions, in place of both numbers of steps (0: those)
     rows: Count = 32                   # rows per optimizer step
-    lr: float = 1e-5                   # peak learning rate of AdamW
-    muon_lr: float = 0.0  # learning rate of Muon on layer matrices (0: AdamW on all; for from-scratch models)
-    weight_decay: float = 0.01         # of both
-    epsilon: float = 1e-8              # of AdamW; 5e-4: rare words stay apart (from-scratch models)
+    lr: Weight = 1e-5                  # peak learning rate of AdamW
+    muon_lr: Weight = 0.0  # learning rate of Muon on layer matrices (0: AdamW on all; from-scratch models)
+    weight_decay: Weight = 0.01        # of both
+    epsilon: Weight = 1e-8             # of AdamW; 5e-4: rare words stay apart (from-scratch models)
     warmup: Count = 50                 # steps of linear warm-up
     lr_floor: Share = 0.1              # the cosine falls to this share of the peak
     reward_share: Share = 0.15         # share of rows: rewards of recorded steps
@@ -93,7 +93,7 @@ class Args:
     coded_words: Share = 0.0  # share of a row's rarer words that get codes, as unknown ones have (scratch)
     demo_dropout: Share = 0.0          # share of rows without demonstrations
     other_task: Share = 0.0  # share of rows under another task, of next states that do not need theirs (ours)
-    invalid_weight: float = 1.0        # how much more often steps that changed nothing are drawn
+    invalid_weight: Weight = 1.0       # how much more often steps that changed nothing are drawn
     micro_batch_tok: Count = 8192      # tokens per micro-batch: memory; the gradient only through rounding
     probe_every: Count = 200           # steps between looks at the probes
     probe_rows: int = 600              # validation episodes per look
@@ -126,6 +126,8 @@ def check(args: Args) -> None:
     if args.lr_floor == 0 and args.max_steps > args.steps and not args.epochs:
         raise ValueError(f"--lr-floor 0: nothing is learnt after --steps {args.steps}, where the rate is 0; "
                          f"expected --max-steps {args.steps}, too, or a floor above 0")
+    if args.max_steps < args.steps and not args.epochs:
+        raise ValueError(f"--max-steps {args.max_steps}: expected at least --steps {args.steps}")
     if not args.epochs and args.short_first_steps >= args.steps:
         raise ValueError(f"--short-first-steps {args.short_first_steps}: expected fewer than --steps "
                          f"{args.steps}; lower it: the other steps show whole questions")
@@ -146,6 +148,8 @@ class Rows:
         self.names = Names((task.text for task in tasks), episodes)
         self.tasks = [task.text for task in tasks]
         steps = [(e, i) for e in recorded(episodes) for i in range(len(e.steps))]
+        if not steps:
+            raise ValueError("the data hold no recorded step for training; expected some in train.jsonl")
         shorter = lambda step: encode(step.next_state, {"state": step.state}) != step.next_state
         short = ([(e, i) for e, i in steps if shorter(e.steps[i])]
                  if args.short_first_steps or args.short_share else [])
@@ -375,10 +379,8 @@ def main() -> None:
         args.steps = args.max_steps = steps_of_epochs(args, data_meta["sources"])
     meta = {"settings": {k: v for k, v in asdict(args).items() if k not in FREE},
             "environment": data_meta["environment"], "data": data_meta["settings"]}
-    if args.fresh:
-        checkpoint.remove(out, "model", dist)
     advice = f"{run.ADVICE}; train_policy.py --expmodel {out} uses it as it is"
-    resume = checkpoint.find(out, "model", meta, dist, advice)
+    resume = None if args.fresh else checkpoint.find(out, "model", meta, dist, advice)
     if resume and run.load_meta(resume)["finished"]:
         if dist.is_main:
             print(f"{out}: finished and fits these flags, kept (--fresh starts over)")

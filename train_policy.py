@@ -29,7 +29,8 @@ from dreamgym.episode import Episode, StopReason, Task, read_episodes, read_task
 from dreamgym.evaluation import alarm, failed_probes, policy_report, with_interval
 from dreamgym.experience_model import ExperienceModel, fill_buffer
 from dreamgym.flags import BelowOne, Count, Natural, Share, Weight
-from dreamgym.imitation import LEFT_DREAM, imitation_checkpoint, load_reference, starting_policy
+from dreamgym.imitation import (LEFT_DREAM, find_imitation, imitation_checkpoint, load_reference,
+                                starting_policy)
 from dreamgym.model import save_model, trainable_parameters, unsharded
 from dreamgym.offline import environment_of
 from dreamgym.prepare import check_model, prepare, read_splits, start_log
@@ -38,7 +39,7 @@ from dreamgym.rollout import Policy, rollout
 from dreamgym.served_model import check_server, open_experience_model
 from dreamgym.task_generation import Known, write_tasks
 from dreamgym.teacher import is_url
-from dreamgym.worlds import World, parse_options
+from dreamgym.worlds import World, check_options, parse_options
 
 
 @dataclass
@@ -67,9 +68,9 @@ class Args:
     tried_actions: Natural = 8         # most actions listed as tried before in this state (0: none; ours)
     imitation_episodes: Natural = 0    # successful demonstrations (0: none, as in the paper)
     imitation_epochs: Natural = 3      # passes over them
-    imitation_lr: float = 1e-5         # learning rate of imitation
-    imitation_muon_lr: float = 0.0     # ... of Muon on layer matrices (from-scratch models)
-    imitation_epsilon: float = 1e-8    # ... epsilon of AdamW
+    imitation_lr: Weight = 1e-5        # learning rate of imitation
+    imitation_muon_lr: Weight = 0.0    # ... of Muon on layer matrices (from-scratch models)
+    imitation_epsilon: Weight = 1e-8   # ... epsilon of AdamW
     imitation_rows: Count = 16         # rows per optimizer step of imitation
     rename_share: Share = 0.0          # share of demonstrations in which entities get other names
     algo: Literal["grpo", "ppo", "rft", "imitation"] = "grpo"  # rft: imitates own successes; imitation: no RL
@@ -80,8 +81,8 @@ class Args:
     tasks: Count = 16                  # tasks per iteration
     rollouts: Count = 8                # episodes per task (PPO: tasks x rollouts different tasks)
     updates: Count = 4                 # optimizer steps per iteration
-    lr: float = 1e-6                   # RL learning rate (verl-agent: 1e-6 for full fine-tuning)
-    value_lr: float = 1e-5             # learning rate of PPO's value head
+    lr: Weight = 1e-6                  # RL learning rate (verl-agent: 1e-6 for full fine-tuning)
+    value_lr: Weight = 1e-5            # learning rate of PPO's value head
     kl_coef: Weight = 0.01             # weight of the KL to the starting policy (S2R: to the dream's last)
     kl: Literal["k2", "k3"] = "k3"     # estimator of that KL
     clip_low: BelowOne = 0.2           # policy ratio clip below
@@ -114,7 +115,7 @@ class Args:
 
 FREE = ("out", "expmodel", "expmodel_folder", "expmodel_key_env", "data", "imitation", "fresh", "config",
         "threads", "micro_batch_tok", "gradient_checkpointing", "slots", "iterations", "real_transitions",
-        "eval_every", "eval_tasks", "test_tasks", "save_every", "save_minutes",
+        "eval_every", "eval_tasks", "save_every", "save_minutes",
         "max_malformed")               # may differ at resume
 TEMPERATURES = (0.0, 0.4, 1.0)         # greedy; verl-agent's validation; training's
 CLUSTER_TASKS = 8                      # tasks of a cluster, on average and at least (Eq. 7 of PPO)
@@ -479,7 +480,14 @@ def main() -> None:
         run.check_meta(trained, {"environment": meta["environment"], "finished": True}, expmodel,
                        "train the experience model on this data to its end")
         meta["expmodel"] = run.fingerprint(trained)
-    resume = checkpoint.find(out, "policy", meta, dist)
+    resume = None if args.fresh else checkpoint.find(out, "policy", meta, dist)
+    begun = find_imitation(args, (out, expmodel), dist)
+    from_it = lambda start: run.check_meta(    # else the KL term would be to another policy from here on
+        run.load_meta(resume), {"imitation": run.fingerprint(run.load_meta(start))}, resume,
+        "name the --imitation that this run began with")
+    if resume and begun.found:
+        from_it(begun.found)                     # refused before anything of this run is dropped
+    check_options(parse_options(args.dream), env)
     splits = read_splits(args, data)
     offline = recorded(read_episodes(data / "train.jsonl"))
     log = start_log(out, resume, dist)
@@ -492,11 +500,10 @@ def main() -> None:
     probes = run.read_json(expmodel / "report.json")["full"] if expmodel else {}
     if failed := failed_probes(probes):
         log.say(f"probes of the experience model that did not pass: {'; '.join(failed)}")
-    start = imitation_checkpoint(args, env, (out, expmodel), offline, dist, log)
+    start = imitation_checkpoint(args, env, begun, offline, dist, log)
     meta["imitation"] = run.fingerprint(run.load_meta(start))
-    if resume:                                   # else the KL term would be to another policy from here on
-        run.check_meta(run.load_meta(resume), {"imitation": meta["imitation"]}, resume,
-                       "name the --imitation that this run began with")
+    if resume:
+        from_it(start)
     gc.collect()                                 # the model that imitated: sharded ones hold cycles
     policy, reference = starting_policy(args, env, start, resume, out, dist)
     model = open_experience_model(args, expmodel, env, data / "train.jsonl", dist.device, resume,

@@ -94,5 +94,9 @@ class ModelEncoder(Encoder):
 
 
 def load_encoder(name: str, idf: dict[str, float] | None = None, device: str = "cpu") -> Encoder:
-    """"words", or a path or hub name of a Hugging Face encoder."""
-    return WordEncoder(idf=idf) if name == "words" else ModelEncoder(name, device)
+    """"words", or a path or hub name of a Hugging Face encoder. Raises ValueError."""
+    try:
+        return WordEncoder(idf=idf) if name == "words" else ModelEncoder(name, device)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--encoder {name}: expected words, or an encoder of Hugging Face "
+                         f"({str(error).splitlines()[0]})") from error

@@ -1,6 +1,7 @@
 """The policy that RL starts from: it imitates a few demonstrations.
 
-    start = imitation_checkpoint(args, env, (out, expmodel), episodes, dist, log)
+    begun = find_imitation(args, (out, expmodel), dist)
+    start = imitation_checkpoint(args, env, begun, episodes, dist, log)
     policy, reference = starting_policy(args, env, start, resume, out, dist)
 
 The players of the demonstrations make mistakes: imitation must leave entropy for RL to work with.
@@ -9,6 +10,7 @@ The players of the demonstrations make mistakes: imitation must leave entropy fo
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from msgspec.structs import replace
@@ -55,10 +57,17 @@ def make_policy(args, env: Environment, name: str, dist, lora_rank: int = 0) -> 
                   run.derive_seed(args.seed, "policy", dist.rank))
 
 
-def imitation_checkpoint(args, env: Environment, folders: tuple[Path, Path | None], episodes: list[Episode],
-                         dist, log) -> Path:
-    """The checkpoint of the policy before RL, in --imitation or OUT/imitation, made where it is missing.
-    Raises ValueError where the one that --imitation names is not finished, or one has other settings."""
+class Begun(NamedTuple):
+    """What is there of the imitation of a run."""
+    folder: Path
+    settings: dict
+    start: str | Path                            # the weights that it begins with
+    found: Path | None                           # its checkpoint
+
+
+def find_imitation(args, folders: tuple[Path, Path | None], dist) -> Begun:
+    """In --imitation or OUT/imitation; `folders`: OUT, and the experience model. Raises ValueError where the
+    one that --imitation names is not finished, or one has other settings."""
     out, expmodel = folders
     folder = Path(args.imitation or out / "imitation")
     names = ["env", "model", "quantize", "lora_rank", "init", "rename_share",
@@ -70,14 +79,20 @@ def imitation_checkpoint(args, env: Environment, folders: tuple[Path, Path | Non
         run_config |= {"seed": args.seed, "expmodel": ""}
         if args.init == "expmodel":
             run_config["expmodel"] = run.fingerprint(run.load_meta(expmodel / "model"))
-    found = checkpoint.find(folder, "model", {"settings": run_config}, dist)
-    if found and run.load_meta(found)["finished"]:
-        return found
-    if args.imitation:
+    anew = args.fresh and not args.imitation
+    found = None if anew else checkpoint.find(folder, "model", {"settings": run_config}, dist)
+    if args.imitation and not (found and run.load_meta(found)["finished"]):
         raise ValueError(f"--imitation {folder}: found no finished policy there; expected the folder "
                          "imitation/ of an earlier run")
-    start = found or (expmodel / "model" if args.init == "expmodel" else args.model)
-    policy = make_policy(args, env, str(start), dist, 0 if found else args.lora_rank)
+    return Begun(folder, run_config, expmodel / "model" if args.init == "expmodel" else args.model, found)
+
+
+def imitation_checkpoint(args, env: Environment, begun: Begun, episodes: list[Episode], dist, log) -> Path:
+    """The checkpoint of the policy before RL, made or finished where needed."""
+    folder, run_config, start, found = begun
+    if found and run.load_meta(found)["finished"]:
+        return found
+    policy = make_policy(args, env, str(found or start), dist, 0 if found else args.lora_rank)
 
     def save(optimizers: list, state: dict, finished: bool = False) -> Path:
         def write(path: Path) -> None:

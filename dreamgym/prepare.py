@@ -28,17 +28,23 @@ def check_model(args) -> None:
     if args.quantize != "none" and not args.lora_rank:
         raise ValueError(f"--quantize {args.quantize}: 4-bit weights cannot be trained themselves; expected "
                          "--lora-rank, too")
-    if tiny.is_scratch(args.model) and args.lora_rank:
-        raise ValueError(f"--lora-rank {args.lora_rank}: a from-scratch model is trained in full")
+    if tiny.is_scratch(args.model):
+        tiny.size_of(args.model)
+        if args.lora_rank:
+            raise ValueError(f"--lora-rank {args.lora_rank}: a from-scratch model is trained in full")
     if args.lora_rank and args.lr == type(args).lr and is_main():
         print(f"note: --lr {args.lr:g} is for full training; with --lora-rank, ten times as much is usual")
 
 
 def prepare(args, out: Path, dist) -> tuple[Path, Path | None]:
     """Runs collect.py and train_expmodel.py where their folders are missing or unfinished. Returns the
-    folders of the data and of the experience model (None: it is untrained, at a server). With --fresh,
-    policies of an earlier run go. Raises ValueError where the server does not answer, there are too few
-    tasks, or a language model made the data of another log."""
+    folders of the data and of the experience model (None: it is untrained, at a server). Raises ValueError
+    where a folder holds no model, the server does not answer, there are too few tasks, or a language model
+    made the data of another log."""
+    for flag, folder in (("expmodel", args.expmodel), ("imitation", args.imitation)):
+        if folder and not is_url(folder) and not Path(folder, "model").is_dir():
+            raise ValueError(f"--{flag} {folder}: found no folder model/ in it; expected what an earlier run "
+                             f"left in its {flag}/")
     is_file = args.data.endswith(".jsonl") or Path(args.data).is_file()
     data = out / "data" if is_file or not args.data else Path(args.data)
     expmodel = Path(args.expmodel or out / "expmodel")
@@ -46,10 +52,6 @@ def prepare(args, out: Path, dist) -> tuple[Path, Path | None]:
         reach_server(args)                       # before anything that takes time
         expmodel = Path(args.expmodel_folder) if args.expmodel_folder else None
     check_fit(args, expmodel, dist)
-    if args.fresh:
-        checkpoint.remove(out, "policy", dist)
-        if not args.imitation:
-            checkpoint.remove(out / "imitation", "model", dist)
     common = ["--env", args.env, "--seed", args.seed, *(["--config", args.config] if args.config else []),
               *(["--fresh"] if args.fresh else [])]
     if is_file or not args.data:
@@ -139,7 +141,10 @@ def read_splits(args, data: Path) -> dict[str, list[Task]]:
 
 
 def start_log(out: Path, resume: Path | None, dist) -> run.Log:
-    """The log at the step of `resume`; what was written after it is dropped."""
+    """The log at the step of `resume`; what was written after it, without `resume` by any earlier run, is
+    dropped."""
+    if not resume:
+        checkpoint.remove(out, "policy", dist)
     saved = run.read_json(resume / "run.json") if resume else {"evaluations": []}
     step = saved["step"] if saved["evaluations"] else -1        # -1: not even evaluated, all is made again
     log = run.Log(out, dist, step)

@@ -28,12 +28,18 @@ def is_scratch(name: str) -> bool:
     return name.startswith("scratch:")
 
 
-def create(spec: str, tokenizer: PreTrainedTokenizerBase, seed: int = 0) -> LlamaForCausalLM:
-    """A Llama with tied embeddings in fp32."""
+def size_of(spec: str) -> tuple[int, int]:
+    """(hidden size, layers) of "scratch:64x3". Raises ValueError."""
     match = re.fullmatch(r"scratch:(\d+)x(\d+)", spec)
     hidden, layers = map(int, match.groups()) if match else (0, 0)
     if hidden < 4 or hidden % 4 or not layers:
         raise ValueError(f"--model {spec}: expected scratch:HIDDENxLAYERS (of 4 x n), such as scratch:64x3")
+    return hidden, layers
+
+
+def create(spec: str, tokenizer: PreTrainedTokenizerBase, seed: int = 0) -> LlamaForCausalLM:
+    """A Llama with tied embeddings in fp32."""
+    hidden, layers = size_of(spec)
     # A head matches words only by rotary pairs that turn slowly over a prompt: two wide heads and a large
     # theta learn to copy sooner.
     config = LlamaConfig(

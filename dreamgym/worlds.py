@@ -63,16 +63,20 @@ class CountedSession(Session):
     steps: int = 0                     # actions taken
 
 
+def check_options(options: Options, env: Environment) -> None:
+    """Raises ValueError where `env` cannot give what they ask for."""
+    if options.pages == "true" and not env.is_real:
+        raise ValueError(f"--dream pages=true: {env.name} is no world to play in")
+    if options.rewards == "rule" and type(env.audit).success is Audit.success:
+        raise ValueError(f"--dream rewards=rule: {env.name} has no audit that judges; expected own or learnt")
+
+
 class World:
-    """The experience model with the pages and rewards of `options`. Raises ValueError where `env` cannot give
-    what they ask for."""
+    """The experience model with the pages and rewards of `options`. Raises ValueError like
+    `check_options`."""
 
     def __init__(self, model: ExperienceModel, env: Environment, options: Options, seed: int, rank: int = 0):
-        if options.pages == "true" and not env.is_real:
-            raise ValueError(f"--dream pages=true: {env.name} is no world to play in")
-        if options.rewards == "rule" and type(env.audit).success is Audit.success:
-            raise ValueError(f"--dream rewards=rule: {env.name} has no audit that judges; expected "
-                             "own or learnt")
+        check_options(options, env)
         self.experience_model, self.env, self.options = model, env, options
         self.seed, self.rank, self.draws = seed, rank, 0
         self.base = {"true": env, "lookup": Lookup(model), "learnt": model}[options.pages]

@@ -122,7 +122,9 @@ def test_bad_flags(parse, capfd, monkeypatch, flag, expected):
         ("train_expmodel", "k", 0), ("train_policy", "save_every", 1), ("train_policy", "iterations", 0),
         ("evaluate", "repeats", 1), ("serve", "max_sessions", 1))),
     ("train_policy", "clip_low", 0.99, 1.0, "`float` < 1"), ("evaluate", "gamma", 0.99, 1.0, "`float` < 1"),
-    ("train_policy", "eval_temperature", 0.0, -1.0, "`float` >= 0"), ("serve", "threads", 1, 0, "`int` >= 1")])
+    ("train_policy", "eval_temperature", 0.0, -1.0, "`float` >= 0"), ("train_policy", "lr", 0.1, -0.1, "`float` >= 0"),
+    ("train_expmodel", "muon_lr", 0.1, "inf", "`float` <="), ("generate_tasks", "count", 1, 0, "`int` >= 1"),
+    ("serve", "threads", 1, 0, "`int` >= 1")])
 def test_flags_out_of_range(capfd, script, flag, good, bad, expected):
     """A run of no step, one that divides by zero after an hour, a ratio clipped at 0, which bounds nothing; and
     a refused value that is sensible."""
@@ -139,6 +141,7 @@ def test_flags_out_of_range(capfd, script, flag, good, bad, expected):
     ("collect", {"player_share": 0.0}, "--player-share 0.0"), ("collect", {"import_format": "x"}, "expected --import-file, too"),
     ("evaluate", {"temperatures": []}, "--temperatures: expected"),
     ("evaluate", {"bound": True, "world": "dream"}, "--bound .* expected"),
+    ("evaluate", {"bound": True, "play": 1}, "neither --play nor --others"),
     ("evaluate", {"judge": "http://x/v1"}, "--judge .* expected"), ("evaluate", {"html": "page"}, "--html page: expected"),
     ("serve", {"port": 70_000}, "--port 70000: expected"), ("train_policy", {"world": "real"}, "--real-transitions"),
     ("train_policy", {"rollouts": 1}, "expected 2 or more"),
@@ -149,7 +152,9 @@ def test_flags_out_of_range(capfd, script, flag, good, bad, expected):
     *((script, {"quantize": "nf4", "model": "x"}, "--lora-rank") for script in ("train_policy", "train_expmodel")),
     ("train_expmodel", {"coded_words": 0.1, "model": "x"}, "from-scratch"),
     ("train_expmodel", {"reward_share": 0.8, "counterfactual_share": 0.3}, "more than 1"),
-    ("train_expmodel", {"short_first_steps": 9, "steps": 9}, "expected fewer")])
+    ("train_expmodel", {"short_first_steps": 9, "steps": 9}, "expected fewer"),
+    ("train_expmodel", {"steps": 9, "max_steps": 8}, "--max-steps 8: expected at least --steps 9"),
+    *((script, {"model": "scratch:63x3"}, "scratch:HIDDENxLAYERS") for script in ("train_policy", "train_expmodel"))])
 def test_flags_that_contradict_each_other(script, given, expected):
     module = importlib.import_module(script)
     with pytest.raises(ValueError, match=expected):

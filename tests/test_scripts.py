@@ -249,6 +249,32 @@ def test_a_changed_setting_is_refused_by_name(policy, base, tmp_path):
         policy(base, "--imitation", other)
 
 
+def files_of(folder):
+    return {path: path.stat().st_mtime_ns for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_a_refused_command_loses_nothing(policy, base, preset, monkeypatch):
+    """A finished run without its result, or its model, after a mistyped name."""
+    monkeypatch.chdir(base.parents[1])
+    before = files_of(base)
+    (base.parent / "unfinished/model").mkdir(parents=True)
+    run.write_json(base.parent / "unfinished/model/meta.json",
+                   run.load_meta(base / "imitation/model") | {"finished": False})
+    flags = ["--env", "examples/files.py", "--config", preset, "--fresh"]
+    for command, message in (
+            (lambda: policy(base, "--imitation", base / "nowhere"), "--imitation .*nowhere: found no folder model/"),
+            (lambda: policy(base, "--imitation", base.parent / "unfinished"), "found no finished policy there"),
+            (lambda: policy(base, "--expmodel", base / "nowhere", "--fresh"), "--expmodel .*nowhere: found no folder model/"),
+            (lambda: policy(base, "--dream", "rewards=rule", "--no-enrich", "--max-generated-fraction", 0, "--fresh"),
+             "has no audit that judges"),
+            (lambda: run_main("train_expmodel", *flags, "--encoder", base / "nowhere"), "--encoder .*nowhere: expected words"),
+            (lambda: run_main("evaluate", "--policy", base / "policy", "--others", base / "nowhere"), "--others .*no such file"),
+            (lambda: run_main("evaluate", "--policy", base / "imitation"), "imitation: holds no policy; expected OUT/policy")):
+        with pytest.raises(ValueError, match=message):
+            command()
+        assert files_of(base) == before
+
+
 def test_a_run_of_malformed_dreams_stops(policy, monkeypatch, tmp_path):
     monkeypatch.setattr(train_policy.ExperienceModel, "predict",
                         lambda self, questions, dreaming: [StepResult("", stop=StopReason.MALFORMED) for _ in questions])

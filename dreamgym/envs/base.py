@@ -228,7 +228,10 @@ def environment_class(name: str) -> type[Environment]:
         spec = importlib.util.spec_from_file_location(f"env_{Path(name).stem}", name)
         module = importlib.util.module_from_spec(spec)
         sys.modules[spec.name] = module          # dataclasses look their module up there
-        spec.loader.exec_module(module)
+        try:
+            spec.loader.exec_module(module)
+        except SyntaxError as error:
+            raise ValueError(f"--env {name}: {error}") from None
         found = [c for c in vars(module).values()
                  if isinstance(c, type) and issubclass(c, Environment) and c.__module__ == spec.name]
         if len(found) != 1:
