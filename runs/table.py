@@ -3,7 +3,7 @@ over seeds and tasks), pass@k at T=0.4, the difference to one policy, paired by 
 interval over seeds.
 
     python -m runs.table runs/results/webshop-*.json --against imitation
-    python -m runs.table runs/results/webshop-*.json --picture doses.png     # the dose-response
+    python -m runs.table runs/results/webshop-*.json --picture p.png  # of runs/worlds.sh, runs/sizes.sh
 """
 import json
 from collections import defaultdict
@@ -27,7 +27,7 @@ SHOWN_K = (2, 4, 8, 16)                # of pass@k
 class Args:
     files: Annotated[list[str], tyro.conf.Positional] = field(default_factory=list)  # of runs/results/
     against: str = "imitation"         # the policy that others are compared with
-    picture: str = ""                  # FILE.png: success against the rate of each error of --dream
+    picture: str = ""  # FILE.png: success against the rate of an error, or the number in policies' names
 
 
 def read(files: list[str]) -> dict[str, dict[int, dict]]:
@@ -74,27 +74,51 @@ def cells(by_seed: dict[int, dict], base: dict[int, dict], against: str) -> dict
     return row | {"dream / real transitions": f"{used[0]:,} / {used[1]:,}", "seeds": str(len(by_seed))}
 
 
-def draw(records: dict[str, dict[int, dict]], path: str) -> None:
-    """Real success by rate, a line for each kind of error, dashed where it strikes the same (task, action)
-    always. The worlds with true pages and no error are rate 0 of each line."""
-    kinds = ("false_positives", "false_negatives", "swapped_pages")
+KINDS = ("false_positives", "false_negatives", "swapped_pages")
+Curves = dict[tuple[str, bool], list[tuple[float, ...]]]       # (name, dashed): (x, mean, low, high)
+
+
+def by_rate(records: dict[str, dict[int, dict]]) -> Curves:
+    """A curve for each kind of error, dashed where it strikes the same (task, action) always. The worlds with
+    true pages and no error are rate 0 of each."""
     curves = defaultdict(list)
     for by_seed in records.values():
         options = parse_options(next(iter(by_seed.values()))["settings"].get("dream", []))
-        rates = {kind: getattr(options, kind) for kind in kinds if getattr(options, kind)}
+        rates = {kind: getattr(options, kind) for kind in KINDS if getattr(options, kind)}
         if options.pages == "true" and options.rewards == "own" and len(rates) <= 1:
             found = bootstrap(wins(by_seed.values(), PRIMARY))
-            keys = [(k, options.fixed) for k in rates] or [(k, f) for k in kinds for f in (False, True)]
+            keys = [(k, options.fixed) for k in rates] or [(k, f) for k in KINDS for f in (False, True)]
             for key in keys:
                 curves[key].append((sum(rates.values()), found["mean"], found["low"], found["high"]))
+    return curves
+
+
+def by_number(records: dict[str, dict[int, dict]]) -> Curves:
+    """A curve for "start" of the policies "start-500", "start-2000"."""
+    curves = defaultdict(list)
+    for policy, by_seed in records.items():
+        name, _, number = policy.rpartition("-")
+        if number.isdigit():
+            found = bootstrap(wins(by_seed.values(), PRIMARY))
+            curves[name, False].append((float(number), found["mean"], found["low"], found["high"]))
+    return curves
+
+
+def draw(records: dict[str, dict[int, dict]], path: str) -> None:
+    """Real success against the rate of each error, or against numbers on a logarithmic scale."""
+    rates = by_rate(records)
+    curves = rates or by_number(records)
     figure = Figure(figsize=(7, 4.2))
     axes = figure.subplots()
-    for (kind, fixed), points in sorted(curves.items()):
+    names = sorted({name for name, _ in curves})
+    for (name, dashed), points in sorted(curves.items()):
         x, mean, low, high = zip(*sorted(points))
-        axes.plot(x, mean, "o--" if fixed else "o-", color=f"C{kinds.index(kind)}", markersize=4,
-                  label=f"{kind.replace('_', ' ')}, {'always the same' if fixed else 'at random'}")
-        axes.fill_between(x, low, high, color=f"C{kinds.index(kind)}", alpha=0.08, linewidth=0)
-    axes.set(xlabel="rate of the error in training", ylabel=f"real success, T={PRIMARY}", ylim=(0, 1))
+        color, how = f"C{names.index(name)}", ", always the same" if dashed else ", at random"
+        axes.plot(x, mean, "o--" if dashed else "o-", color=color, markersize=4,
+                  label=name.replace("_", " ") + how * bool(rates))
+        axes.fill_between(x, low, high, color=color, alpha=0.08, linewidth=0)
+    axes.set(xlabel="rate of the error in training" if rates else "recorded transitions",
+             ylabel=f"real success, T={PRIMARY}", ylim=(0, 1), xscale="linear" if rates else "log")
     axes.legend(frameon=False, fontsize=8)
     figure.savefig(path, dpi=130)
 

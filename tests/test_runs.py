@@ -34,6 +34,10 @@ def test_from_a_cell_to_its_table(trained, tmp_path, monkeypatch, capsys):
     rows = capsys.readouterr().out.splitlines()
     gain = 1 - sum(row.count("1") for row in found["outcomes"]["0.4"].values()) / 6
     assert f"{gain:+.3f} [" in rows[-1] and "1.000 [1.000, 1.000]" in rows[-1] and "pass@2" in rows[-4]
+    run.write_json(tmp_path / "better.json", better | {"policy": "dream-500"})
+    run_main("runs.table", tmp_path / "better.json", "--picture", tmp_path / "sizes.png")
+    (x, mean, *_), = table.by_number(table.read([tmp_path / "better.json"]))["dream", False]
+    assert (x, mean) == (500, 1.0) and (tmp_path / "sizes.png").stat().st_size > 5_000
     run.write_json(tmp_path / "better.json", better | {"commit": "another"})
     with pytest.raises(ValueError, match="one table has one commit, found .*another"):
         table.read(files)
