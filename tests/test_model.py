@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import dreamgym.model
 import train_policy
 from dreamgym.envs.base import make_env
-from dreamgym.imitation import imitation_checkpoint
+from dreamgym.imitation import find_imitation, imitation_checkpoint
 from dreamgym.logprobs import (TrainSample, even_micro_batches, micro_batches, prefix_packs,
                                reference_logprobs, token_logprobs)
 from dreamgym.model import (adapter, base_of, checkpoint_layers, clip_grad_norm, load_frozen, load_model,
@@ -304,7 +304,8 @@ def test_a_start_from_the_experience_model_takes_adapters(folder, tmp_path):
     write_json(tmp_path / "e/model/meta.json", {})
     args = train_policy.Args(env=EXAMPLE, init="expmodel", lora_rank=2, policy_context=64, max_action_tok=8)
     log = SimpleNamespace(say=print)
-    found = imitation_checkpoint(args, make_env(EXAMPLE), (tmp_path, tmp_path / "e"), [], Dist(), log)
+    begun = find_imitation(args, (tmp_path, tmp_path / "e"), Dist())
+    found = imitation_checkpoint(args, make_env(EXAMPLE), begun, [], Dist(), log)
     assert base_of(str(found)) == (str(tmp_path / "e/model"), 2)
 
 
