@@ -47,8 +47,6 @@ def valuable_tasks(path: str, count: int) -> list[Task]:
 def main() -> None:
     args = run.parse(Args)
     folder = Path(args.expmodel)
-    out = Path(args.out or folder.parent / "tasks_generated.jsonl")
-    out.parent.mkdir(parents=True, exist_ok=True)
     data, dist = Path(args.data or folder.parent / "data"), run.one_process(args.seed)
     settings = run.load_meta(data)["settings"]
     env = env_of_data(settings["env"], settings)
@@ -58,6 +56,8 @@ def main() -> None:
     model = load_experience_model(folder, env, dist.device, seed=args.seed)
     known = Known(tasks["train"], recorded(read_episodes(data / "train.jsonl")))
     taken = {task.text for part in tasks.values() for task in part}
+    out = Path(args.out or folder.parent / "tasks_generated.jsonl")
+    out.parent.mkdir(parents=True, exist_ok=True)          # refused now, rather than when all is written
     made, counts = write_tasks(model, seeds, taken, known, "generated")
     run.write_jsonl(out, map(to_json, made), append=False)
     texts = {task.id: task.text for task in seeds}

@@ -485,9 +485,9 @@ def main() -> None:
     from_it = lambda start: run.check_meta(    # else the KL term would be to another policy from here on
         run.load_meta(resume), {"imitation": run.fingerprint(run.load_meta(start))}, resume,
         "name the --imitation that this run began with")
-    if resume and begun.found:
+    if resume and begun.finished:
         from_it(begun.found)                     # refused before anything of this run is dropped
-    check_options(parse_options(args.dream), env)
+    check_options(options := parse_options(args.dream), env)
     splits = read_splits(args, data)
     offline = recorded(read_episodes(data / "train.jsonl"))
     log = start_log(out, resume, dist)
@@ -510,7 +510,7 @@ def main() -> None:
                                   beside=policy.model, dtype=args.dtype, slots=args.slots,
                                   seed=run.derive_seed(args.seed, "dream", dist.rank))
     if args.dream:
-        model = World(model, env, parse_options(args.dream), args.seed, dist.rank)
+        model = World(model, env, options, args.seed, dist.rank)
     state = make_run(args, policy, reference, model, splits["train"], resume, dist)
     del reference                                # `state` alone holds it, and lets it go
     held_out = {task.text for name in ("valid", "test") for task in read_tasks(data / f"tasks_{name}.jsonl")}

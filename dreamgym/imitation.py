@@ -63,6 +63,7 @@ class Begun(NamedTuple):
     settings: dict
     start: str | Path                            # the weights that it begins with
     found: Path | None                           # its checkpoint
+    finished: bool
 
 
 def find_imitation(args, folders: tuple[Path, Path | None], dist) -> Begun:
@@ -81,16 +82,18 @@ def find_imitation(args, folders: tuple[Path, Path | None], dist) -> Begun:
             run_config["expmodel"] = run.fingerprint(run.load_meta(expmodel / "model"))
     anew = args.fresh and not args.imitation
     found = None if anew else checkpoint.find(folder, "model", {"settings": run_config}, dist)
-    if args.imitation and not (found and run.load_meta(found)["finished"]):
+    finished = found is not None and run.load_meta(found)["finished"]
+    if args.imitation and not finished:
         raise ValueError(f"--imitation {folder}: found no finished policy there; expected the folder "
                          "imitation/ of an earlier run")
-    return Begun(folder, run_config, expmodel / "model" if args.init == "expmodel" else args.model, found)
+    start = expmodel / "model" if args.init == "expmodel" else args.model
+    return Begun(folder, run_config, start, found, finished)
 
 
 def imitation_checkpoint(args, env: Environment, begun: Begun, episodes: list[Episode], dist, log) -> Path:
     """The checkpoint of the policy before RL, made or finished where needed."""
-    folder, run_config, start, found = begun
-    if found and run.load_meta(found)["finished"]:
+    folder, run_config, start, found, finished = begun
+    if finished:
         return found
     policy = make_policy(args, env, str(found or start), dist, 0 if found else args.lora_rank)
 

@@ -78,6 +78,11 @@ KINDS = ("false_positives", "false_negatives", "swapped_pages")
 Curves = dict[tuple[str, bool], list[tuple[float, ...]]]       # (name, dashed): (x, mean, low, high)
 
 
+def point(x: float, by_seed: dict[int, dict]) -> tuple[float, ...]:
+    found = bootstrap(wins(by_seed.values(), PRIMARY))
+    return x, found["mean"], found["low"], found["high"]
+
+
 def by_rate(records: dict[str, dict[int, dict]]) -> Curves:
     """A curve for each kind of error, dashed where it strikes the same (task, action) always. The worlds with
     true pages and no error are rate 0 of each."""
@@ -86,10 +91,10 @@ def by_rate(records: dict[str, dict[int, dict]]) -> Curves:
         options = parse_options(next(iter(by_seed.values()))["settings"].get("dream", []))
         rates = {kind: getattr(options, kind) for kind in KINDS if getattr(options, kind)}
         if options.pages == "true" and options.rewards == "own" and len(rates) <= 1:
-            found = bootstrap(wins(by_seed.values(), PRIMARY))
             keys = [(k, options.fixed) for k in rates] or [(k, f) for k in KINDS for f in (False, True)]
+            here = point(sum(rates.values()), by_seed)
             for key in keys:
-                curves[key].append((sum(rates.values()), found["mean"], found["low"], found["high"]))
+                curves[key].append(here)
     return curves
 
 
@@ -99,8 +104,7 @@ def by_number(records: dict[str, dict[int, dict]]) -> Curves:
     for policy, by_seed in records.items():
         name, _, number = policy.rpartition("-")
         if number.isdigit():
-            found = bootstrap(wins(by_seed.values(), PRIMARY))
-            curves[name, False].append((float(number), found["mean"], found["low"], found["high"]))
+            curves[name, False].append(point(float(number), by_seed))
     return curves
 
 

@@ -45,7 +45,7 @@ class StepResult:
     reward: float = 0.0
     done: bool = False
     stop: StopReason = StopReason.RUNNING
-    raw_score: float = 0.0
+    raw_score: float = 0.0                 # the benchmark's own score; 0: the reward
     reasoning: str = ""
     reward_reasoning: str = ""
     output: str = ""

@@ -107,7 +107,7 @@ class ALFWorld(Environment):
         plays, results = [session.inner for session in sessions], []
         for session, (state, won) in zip(sessions, self.plays.step(plays, list(map(clean, actions)))):
             session.state = state
-            results.append(StepResult(state, float(won), won, raw_score=float(won)))
+            results.append(StepResult(state, float(won), won))
         return results
 
     def end(self, sessions: list[Session]) -> None:
