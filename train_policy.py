@@ -142,8 +142,8 @@ def check(args: Args) -> None:
                          "vocabulary it has")
     parse_options(args.dream)
     if args.dream and (args.enrich or args.max_generated_fraction or args.inside_share):
-        raise ValueError("--dream: expected --no-enrich, --max-generated-fraction 0 and --inside-share 0, too: "
-                         "such worlds are compared on the same tasks and recorded transitions")
+        raise ValueError("--dream: expected --no-enrich, --max-generated-fraction 0 and --inside-share 0, "
+                         "too: such worlds are compared on the same tasks and recorded transitions")
     if args.generated_tasks and not args.max_generated_fraction:
         raise ValueError("--generated-tasks: expected --max-generated-fraction above 0, which bounds them")
     generated = read_tasks(args.generated_tasks) if args.generated_tasks else []

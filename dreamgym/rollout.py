@@ -75,7 +75,7 @@ def _begin(policy: Policy, session: Session, episode: Episode) -> _Running:
     """Shows the policy the session's state; before it the task's past, as turns that are not trained."""
     task, past, settings = episode.task, episode.task.past, policy.settings
     first = past[0].state if past else session.state
-    shown = _Running(Session(task, first), replace(episode, task=replace(task, past=[])),
+    shown = _Running(Session(task, first), replace(episode, task=replace(task, past=[]), steps=[]),
                      policy.turn_ids(task.text, first))
     for step in past:
         answer = policy_answer(step, settings.policy_format, policy.env.numbered_lines)
