@@ -23,7 +23,7 @@ import torch
 from msgspec.structs import replace
 
 from dreamgym import checkpoint, rl, run, summary, tiny
-from dreamgym.curriculum import Curriculum, begin_inside, cluster
+from dreamgym.curriculum import Curriculum, cluster
 from dreamgym.envs.base import Environment, environment_class, out_folder
 from dreamgym.episode import Episode, StopReason, Task, read_episodes, read_tasks, recorded, to_json
 from dreamgym.evaluation import alarm, failed_probes, policy_report, with_interval
@@ -98,8 +98,6 @@ class Args:
     max_generated_fraction: Share = 0.25  # lambda: largest share of generated tasks (0: none made; ours)
     generate_every: Count = 5          # iterations between task generations (ours)
     generated_tasks: str = ""          # JSONL of generate_tasks.py: the dream plays these from the start
-    # of the dreamt groups whose task has recorded successes: they begin inside of one, anywhere (ours)
-    inside_share: Share = 0.0
     enrich: bool = True                # add dreamt transitions to the replay buffer
     dream: list[str] = field(default_factory=list)  # experiments: worlds.Options, as in pages=lookup
     eval_every: Count = 10             # iterations between evaluations on validation tasks
@@ -141,9 +139,9 @@ def check(args: Args) -> None:
         raise ValueError(f"--model {args.model}: a from-scratch policy starts with --init expmodel, whose "
                          "vocabulary it has")
     parse_options(args.dream)
-    if args.dream and (args.enrich or args.max_generated_fraction or args.inside_share):
-        raise ValueError("--dream: expected --no-enrich, --max-generated-fraction 0 and --inside-share 0, "
-                         "too: such worlds are compared on the same tasks and recorded transitions")
+    if args.dream and (args.enrich or args.max_generated_fraction):
+        raise ValueError("--dream: expected --no-enrich and --max-generated-fraction 0, too: such worlds "
+                         "are compared on the same tasks and recorded transitions")
     if args.generated_tasks and not args.max_generated_fraction:
         raise ValueError("--generated-tasks: expected --max-generated-fraction above 0, which bounds them")
     generated = read_tasks(args.generated_tasks) if args.generated_tasks else []
@@ -238,7 +236,6 @@ class Job:
     splits: dict[str, list[Task]]
     held_out: set[str]                     # texts of all validation and test tasks: none is generated
     known: Known                           # from training tasks and pages: what a generated task may say
-    successes: list[Episode]               # recorded ones: dreams may begin inside of them
     probes: dict                           # what the experience model's report found
     meta: dict                             # settings and environment, which must be equal at resume; "policy"
     out: Path
@@ -310,9 +307,6 @@ def iterate(job: Job, state: Run, timer: run.Timer) -> tuple[dict, list[Episode]
             made = generate(job, state)
     groups, size = (args.tasks * args.rollouts, 1) if args.algo == "ppo" else (args.tasks, args.rollouts)
     tasks = state.curriculum.sample(groups, run.rng(args.seed, "tasks", state.step), fraction)
-    if phase == "dream":
-        tasks = begin_inside(tasks, job.successes, args.inside_share,
-                             run.rng(args.seed, "inside", state.step))
     share = -(-groups // dist.world_size)        # whole groups stay on one rank
     mine = [task for task in tasks[dist.rank * share:(dist.rank + 1) * share] for _ in range(size)]
     budget = dist.share(args.real_transitions - state.real_transitions) if phase == "real" else None
@@ -522,8 +516,7 @@ def main() -> None:
     held_out = {task.text for name in ("valid", "test") for task in read_tasks(data / f"tasks_{name}.jsonl")}
     known = Known(splits["train"], offline)
     meta["policy"] = asdict(policy.settings)
-    successes = [episode for episode in offline if episode.success] if args.inside_share else []
-    job = Job(args, env, splits, held_out, known, successes, probes, meta, out, log, dist)
+    job = Job(args, env, splits, held_out, known, probes, meta, out, log, dist)
     after = train(job, state)
     with unsharded(model.model):                 # all ranks gather what rank 0 asks for the page
         if dist.is_main:

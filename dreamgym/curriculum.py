@@ -16,7 +16,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 import numpy as np
-from msgspec.structs import replace
 from scipy.cluster.vq import kmeans2
 
 from dreamgym.episode import Episode, Task
@@ -35,23 +34,6 @@ def cluster(vectors_ND: np.ndarray, k: int, rng: np.random.Generator) -> np.ndar
     x_ND /= np.maximum(np.linalg.norm(x_ND, axis=1, keepdims=True), 1e-12)
     k = min(k, len(np.unique(x_ND.round(9), axis=0)))          # k-means++ needs k different vectors
     return kmeans2(x_ND, k, iter=50, minit="++", rng=rng)[1]
-
-
-def begin_inside(tasks: list[Task], successes: Sequence[Episode], share: float,
-                 rng: np.random.Generator) -> list[Task]:
-    """The tasks. A `share` of those with recorded successes get the first steps of one as their past, of any
-    number. A dream can begin anywhere, so RL meets rewards that the policy would not reach from the start
-    (as Florensa et al., arXiv 1707.05300, choose start states; ours)."""
-    by_task: dict[str, list[Episode]] = defaultdict(list)
-    for episode in successes:
-        by_task[episode.task.id].append(episode)
-    begun = []
-    for task in tasks:
-        if (found := by_task[task.id]) and rng.random() < share:
-            steps = found[rng.integers(len(found))].steps
-            task = replace(task, past=steps[:rng.integers(len(steps))])
-        begun.append(task)
-    return begun
 
 
 class TaskStats(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

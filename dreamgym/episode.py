@@ -40,6 +40,18 @@ class StopReason(StrEnum):
         raise ValueError(f"stop {value!r}: expected one of {', '.join(map(repr, map(str, cls)))}")
 
 
+class Task(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One instruction."""
+    id: str
+    text: str                      # one line
+    env: str = ""
+    start: str = ""                # the first state; a dream needs it
+    goal: dict = {}                # the environment's own handle; empty for a generated task
+    groups: list[str] = []         # labels for reports, such as "split valid_seen" or "type pick_and_place"
+    generated: bool = False        # only the dream can play it
+    parent: str = ""               # the seed task of a generated one
+
+
 class Step(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
     """One transition (s_t, a_t, R_t, s_{t+1}, r_{t+1}, done)."""
     state: str
@@ -67,19 +79,6 @@ class Step(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fiel
     def element(self) -> str:
         """The words that grounding adds, "" for none."""
         return self.grounded.removeprefix(self.action).strip()
-
-
-class Task(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """One instruction."""
-    id: str
-    text: str                      # one line
-    env: str = ""
-    start: str = ""                # the first state; a dream needs it
-    goal: dict = {}                # the environment's own handle; empty for a generated task
-    groups: list[str] = []         # labels for reports, such as "split valid_seen" or "type pick_and_place"
-    generated: bool = False        # only the dream can play it
-    parent: str = ""               # the seed task of a generated one
-    past: list[Step] = []          # a dream begins behind these recorded steps, not at `start`
 
 
 class TokenSegment(msgspec.Struct, kw_only=True):

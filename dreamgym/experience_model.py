@@ -285,8 +285,7 @@ class ExperienceModel:
             if not task.start:
                 raise ValueError(f"task {task.id}: field `start` is empty; a dream begins with the task's "
                                  "first state")
-        return [Session(task, task.past[-1].next_state if task.past else task.start, inner=list(task.past))
-                for task in tasks]
+        return [Session(task, task.start, inner=[]) for task in tasks]
 
     def step(self, sessions: list[Session], actions: list[str]) -> list[StepResult]:
         grounded = [self.env.ground(s.state, a) for s, a in zip(sessions, actions)]

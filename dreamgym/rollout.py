@@ -71,33 +71,15 @@ def extend(segment: TokenSegment, prompt: list[int], action: list[int], logps: l
     segment.turn_ends.append(len(segment.logps))
 
 
-def _begin(policy: Policy, session: Session, episode: Episode) -> _Running:
-    """Shows the policy the session's state; before it the task's past, as turns that are not trained."""
-    task, past, settings = episode.task, episode.task.past, policy.settings
-    first = past[0].state if past else session.state
-    shown = _Running(Session(task, first), replace(episode, task=replace(task, past=[]), steps=[]),
-                     policy.turn_ids(task.text, first))
-    for step in past:
-        answer = policy_answer(step, settings.policy_format, policy.env.numbered_lines)
-        ids = policy.chat.answer_ids(answer)[:-1][:settings.max_action_tok - 1]     # `extend` ends it
-        extend(shown.episode.segments[-1], shown.prompt + ids, [], [], policy.chat.end_ids)
-        shown.episode.steps.append(step)
-        shown.session.state = step.next_state
-        _show_state(policy, shown)
-    segment = shown.episode.segments[-1]
-    segment.turn_ends.clear()                    # they are of trained turns
-    return _Running(session, replace(episode, segments=[segment]), shown.prompt)
-
-
 def _show_state(policy: Policy, running: _Running) -> None:
     """Sets what the policy reads next; opens a new segment where the old one has no room for it."""
     episode, settings = running.episode, policy.settings
-    task, state, steps = episode.task.text, running.session.state, episode.task.past + episode.steps
-    tried = tried_actions(steps, state, settings.tried_actions)
+    task, state = episode.task.text, running.session.state
+    tried = tried_actions(episode.steps, state, settings.tried_actions)
     ids = policy.turn_ids(task, state, tried=tried, is_first=False)
     if len(episode.segments[-1].ids) + len(ids) + settings.max_action_tok > settings.context:
-        turns = [(s.state, s.action) for i, s in enumerate(steps)
-                 if i == 0 or i >= len(steps) - settings.recap_turns]
+        turns = [(s.state, s.action) for i, s in enumerate(episode.steps)
+                 if i == 0 or i >= len(episode.steps) - settings.recap_turns]
         ids = policy.turn_ids(task, state, turns, tried)
         if len(ids) + settings.max_action_tok > settings.context:
             ids = policy.turn_ids(task, state, tried=tried)
@@ -128,7 +110,7 @@ def rollout(policy: Policy, world, tasks: list[Task], temperature: float, name: 
             for (index, task), session in zip(fresh, reset_all(world, [task for _, task in fresh])):
                 episode = Episode(id=f"{name}-{index}", task=task, world=kind, source=Source.POLICY,
                                   segments=[TokenSegment()])
-                running[index] = _begin(policy, session, episode)
+                running[index] = _Running(session, episode, policy.turn_ids(task.text, session.state))
             order = list(running)[:None if max_transitions is None else max_transitions - spent]
             spent += len(order)
             ended = _turn(policy, world, running, order, temperature)

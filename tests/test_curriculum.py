@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from dreamgym.curriculum import Curriculum, begin_inside, cluster
-from dreamgym.episode import Episode, Step, Task
+from dreamgym.curriculum import Curriculum, cluster
+from dreamgym.episode import Episode, Task
 from tests.conftest import one_step
 
 
@@ -30,19 +30,6 @@ def curriculum_of(names, *args, generated=0, **changed) -> Curriculum:
 def played(**rewards: list[float]) -> list[Episode]:
     return [one_step(f"{name}-{i}", task(name), reward)
             for name, group in rewards.items() for i, reward in enumerate(group)]
-
-
-def test_a_share_of_the_tasks_begins_inside_of_a_recorded_success():
-    """Pasts of another task, of nothing but the start, or with the last step, behind which nothing is left."""
-    steps = [Step(state=f"s{i}", action="go", next_state=f"s{i + 1}") for i in range(4)]
-    successes = [Episode(id=f"e{i}", task=task(f"t{i % 3}"), steps=steps[i:]) for i in range(4)]
-    known, rng = tasks(5), np.random.default_rng(0)
-    begun = [begin_inside(known, successes, 0.5, rng) for _ in range(400)]
-    pasts = [[t.past for t in row] for row in zip(*begun)]
-    assert all([t.id for t in row] == [t.id for t in known] for row in begun)
-    assert {len(p) for p in pasts[0]} == {0, 1, 2, 3} and all(p == steps[:len(p)] or p == steps[3:] for p in pasts[0])
-    assert 0.3 < sum(map(bool, pasts[1])) / 400 < 0.4 and not any(pasts[3] + pasts[4])     # a third of the halves: none
-    assert begin_inside(known, successes, 0.0, rng) == known
 
 
 def frequency(curriculum: Curriculum, n: int, draws: int = 400) -> dict[str, float]:

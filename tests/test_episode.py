@@ -22,7 +22,7 @@ def episode(name: str = "e1") -> Episode:
     steps = [Step(state="search page", action="search[café 中]", next_state=item, grounded="search[café 中]", thought="so\ntea",
                   reasoning="why\nnot", reward_reasoning="no", imitate=False),
              Step(state=item, action="click[buy now]", next_state="order placed", reward=1.0, done=True)]
-    task = Task(id="t", text="find me a coat", env="webshop", start="search page", parent="seed", past=steps[:1],
+    task = Task(id="t", text="find me a coat", env="webshop", start="search page", parent="seed",
                 goal={"a": [1, {"b": None}]}, groups=["split seen"], generated=True)
     return Episode(id=name, task=task, steps=steps, world="dream", source="policy", stop=StopReason.SUCCESS,
                    raw_score=0.75, label="price", output="x", iteration=3)

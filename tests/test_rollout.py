@@ -259,39 +259,6 @@ def test_imitation_reads_what_a_rollout_reads(tiny_model, context, policy_format
     assert any(len(e.segments) > 1 for e in episodes) == (context < 512)
 
 
-class Dream(World):
-    """Begins behind a task's past, as the experience model does."""
-
-    def reset(self, tasks):
-        sessions = super().reset(tasks)
-        for session in sessions:
-            for step in session.task.past:
-                super().step([session], [step.action])
-        return sessions
-
-
-@pytest.mark.parametrize("context", [512, 140])
-@pytest.mark.parametrize("policy_format", ["action", "thought", "tags"])
-def test_behind_its_past_an_episode_goes_on_as_if_it_had_been_played(tiny_model, context, policy_format):
-    """Turns of another agent that are trained, or counted as steps; a policy that does not read them."""
-    settings = {"context": context, "policy_format": policy_format, "max_action_tok": 48}
-    form = {"action": "action: {}", "thought": "page\naction: {}", "tags": "<think>page</think><action>{}</action>"}[policy_format]
-    write = lambda i, turns: [form.format(WORDS[(i + t) % 3]) for t in turns]
-    _, whole = play(tiny_model, STEPS, script={f"play-{i}": write(i, range(n)) for i, n in enumerate(STEPS)}, **settings)
-    cuts = [n // 2 for n in STEPS]
-    policy = policy_of(tiny_model, Dream(), script={f"play-{i}": write(i, range(cut, n))
-                                                    for i, (cut, n) in enumerate(zip(cuts, STEPS))}, **settings)
-    begun = [replace(task, past=e.steps[:cut]) for task, e, cut in zip(tasks(*STEPS), whole, cuts)]
-    for before, after, cut in zip(whole, rollout(policy, policy.env, begun, 1.0, "play"), cuts):
-        assert after.steps == before.steps[cut:] and (after.stop, after.reward) == (before.stop, before.reward)
-        own = sum(len(s.turn_ends) for s in after.segments)
-        assert own == len(after.steps) and 1 <= len(after.segments) <= len(before.segments)
-        trained = np.concatenate([np.diff([0, *s.turn_ends]) for s in before.segments])[cut:]
-        assert sum(sum(s.mask) for s in after.segments) == trained.sum()
-        assert [s.ids for s in after.segments] == [s.ids for s in before.segments[-len(after.segments):]]
-    assert policy.counts["turns"] == sum(STEPS) - sum(cuts)
-
-
 @pytest.mark.parametrize("numbered", [True, False])
 def test_imitation_says_the_line_as_it_is_shown(tiny_model, numbered):
     policy = policy_of(tiny_model, policy_format="element", max_action_tok=48)
