@@ -60,25 +60,31 @@ class CompareWords:
                          if reward and share(found, self.place[self.names.kind(name)]) < 0.5}
 
     def _meanings(self, won: list[Episode]) -> dict[str, str]:
-        """Word of a task -> what the last steps of its successes show."""
+        """Word of a task -> what the last steps of its successes show. Successes of other words with this
+        meaning are no evidence against it, nor are those of tasks that say it themselves ("a hot mug")."""
         tasks = {episode.task.text for episode in won}
-        said = Counter(word for text in tasks for word in filter(self._is_no_name, words_of(text)))
-        asked = {word for word, n in said.items() if MEANT_TASKS <= n <= len(tasks) - MEANT_TASKS}
-        count, shown, together = Counter(), Counter(), defaultdict(Counter)
-        for episode in won:
-            seen = shown_words(episode.steps[-1])
-            shown.update(seen)
-            for word in asked & words_of(episode.task.text):
-                count[word] += 1
-                together[word].update(seen)
-        meaning = {}
-        for word in sorted(together):
-            n, others = count[word], len(won) - count[word]
-            gain = {seen: times / n - (shown[seen] - times) / others for seen, times in together[word].items()
-                    if n - times <= FEW * n and shown[seen] - times <= FEW * others}
-            if gain:
-                meaning[word] = word if word in gain else max(sorted(gain), key=gain.get)
-        return meaning
+        frequency = Counter(word for text in tasks for word in filter(self._is_no_name, words_of(text)))
+        asked = {word for word, n in frequency.items() if MEANT_TASKS <= n <= len(tasks) - MEANT_TASKS}
+        says, shows = defaultdict(set), defaultdict(set)           # word -> numbers of successes
+        for i, episode in enumerate(won):
+            for word in words_of(episode.task.text):
+                says[word].add(i)
+            for word in shown_words(episode.steps[-1]):
+                shows[word].add(i)
+        share = lambda part, of: len(part & of) / max(1, len(of))
+        everywhere, gains = set(range(len(won))), defaultdict(dict)
+        for seen, shown in shows.items():
+            # what the word's tasks say, too, is looked for anyway
+            words = [word for word in sorted(asked) if share(shown, says[word]) >= 1 - FEW
+                     and (word == seen or share(says[seen], says[word]) <= FEW)]
+            unsaid = everywhere - says[seen]
+            alike = unsaid.difference(*(says[word] for word in words))
+            for word in words:
+                others = alike if 2 * len(alike) >= len(won) else unsaid - says[word]
+                if len(others) >= MEANT_TASKS and share(shown, others) <= FEW:
+                    gains[word][seen] = share(shown, says[word]) - share(shown, everywhere - says[word])
+        return {word: word if word in gain else max(sorted(gain), key=gain.get)
+                for word, gain in sorted(gains.items())}
 
     def _counts(self, episodes: list[Episode]) -> dict[str, tuple[int, int | str]]:
         """{word of a task: (n, kind)}. A word counts if nearly all its successes show a name of the task of
@@ -151,7 +157,9 @@ class CompareWords:
     def _why_reward(self, task: Task, step: Step) -> str:
         """Where an answer comes from; each name of the task beside those of its kind in the place where it is
         looked for; each limit beside the numbers that it is for ("30.00 : 40 more"); a word that counts
-        beside what it counts."""
+        beside what it counts. "same" where nothing changes: nothing is paid then."""
+        if not step.valid:
+            return "same"
         facts = self._why_answer(task, step)
         for name, kind, lines in self._asked(task, _lines(step)):
             if name not in self.left_out:
