@@ -157,9 +157,7 @@ class CompareWords:
     def _why_reward(self, task: Task, step: Step) -> str:
         """Where an answer comes from; each name of the task beside those of its kind in the place where it is
         looked for; each limit beside the numbers that it is for ("30.00 : 40 more"); a word that counts
-        beside what it counts. "same" where nothing changes: nothing is paid then."""
-        if not step.valid:
-            return "same"
+        beside what it counts; "same" where nothing changes, so that nothing is paid."""
         facts = self._why_answer(task, step)
         for name, kind, lines in self._asked(task, _lines(step)):
             if name not in self.left_out:
@@ -170,7 +168,7 @@ class CompareWords:
         for limit in LIMIT.findall(task.text) if numbers else ():
             compared = (f"{n} {'more' if value_of(n) > value_of(limit) else 'less'}" for n in numbers)
             facts.append(" ".join([limit, ":", *compared]))
-        return " , ".join(facts)
+        return " , ".join(facts if step.valid else [*facts, "same"])
 
     def _why_enough(self, task: Task, step: Step) -> list[str]:
         """['two : cup 2 no mug 1 yes mug 3 yes'], of the first name of the kind behind the word. [] where
