@@ -157,7 +157,7 @@ class CompareWords:
     def _why_reward(self, task: Task, step: Step) -> str:
         """Where an answer comes from; each name of the task beside those of its kind in the place where it is
         looked for; each limit beside the numbers that it is for ("30.00 : 40 more"); a word that counts
-        beside what it counts; "same" where nothing changes, so that nothing is paid."""
+        beside what it counts. Last, "same" of a refused step that shows all of this, as a success does."""
         facts = self._why_answer(task, step)
         for name, kind, lines in self._asked(task, _lines(step)):
             if name not in self.left_out:
@@ -168,7 +168,8 @@ class CompareWords:
         for limit in LIMIT.findall(task.text) if numbers else ():
             compared = (f"{n} {'more' if value_of(n) > value_of(limit) else 'less'}" for n in numbers)
             facts.append(" ".join([limit, ":", *compared]))
-        return " , ".join(facts if step.valid else [*facts, "same"])
+        looks_paid = " no" not in " ".join(facts)
+        return " , ".join([*facts, "same"] if looks_paid and not step.valid else facts)
 
     def _why_enough(self, task: Task, step: Step) -> list[str]:
         """['two : cup 2 no mug 1 yes mug 3 yes'], of the first name of the kind behind the word. [] where
