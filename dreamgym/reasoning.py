@@ -60,30 +60,33 @@ class CompareWords:
                          if reward and share(found, self.place[self.names.kind(name)]) < 0.5}
 
     def _meanings(self, won: list[Episode]) -> dict[str, str]:
-        """Word of a task -> what the last steps of its successes show. Successes of other words with this
-        meaning are no evidence against it, nor are those of tasks that say it themselves ("a hot mug")."""
+        """Word of a task -> the word that the last steps of its successes show: nearly all of them, and few
+        other successes. These others neither say the shown word themselves ("put a hot mug") nor have another
+        word that means it, unless fewer than half of all successes would be left."""
         tasks = {episode.task.text for episode in won}
         frequency = Counter(word for text in tasks for word in filter(self._is_no_name, words_of(text)))
-        asked = {word for word, n in frequency.items() if MEANT_TASKS <= n <= len(tasks) - MEANT_TASKS}
-        says, shows = defaultdict(set), defaultdict(set)           # word -> numbers of successes
+        candidates = [word for word, n in sorted(frequency.items())
+                      if MEANT_TASKS <= n <= len(tasks) - MEANT_TASKS]
+        says, shows = defaultdict(set), defaultdict(set)           # word -> positions in `won`
         for i, episode in enumerate(won):
             for word in words_of(episode.task.text):
                 says[word].add(i)
             for word in shown_words(episode.steps[-1]):
                 shows[word].add(i)
-        share = lambda part, of: len(part & of) / max(1, len(of))
-        everywhere, gains = set(range(len(won))), defaultdict(dict)
-        for seen, shown in shows.items():
-            # what the word's tasks say, too, is looked for anyway
-            words = [word for word in sorted(asked) if share(shown, says[word]) >= 1 - FEW
-                     and (word == seen or share(says[seen], says[word]) <= FEW)]
-            unsaid = everywhere - says[seen]
-            alike = unsaid.difference(*(says[word] for word in words))
+        overlap = lambda part, of: len(part & of) / max(1, len(of))
+        everyone, gains = set(range(len(won))), defaultdict(dict)
+        for shown, showing in shows.items():
+            # what a word's tasks say, too, is looked for already
+            words = [word for word in candidates if overlap(showing, says[word]) >= 1 - FEW
+                     and (word == shown or overlap(says[shown], says[word]) <= FEW)]
+            silent = everyone - says[shown]
+            unrelated = silent.difference(*(says[word] for word in words))
             for word in words:
-                others = alike if 2 * len(alike) >= len(won) else unsaid - says[word]
-                if len(others) >= MEANT_TASKS and share(shown, others) <= FEW:
-                    gains[word][seen] = share(shown, says[word]) - share(shown, everywhere - says[word])
-        return {word: word if word in gain else max(sorted(gain), key=gain.get)
+                others = unrelated if 2 * len(unrelated) >= len(won) else silent - says[word]
+                if len(others) >= MEANT_TASKS and overlap(showing, others) <= FEW:
+                    rest = everyone - says[word]         # all others rank: "hot" is rarer than "move"
+                    gains[word][shown] = overlap(showing, says[word]) - overlap(showing, rest)
+        return {word: word if word in gain else max(sorted(gain), key=gain.get)   # a shown word means itself
                 for word, gain in sorted(gains.items())}
 
     def _counts(self, episodes: list[Episode]) -> dict[str, tuple[int, int | str]]:
@@ -157,7 +160,8 @@ class CompareWords:
     def _why_reward(self, task: Task, step: Step) -> str:
         """Where an answer comes from; each name of the task beside those of its kind in the place where it is
         looked for; each limit beside the numbers that it is for ("30.00 : 40 more"); a word that counts
-        beside what it counts. Last, "same" of a refused step that shows all of this, as a success does."""
+        beside what it counts. Last, "same" of a refused step that looks like a success: nothing changed, so
+        nothing is paid."""
         facts = self._why_answer(task, step)
         for name, kind, lines in self._asked(task, _lines(step)):
             if name not in self.left_out:
@@ -168,7 +172,7 @@ class CompareWords:
         for limit in LIMIT.findall(task.text) if numbers else ():
             compared = (f"{n} {'more' if value_of(n) > value_of(limit) else 'less'}" for n in numbers)
             facts.append(" ".join([limit, ":", *compared]))
-        looks_paid = " no" not in " ".join(facts)
+        looks_paid = " no" not in " ".join(facts)    # cautious: a "no" before a "yes" counts, too
         return " , ".join([*facts, "same"] if looks_paid and not step.valid else facts)
 
     def _why_enough(self, task: Task, step: Step) -> list[str]:
