@@ -9,7 +9,7 @@ from dreamgym.hindsight import FEW, ending_verbs, one_sided, said_words
 from dreamgym.names import Names, blanked, tools
 from dreamgym.words import LIMIT, names_of, numbers_of, shown_words, tokens_of, value_of, words_of
 
-MEANT_TASKS = 5                        # tasks with a word, and others, before it has a meaning
+MEANT_TASKS = 5                        # tasks with a word, tasks and successes without: else no meaning
 CLEARLY = 0.02                         # by which the first word of lines must separate better than a place
 MOST_COMPARED = 8                      # names that one is compared with
 MOST_COUNTED = 24                      # things that are listed to count some of them
